@@ -1,0 +1,1 @@
+"""Bodies and helpers that mirror ``torch/distributed/``: the folder that goes upstream."""

@@ -1,0 +1,1 @@
+"""Bodies and helpers that mirror ``torch/distributed/tensor/``."""
