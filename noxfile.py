@@ -1,0 +1,40 @@
+"""The tests on each supported torch, each in its own environment: ``nox``, or ``nox -s tests -- test/mesh`` for some."""
+
+import ast
+import pathlib
+
+import nox
+
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
+SUPPORTED = next(
+    ast.literal_eval(node.value)
+    for node in ast.parse(VERSIONS.read_text(encoding="utf-8")).body
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and "SUPPORTED" in ast.unparse(node).partition("=")[0]
+)
+
+
+@nox.session
+@nox.parametrize("torch", SUPPORTED)
+def tests(session: nox.Session, torch: str) -> None:
+    """pytest, whole or with what stands after ``--``, on one release."""
+    session.install(f"torch=={torch}", "-e", ".[test,tools]")
+    session.run("python", "-m", "pytest", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """What .ci/run lints, in an environment of its own."""
+    session.install("lintrunner", "lintrunner-adapters")
+    session.run("lintrunner", "init")
+    session.run("lintrunner", "--all-files", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("torch", SUPPORTED[-1:])
+def titan(session: nox.Session, torch: str) -> None:
+    """The tests that need torchtitan, on the newest release, which is the one that it is written for."""
+    session.install(f"torch=={torch}", "-e", ".[test,tools,titan]")
+    session.run("python", "-m", "pytest", "-k", "titan", *session.posargs, env={"OMP_NUM_THREADS": "1"})

@@ -1,0 +1,127 @@
+"""Who may import whom (DESIGN 3): each rule goes from a file to the lines that break it, and is tried on such a file."""
+
+import ast
+import fnmatch
+import subprocess
+import sys
+
+import house
+import pytest
+
+PACKAGE = house.sources("torch_overlay")
+UPSTREAM = "torch_overlay.distributed"
+# The pure rooms, and what they may be split into: plain ints and tuples, tested in milliseconds without torch.
+PURE = [
+    f"{UPSTREAM}.{name}{more}"
+    for name in ("_layout", "_rank_map", "tensor._regions", "tensor._plan")
+    for more in ("", "_*")
+]
+
+
+def is_pure(module: str) -> bool:
+    return any(fnmatch.fnmatchcase(module, pattern) for pattern in PURE)
+
+
+def lines(source, wrong):
+    return [f"{source.name}:{i.line}: {i.name}" for i in source.imports() if wrong(i)]
+
+
+def beyond_pure(source):
+    """A pure room imports the standard library and, by a relative import, other pure rooms."""
+
+    def wrong(i):
+        home = i.name.rpartition(".")[0]
+        if i.relative:
+            return not (is_pure(i.name) or is_pure(home))
+        return i.name.partition(".")[0] not in sys.stdlib_module_names
+
+    return lines(source, wrong) if is_pure(source.module) else []
+
+
+def out_of_upstream(source):
+    """What goes upstream names itself by relative imports, and nothing of the house outside its folder."""
+    inside = house.Import(source.module, 0, False, True).under(UPSTREAM)
+    return lines(source, lambda i: i.under(house.PACKAGE) and not (i.relative and i.under(UPSTREAM))) if inside else []
+
+
+def tools_or_tests(source):
+    """Nothing in the package needs what stays in the checkout."""
+    return lines(source, lambda i: i.under("tools", "test", "twins", "setup", "noxfile", "conftest"))
+
+
+def torch_too_soon(source):
+    """The face, the engine and the errors cost nothing to import and know no torch until they are asked to act."""
+    early = ("torch_overlay", "torch_overlay.errors", "torch_overlay.patch")
+    return lines(source, lambda i: i.at_import and i.under("torch")) if source.module in early else []
+
+
+def torch_in_engine(source):
+    """The engine knows no torch at all: it is told what to patch."""
+    engine = ("torch_overlay.patch", "torch_overlay.errors")
+    return lines(source, lambda i: i.under("torch")) if source.module in engine else []
+
+
+def release_asked_elsewhere(source):
+    """Only versions.py looks at torch's release; everybody else asks it, or has a row in the series."""
+    if source.module == "torch_overlay.versions":
+        return []
+    wrong = lines(source, lambda i: i.under("torch.__version__", "torch.version", "torch.torch_version"))
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.__version__", "torch.version"):
+            wrong.append(f"{source.name}:{node.lineno}: {ast.unparse(node)}")
+    return wrong
+
+
+RULES = [beyond_pure, out_of_upstream, tools_or_tests, torch_too_soon, torch_in_engine, release_asked_elsewhere]
+
+# What each rule must catch, and the nearest thing that it must let pass: (rule, file, text, how many lines break it).
+TRIED = [
+    (beyond_pure, "distributed/_layout.py", "import torch", 1),
+    (beyond_pure, "distributed/_layout.py", "def f():\n  import numpy.linalg", 1),
+    (beyond_pure, "distributed/_layout.py", "import math\nfrom collections.abc import Iterator", 0),
+    (beyond_pure, "distributed/_rank_map.py", "from ._layout import Layout\nfrom . import _layout", 0),
+    (beyond_pure, "distributed/_rank_map.py", "from ._shared_state import SharedState", 1),
+    (beyond_pure, "distributed/tensor/_plan_cost.py", "from ._regions import Box\nfrom .._layout import Layout", 0),
+    (beyond_pure, "distributed/tensor/_plan_cost.py", "from ._redistribute import run\nimport torch", 2),
+    (beyond_pure, "distributed/device_mesh.py", "import torch", 0),
+    (out_of_upstream, "distributed/device_mesh.py", "from ..errors import OverlayError", 1),
+    (out_of_upstream, "distributed/device_mesh.py", "from torch_overlay.distributed._layout import Layout", 1),
+    (out_of_upstream, "distributed/tensor/_redistribute.py", "from .. import device_mesh\nfrom ._plan import plan", 0),
+    (out_of_upstream, "distributed/tensor/_redistribute.py", "def f():\n  from ... import options", 1),
+    (out_of_upstream, "parallel_dims.py", "from . import errors", 0),
+    (tools_or_tests, "explain.py", "def f():\n  from tools.bench import main\n  import twins", 2),
+    (tools_or_tests, "explain.py", "import testing, toolsmith", 0),
+    (torch_too_soon, "__init__.py", "from torch.distributed import device_mesh", 1),
+    (torch_too_soon, "__init__.py", "def enable():\n  import torch\nif TYPE_CHECKING:\n  import torch", 0),
+    (torch_in_engine, "patch.py", "def f():\n  import torch", 1),
+    (release_asked_elsewhere, "series.py", "if torch.__version__ > '2.13': pass", 1),
+    (release_asked_elsewhere, "series.py", "from torch.torch_version import TorchVersion", 1),
+    (release_asked_elsewhere, "versions.py", "import torch\ntorch.__version__", 0),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule):
+    assert PACKAGE, "the package has no files?"
+    broken = [line for source in PACKAGE for line in rule(source)]
+    assert not broken, "\n".join([rule.__doc__, *broken])
+
+
+@pytest.mark.parametrize("rule, name, text, count", TRIED)
+def test_rule_catches(rule, name, text, count):
+    assert len(rule(house.of(text, f"torch_overlay/{name}"))) == count
+
+
+def test_every_rule_is_tried():
+    assert {rule for rule, *_, count in TRIED if count} == set(RULES)
+
+
+def test_too_many_dots_are_an_error():
+    with pytest.raises(ValueError, match="3 dots climb out of the house"):
+        house.of("from ... import x", "torch_overlay/patch.py").imports()
+
+
+def test_importing_the_face_imports_no_torch():
+    code = "import sys, torch_overlay; print([m for m in sys.modules if m.partition('.')[0] in ('torch', 'numpy')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=house.ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

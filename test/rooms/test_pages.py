@@ -1,0 +1,29 @@
+"""The pages and the commands that people copy: what looks like an example runs as one, and links lead somewhere."""
+
+import re
+
+import house
+import pytest
+
+PAGES = [house.ROOT / "README.md", *sorted((house.ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prompts_stand_in_blocks_that_run(page):
+    """conftest.py runs the blocks marked ``python``; a prompt in any other is an example that nobody checks."""
+    idle = [text for language, text in FENCE.findall(page.read_text()) if ">>> " in text and language != "python"]
+    assert not idle
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_every_page_is_in_the_index():
+    index = house.ROOT / "docs" / "index.md"
+    listed = {link for link in LINK.findall(index.read_text()) if "/" not in link}
+    assert listed == {page.name for page in PAGES if page.parent == index.parent and page != index}
