@@ -1,4 +1,4 @@
-"""The tests on each supported torch, each in its own environment: ``nox``, or ``nox -s tests -- test/mesh`` for some."""
+"""The tests on each supported torch, each in its own environment: ``nox``, or ``nox -s tests -- test/mesh``."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN 3): each rule goes from a file to the lines that break it, and is tried on such a file."""
+"""Who may import whom (DESIGN 3): each rule goes from a file to the lines that break it, tried on such a file."""
 
 import ast
 import fnmatch
