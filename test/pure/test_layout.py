@@ -1,0 +1,176 @@
+"""The algebra's laws, each against a slow twin: the plain list of indices."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from torch_overlay.distributed._layout import Layout, MeshLayout, row_major
+
+
+@st.composite
+def modes(draw):
+    """Any sizes and strides: overlapping ones and size 1 included."""
+    sizes = draw(st.lists(st.integers(1, 4), max_size=4))
+    strides = draw(st.lists(st.integers(0, 12), min_size=len(sizes), max_size=len(sizes)))
+    return tuple(sizes), tuple(strides)
+
+
+@st.composite
+def meshes(draw, max_axes=5):
+    """An orthogonal mesh: a permutation of a subset of the axes of a dense one, and the dense one's size."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=max_axes))
+    order = draw(st.permutations(range(len(sizes))))
+    kept = draw(st.integers(1, len(sizes)))
+    dense = MeshLayout.dense(sizes)
+    return dense.select(order[:kept]), dense.numel
+
+
+def twin(sizes, strides):
+    """The indices by counting in a mixed radix, digit by digit."""
+    found = []
+    total = 1
+    for size in sizes:
+        total *= size
+    for coordinate in range(total):
+        digits = []
+        for size in reversed(sizes):
+            digits.append(coordinate % size)
+            coordinate //= size
+        found.append(sum(digit * stride for digit, stride in zip(reversed(digits), strides, strict=True)))
+    return found
+
+
+@given(modes())
+def test_coalescing_keeps_the_function(made):
+    layout = Layout(*made)
+    assert layout.indices() == twin(*made)
+    assert [layout(c) for c in range(layout.numel)] == twin(*made)
+    assert layout.cosize == max(twin(*made)) + 1
+
+
+@given(modes())
+def test_canonical_at_birth(made):
+    layout = Layout(*made)
+    assert 1 not in layout.sizes
+    assert Layout(layout.sizes, layout.strides) == layout
+    for (_, outer), (size, inner) in zip(
+        list(zip(layout.sizes, layout.strides, strict=True)),
+        list(zip(layout.sizes, layout.strides, strict=True))[1:],
+        strict=False,
+    ):
+        assert outer != size * inner
+
+
+@given(modes(), modes())
+def test_orthogonal_layouts_of_equal_function_are_equal(one, other):
+    one, other = Layout(*one), Layout(*other)
+    assume(one.is_orthogonal() and other.is_orthogonal())
+    assert (one == other) == (one.indices() == other.indices())
+
+
+@given(modes())
+def test_orthogonal_means_no_index_twice(made):
+    layout = Layout(*made)
+    if layout.is_orthogonal():
+        indices = layout.indices()
+        assert len(set(indices)) == len(indices)
+        assert [layout.coordinate(index) for index in indices] == list(range(layout.numel))
+
+
+@given(modes(), st.lists(st.integers(1, 6), min_size=1, max_size=3), st.data())
+def test_composition(made, inner_sizes, data):
+    """R(c) = A(B(c)) wherever it is defined, and a refusal wherever the answer would leave the domain."""
+    layout = Layout(*made)
+    strides = data.draw(st.lists(st.integers(0, 8), min_size=len(inner_sizes), max_size=len(inner_sizes)))
+    inner = MeshLayout(tuple(Layout((n,), (d,)) for n, d in zip(inner_sizes, strides, strict=True)))
+    try:
+        composed = layout.compose(inner)
+    except ValueError:
+        return
+    assert composed.sizes == inner.sizes
+    for axis, composed_axis in zip(inner.axes, composed.axes, strict=True):
+        assert composed_axis.indices() == [layout(index) for index in axis.indices()]
+
+
+@given(meshes(), st.data())
+def test_unflatten_then_flatten_is_the_identity(mesh, data):
+    """What unflattening a mesh axis needs is always defined, and flattening undoes it."""
+    layout, _ = mesh
+    joint = layout.joint()
+    divisors = [d for d in range(1, joint.numel + 1) if joint.numel % d == 0]
+    first = data.draw(st.sampled_from(divisors))
+    try:
+        axes = joint.compose(MeshLayout.dense((first, joint.numel // first)))
+    except ValueError:
+        # the only reason to refuse: the cut falls inside a mode that it doesn't divide
+        rest = joint.numel // first
+        for size in reversed(joint.sizes):
+            if rest % size == 0:
+                rest //= size
+                continue
+            assert size % rest != 0
+            return
+        raise
+    assert axes.joint() == joint
+
+
+def test_composition_refuses_to_leave_the_domain():
+    with pytest.raises(ValueError, match=r"reaches beyond 4 coordinates"):
+        Layout((4,)).compose(MeshLayout.dense((8,)))
+    with pytest.raises(ValueError, match=r"3:2 doesn't divide 3:1"):
+        Layout((2, 3), (6, 1)).compose(MeshLayout((Layout((3,), (2,)),)))
+
+
+@given(meshes())
+def test_complement_covers_each_index_once(mesh):
+    layout, world = mesh
+    joint = layout.joint()
+    rest = joint.complement(world)
+    assert sorted(a + b for a in joint.indices() for b in rest.indices()) == list(range(world))
+
+
+def test_complement_refuses_what_it_cannot_fill():
+    with pytest.raises(ValueError, match="multiple of 4 indices, got 6"):
+        Layout((4,)).complement(6)
+    with pytest.raises(ValueError, match="only an orthogonal layout"):
+        Layout((2, 2), (1, 1)).complement(4)
+
+
+@given(meshes())
+def test_a_coordinate_is_read_back_whatever_is_added_from_outside(mesh):
+    layout, world = mesh
+    rest = layout.joint().complement(world).indices()
+    offsets = layout.joint().indices()
+    for base in rest:
+        for number, offset in enumerate(offsets):
+            assert layout.joint().coordinate(base + offset) == number
+            assert layout.origin(base + offset) == base
+
+
+@given(meshes(), st.data())
+def test_splice_keeps_the_rest(mesh, data):
+    layout, _ = mesh
+    start = data.draw(st.integers(0, len(layout.axes)))
+    end = data.draw(st.integers(start, len(layout.axes)))
+    new = MeshLayout.dense((2, 2))
+    spliced = layout.splice(start, end, new)
+    assert spliced.axes[:start] == layout.axes[:start]
+    assert spliced.axes[start : start + 2] == new.axes
+    assert spliced.axes[start + 2 :] == layout.axes[end:]
+
+
+@pytest.mark.parametrize("sizes, strides", [((0,), (1,)), ((2, -1), None), ((2,), (-1,)), ((2, 2), (1,))])
+def test_bad_layouts_name_both_values(sizes, strides):
+    with pytest.raises(ValueError, match="a layout needs .* got sizes"):
+        Layout(sizes, strides)
+
+
+def test_a_coordinate_outside_is_refused():
+    with pytest.raises(ValueError, match="takes coordinates 0 to 3, got 4"):
+        Layout((4,))(4)
+
+
+def test_text():
+    assert repr(MeshLayout.dense((2, 1, 4))) == "MeshLayout(2:4, 1:0, 4:1)"
+    assert str(Layout((2, 2), (8, 1))) == "2:8x2:1"
+    assert row_major(()) == ()

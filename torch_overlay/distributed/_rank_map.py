@@ -1,0 +1,86 @@
+"""The storage of a mesh universe: which rank sits at which index, and back.
+
+Most meshes number their ranks 0 to n-1, and for those nothing is stored. A permutation, or a subset of the world, is
+stored once and shared by the root mesh and all its views. Ranks are plain Python integers, so that looking one up
+works under any tensor mode. The room imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+
+class RankMap:
+    """From index to rank and back, both in constant time.
+
+    Args:
+        ranks: the rank at each index, without duplicates.
+
+    Raises:
+        ValueError: a rank stands there twice.
+
+    >>> machines = RankMap([3, 1, 2, 0])
+    >>> machines[0], machines.index(3)  # rank 3 comes first, so index 0 and rank 3 belong together
+    (3, 0)
+    >>> RankMap(range(4)) == RankMap.identity(4)  # equal meaning is equal value, and nothing is stored
+    True
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        stored = tuple(ranks)
+        self.numel = len(stored)
+        self._ranks: Sequence[int] = range(self.numel)
+        self._indices: dict[int, int] | None = None
+        if stored == tuple(self._ranks):
+            return
+        self._ranks = stored
+        self._indices = {rank: index for index, rank in enumerate(stored)}
+        if len(self._indices) != self.numel:
+            raise ValueError(f"ranks list must not contain duplicate entries, got {list(stored)}")
+
+    @classmethod
+    def identity(cls, numel: int) -> RankMap:
+        """The ranks 0 to ``numel - 1`` in their own order, in constant time and space."""
+        made = cls(())
+        made.numel = numel
+        made._ranks = range(numel)
+        return made
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every rank sits at its own index."""
+        return self._indices is None
+
+    def __getitem__(self, index: int) -> int:
+        return self._ranks[index]
+
+    def index(self, rank: int) -> int | None:
+        """Where ``rank`` sits, or None if the universe doesn't hold it."""
+        if self._indices is None:
+            return rank if 0 <= rank < self.numel else None
+        return self._indices.get(rank)
+
+    def ranks(self) -> Sequence[int]:
+        """Every rank, in the order of the indices; a range for the identity."""
+        return self._ranks
+
+    @cached_property
+    def key(self) -> tuple[int, str]:
+        """A short value that is equal for equal maps, in this and in any other process."""
+        if self._indices is None:
+            return (self.numel, "")
+        return (self.numel, hashlib.blake2b(array("q", self._ranks).tobytes(), digest_size=16).hexdigest())
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, RankMap) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"RankMap({self._ranks if self.is_identity else list(self._ranks)})"
