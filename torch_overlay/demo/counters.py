@@ -1,0 +1,70 @@
+"""Counts what a rank really does, with the same eyes on stock torch and under the overlay."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch.profiler import ProfilerActivity, profile
+
+# The operators that every collective ends in, whoever called it: c10d itself, functional collectives, DTensor, FSDP2.
+_PREFIX = "c10d::"
+_KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+}
+
+
+class GroupCounter:
+    """Counts `new_group` calls, by standing in the funnel through which all of them pass (gloo never splits a group).
+
+    Install before the first mesh.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._create = c10d._new_group_with_tag
+        c10d._new_group_with_tag = self._counted
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self._create(*args, **kwargs)
+
+    @staticmethod
+    def groups() -> int:
+        """Process groups that this rank is in, the world among them."""
+        return len(c10d._world.pg_map)
+
+
+def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """Run `call` and say what it returned and how many collectives of each kind this rank ran for it."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        result = call()
+    names = (event.name for event in recorded.events() if event.name.startswith(_PREFIX))
+    return result, dict(Counter(_kind(name.removeprefix(_PREFIX)) for name in names))
+
+
+def _kind(operator: str) -> str:
+    bare = operator.strip("_")
+    return next((kind for start, kind in _KINDS.items() if bare.startswith(start)), bare)
+
+
+def threads_and_sockets() -> tuple[int, int] | None:
+    """(threads, open sockets) of this process where the kernel tells (Linux), else None: groups cost both."""
+    try:
+        threads = len(os.listdir("/proc/self/task"))
+        return threads, sum(_is_socket(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return os.readlink(path).startswith("socket:")
+    except OSError:  # the file that listed the folder is closed by now
+        return False

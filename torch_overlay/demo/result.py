@@ -1,0 +1,100 @@
+"""What a run came to: numbers of one side, and of two sides compared."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch_overlay.demo.config import Config
+
+
+@dataclass
+class Side:
+    """One run. Counts are of the rank that has most, times (seconds) of the slowest rank, losses in nats a byte."""
+
+    name: str
+    torch: str = ""
+    build_seconds: float = 0.0
+    groups: int = 0
+    new_group_calls: int = 0
+    threads: int | None = None
+    sockets: int | None = None
+    collectives: dict[str, int] = field(default_factory=dict)
+    parameters: int = 0
+    elements: int = 0
+    state_collectives: int = 0
+    weights_digest: str = ""
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)  # of timed steps only
+
+    def add_steps(self, answers: list[list[tuple[float, float]]], timed: bool) -> None:
+        """Take each rank's (loss, seconds) of some steps."""
+        for ranks in zip(*answers, strict=True):
+            self.add_loss([loss for loss, _ in ranks])
+            if timed:
+                self.step_seconds.append(max(seconds for _, seconds in ranks))
+
+    def add_loss(self, losses: list[float]) -> None:
+        """Take each rank's loss of a step. Raises RuntimeError if they aren't one number: then the run is wrong."""
+        if len(set(losses)) > 1:
+            raise RuntimeError(f"{self.name}: ranks disagree on the loss of step {len(self.losses)}: {losses}")
+        self.losses.append(losses[0])
+
+    def add_facts(self, facts: list[dict[str, Any]]) -> None:
+        """Take what each rank's `finish` says."""
+        for name in ("groups", "new_group_calls", "parameters", "elements", "state_collectives"):
+            setattr(self, name, max(rank[name] for rank in facts))
+        self.weights_digest = facts[0]["weights_digest"]
+        costs = [rank["threads_and_sockets"] for rank in facts]
+        if all(costs):
+            self.threads, self.sockets = (max(cost[i] for cost in costs) for i in (0, 1))
+
+    @property
+    def collectives_per_step(self) -> int:
+        return sum(self.collectives.values())
+
+    def tokens_per_second(self, config: Config) -> float:
+        """By the median step, which a busy moment of the machine doesn't move."""
+        return config.tokens_per_step / statistics.median(self.step_seconds)
+
+
+@dataclass
+class Result:
+    """Two runs of one config."""
+
+    config: Config
+    first: Side
+    second: Side
+    seconds: float = 0.0
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.first, self.second
+
+    @property
+    def loss_difference(self) -> float:
+        """The largest difference between the two runs' losses of the same step."""
+        return max(abs(a - b) for a, b in zip(self.first.losses, self.second.losses, strict=True))
+
+    @property
+    def same_weights(self) -> bool:
+        """Whether the trained weights are equal to the last bit."""
+        return self.first.weights_digest == self.second.weights_digest
+
+    def as_json(self) -> dict[str, Any]:
+        sides = {
+            side.name: asdict(side)
+            | {
+                "collectives_per_step": side.collectives_per_step,
+                "tokens_per_second": side.tokens_per_second(self.config),
+            }
+            for side in self.sides
+        }
+        return {
+            "config": asdict(self.config),
+            "sides": sides,
+            "loss_difference": self.loss_difference,
+            "same_weights": self.same_weights,
+            "seconds": self.seconds,
+        }

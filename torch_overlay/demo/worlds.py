@@ -1,0 +1,137 @@
+"""The processes of a run, seen from the parent: orders go out to all ranks, answers come back, or the run failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch_overlay.demo.config import Config
+
+# One process imports torch and forks the workers, which saves an import a worker. Elsewhere each imports its own.
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+class WorkerError(RuntimeError):
+    """A worker failed, ended or gave no answer in time; the message says which and shows its last words."""
+
+
+class World:
+    """The ranks of one run. Close it, or use it as a context: no process outlives it."""
+
+    def __init__(self, name: str, config: Config, overlay: bool) -> None:
+        self.name = name
+        self.config = config
+        self._logs = tempfile.TemporaryDirectory(prefix="torch_overlay_demo_")
+        self._processes: list[Any] = []
+        self._pipes: list[multiprocessing.connection.Connection] = []
+        with _worker_environment():
+            for rank in range(config.ranks):
+                self._start(rank, overlay)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close(force=exception[0] is not None)
+
+    def ask(self, order: str, *arguments: Any, ranks: range | None = None) -> list[Any]:
+        """Give an order to all ranks (or some) and return their answers by rank. Raises WorkerError."""
+        ranks = ranks or range(self.config.ranks)
+        for rank in ranks:
+            try:
+                self._pipes[rank].send((order, arguments))
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the answer, or its absence, says why
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + self.config.timeout
+        while len(answers) < len(ranks):
+            waiting = {self._pipes[rank]: rank for rank in ranks if rank not in answers}
+            ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                who = self._who(sorted(waiting.values()))
+                raise WorkerError(f"{who}: no answer to {order!r} in {self.config.timeout:g} s")
+            self._collect({waiting[pipe] for pipe in ready}, order, answers)  # type: ignore[index]
+        return [answers[rank] for rank in ranks]
+
+    def close(self, force: bool = False) -> None:
+        """End all processes: politely, or at once if `force`."""
+        for pipe in self._pipes:
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+        for process in self._processes:
+            process.join(0 if force else 5)
+            if process.is_alive():
+                process.kill()
+            process.join()
+        self._logs.cleanup()
+
+    def _start(self, rank: int, overlay: bool) -> None:
+        context: Any = multiprocessing.get_context(_METHOD)
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve, args=(self.config, rank, overlay, theirs, self._log(rank)), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._pipes.append(ours)
+
+    def _collect(self, ranks: set[int], order: str, answers: dict[int, Any]) -> None:
+        for rank in sorted(ranks):
+            try:
+                succeeded, answer = self._pipes[rank].recv()
+            except (EOFError, ConnectionResetError):
+                self._processes[rank].join(5)
+                code = self._processes[rank].exitcode
+                ended = f"{self._who([rank])} ended (exit code {code}) during {order!r}"
+                raise WorkerError(f"{ended}\n{self._last_words(rank)}") from None
+            if not succeeded:
+                raise WorkerError(f"{self._who([rank])} failed during {order!r}\n{answer}")
+            answers[rank] = answer
+
+    def _who(self, ranks: list[int]) -> str:
+        return f"{self.name}: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+    def _log(self, rank: int) -> str:
+        return os.path.join(self._logs.name, f"rank{rank}.log")
+
+    def _last_words(self, rank: int) -> str:
+        try:
+            with open(self._log(rank), encoding="utf-8", errors="replace") as log:
+                return "".join(log.readlines()[-20:])
+        except OSError:
+            return ""
+
+
+def _serve(*arguments: Any) -> None:
+    from torch_overlay.demo.worker import serve  # imports torch, which the parent never does
+
+    serve(*arguments)
+
+
+@contextmanager
+def _worker_environment() -> Iterator[None]:
+    """What workers must find when they start: one thread each, loopback only. The parent's own is left as it was."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        if _METHOD == "forkserver":
+            multiprocessing.get_context(_METHOD).set_forkserver_preload(["torch_overlay.demo.worker"])
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
