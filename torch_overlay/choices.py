@@ -1,0 +1,124 @@
+"""The options that a user may choose: which values each takes, and how they're read from a call or the environment.
+
+The value itself is ``distributed/_settings.py`` (its bodies read it and go upstream); what is here stays.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+
+from .distributed._settings import DEFAULT, Settings
+from .errors import OptionError
+
+PREFIX = "TORCH_OVERLAY_"
+# Names under the prefix that aren't options of the value: how `enable` checks, and the switch of `run`.
+OTHERS = ("STRICT", "RUN")
+SWITCH = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
+
+
+def switch(name: str, value: object) -> bool:
+    """True and False, or a word for them.
+
+    >>> switch("check_mesh", "on")
+    True
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in SWITCH:
+        return SWITCH[value.lower()]
+    raise OptionError(f"{name} is on or off (True or False), not {value!r}")
+
+
+def one_of(*words: str) -> Callable[[str, object], str]:
+    """A reader for an option that takes one of these words."""
+
+    def read(name: str, value: object) -> str:
+        if value in words:
+            return str(value)
+        raise OptionError(f"{name} is one of {', '.join(map(repr, words))}, not {value!r}")
+
+    return read
+
+
+def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] | None:
+    """A mapping from axis name to (bytes per second, seconds of latency), or as text ``axis=bandwidth:latency,...``.
+
+    >>> topology("topology", "tp=450e9:2e-6,dp=50e9:1e-5")
+    (('tp', 450000000000.0, 2e-06), ('dp', 50000000000.0, 1e-05))
+    """
+    if value is None or (isinstance(value, str) and value.lower() in ("", "none")):
+        return None
+    wrong = f"{name} is a mapping like {{'tp': (450e9, 2e-6)}}, or text like 'tp=450e9:2e-6,dp=50e9:1e-5'"
+    wrong = f"{wrong} (bytes per second, seconds), not {value!r}"
+    try:
+        if isinstance(value, str):
+            pairs = [pair.split("=") for pair in value.split(",")]
+            links = [(axis.strip(), *map(float, link.split(":"))) for axis, link in pairs]
+        elif isinstance(value, Mapping):
+            links = [(axis, *map(float, link)) for axis, link in value.items()]
+        else:
+            links = [(axis, *map(float, link)) for axis, *link in value]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise OptionError(wrong) from None
+    axes = [link[0] for link in links]
+    if any(len(link) != 3 or not isinstance(link[0], str) or not link[0] for link in links):
+        raise OptionError(wrong)
+    if any(not (math.isfinite(link[1]) and link[1] > 0 and math.isfinite(link[2]) and link[2] >= 0) for link in links):
+        raise OptionError(f"{wrong}: a bandwidth is above 0 and a latency isn't below it")
+    if len(set(axes)) != len(axes):
+        raise OptionError(f"{name} names an axis twice: {axes}")
+    return tuple(links)  # type: ignore[arg-type]
+
+
+READERS: dict[str, Callable] = {
+    "share_groups": switch,
+    "create": one_of("members", "world"),
+    "flatten": one_of("any", "existing", "create"),
+    "check_mesh": switch,
+    "cost": one_of("stock", "plan"),
+    "topology": topology,
+}
+
+
+def choose(base: Settings, chosen: Mapping[str, object]) -> Settings:
+    """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
+    for name in chosen:
+        if name not in READERS:
+            close = difflib.get_close_matches(name, READERS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise OptionError(f"There is no option {name!r}{hint} Options: {', '.join(READERS)}")
+    return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
+    """The defaults, changed by every ``TORCH_OVERLAY_<NAME>`` of the environment.
+
+    >>> from_environment({"TORCH_OVERLAY_FLATTEN": "existing"}).flatten
+    'existing'
+    """
+    environ = os.environ if environ is None else environ
+    chosen: dict[str, object] = {}
+    for variable, text in environ.items():
+        name = variable.removeprefix(PREFIX)
+        if not variable.startswith(PREFIX) or name in OTHERS:
+            continue
+        if name.lower() in READERS:
+            chosen[name.lower()] = text
+        else:
+            # Not an error: the variable may be another tool's. Not silent: it may be a slip of the pen.
+            known = ", ".join(PREFIX + known.upper() for known in READERS)
+            warnings.warn(
+                f"{variable} is no option of torch_overlay; it changes nothing. Options: {known}", stacklevel=2
+            )
+    try:
+        return choose(DEFAULT, chosen)
+    except OptionError as error:
+        raise OptionError(f"{error} (from the environment, {PREFIX}...)") from None
+
+
+def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether an unrecognised target refuses the whole overlay: yes, unless TORCH_OVERLAY_STRICT is off."""
+    return switch(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))

@@ -1,0 +1,299 @@
+"""Apply rows: resolve every target, check every target, then set all; undo in reverse, by identity. Knows no torch."""
+
+import builtins
+import dis
+import functools
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .errors import ForeignPatch, OverlayError, PatchError
+from .patch import ABSENT, Kind, Patch, look_up, raw
+from .recognise import describe
+
+# (patch, raw value of its target where the module is imported) -> what came instead of what the row is for, or None.
+Recognise = Callable[[Patch, Any], "str | None"]
+
+
+class SetAttribute:
+    """One attribute of a module or class: set to ours, set back to the very object that was there, or deleted."""
+
+    def __init__(self, path: str, owner: Any, name: str, new: Any, old: Any):
+        self.path, self.owner, self.name, self.new, self.old = path, owner, name, new, old
+
+    def apply(self) -> None:
+        setattr(self.owner, self.name, self.new)
+
+    def undo(self) -> None:
+        if raw(self.owner, self.name) is self.old:
+            return
+        if self.old is ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.old)
+
+    def foreign(self) -> str | None:
+        """What somebody put over ours; None if ours, or the original, is there."""
+        now = raw(self.owner, self.name)
+        return None if now is self.new or now is self.old else f"{self.path} is now {describe(now)}"
+
+
+class SwapCode:
+    """A function that keeps its identity and runs another body, so that every name bound to it follows."""
+
+    FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
+
+    def __init__(self, path: str, function: types.FunctionType, body: types.FunctionType):
+        self.path, self.function = path, function
+        self.new = {field: getattr(body, field) for field in self.FIELDS}
+        self.old = {field: getattr(function, field) for field in self.FIELDS}
+
+    def apply(self) -> None:
+        self._set(self.new)
+
+    def undo(self) -> None:
+        self._set(self.old)
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for field, value in values.items():
+            setattr(self.function, field, value)
+
+    def foreign(self) -> str | None:
+        now = self.function.__code__
+        if now is self.new["__code__"] or now is self.old["__code__"]:
+            return None
+        return f"{self.path} now runs the code of {now.co_name} ({now.co_filename}:{now.co_firstlineno})"
+
+
+class Hook:
+    """A pair of functions; what the first returned is given to the second."""
+
+    def __init__(self, path: str, do: Callable[[], Any], back: Callable[[Any], Any]):
+        self.path, self.do, self.back, self.token = path, do, back, None
+
+    def apply(self) -> None:
+        self.token = self.do()
+
+    def undo(self) -> None:
+        token, self.token = self.token, None
+        self.back(token)
+
+    def foreign(self) -> None:
+        return None
+
+
+Change = SetAttribute | SwapCode | Hook
+
+
+def import_bodies(patches: Iterable[Patch]) -> None:
+    """Import what the rows put in place; outside of any lock, since importing takes locks of its own."""
+    for patch in patches:
+        for module in patch.body_modules:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                raise OverlayError(
+                    f"{patch.target}: the overlay's own {module} can't be imported ({type(error).__name__}: {error})"
+                ) from error
+
+
+def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, list[Change]], dict[Patch, str]]:
+    """Resolve and check every row whose module is imported; nothing is set.
+
+    Returns the changes of each row that may be applied, and for every other row what came instead of its target.
+    PatchError where a row and its body contradict each other: then no torch could help.
+    """
+    changes: dict[Patch, list[Change]] = {}
+    refused: dict[Patch, str] = {}
+    seen: set[str] = set()
+    for patch in patches:
+        if patch.kind is not Kind.HOOK and patch.target in seen:
+            raise PatchError(f"{patch.target} is patched by two rows for one release")
+        seen.add(patch.target)
+        why = _resolve(patch, recognise, changes)
+        if why:
+            refused[patch] = why
+    for patch in list(changes):
+        fallen = [other for other in refused if patch.unit and other.unit == patch.unit]
+        if fallen:
+            refused[patch] = f"it makes sense only with {fallen[0].target}, which is left out"
+            del changes[patch]
+    return changes, refused
+
+
+def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Change]]) -> str | None:
+    """Add the row's changes, or say what stands in the way."""
+    owner, name, old = _target(patch)
+    if owner is None:
+        return f"{patch.module} has no class {patch.owner}"
+    why = recognise(patch, None if old is ABSENT else old)
+    if why:
+        return why
+    if patch.kind is Kind.HOOK:
+        changes[patch] = [Hook(patch.target, look_up(patch.body)[2], look_up(patch.undo or "")[2])]
+        return None
+    body = _body(patch)
+    if patch.kind is Kind.ADD:
+        if old is not ABSENT:
+            return f"{patch.target} is there already, as {describe(old)}"
+    elif old is ABSENT:
+        return f"{patch.target} isn't there"
+    else:
+        _check_kind(patch, old, body)
+    if patch.kind is Kind.CODE:
+        changes[patch] = [SwapCode(patch.target, old, body)]
+        return None
+    copies = [(path, *_copy(path)) for path in patch.copies]
+    strange = [f"its copy {path} is {describe(now)}" for path, home, _, now in copies if home and now is not old]
+    if strange:
+        return ", ".join(strange)
+    changes[patch] = [SetAttribute(patch.target, owner, name, body, old)]
+    changes[patch] += [SetAttribute(path, home, n, body, old) for path, home, n, _ in copies if home]
+    return None
+
+
+def _target(patch: Patch) -> tuple[Any, str, Any]:
+    """(owner, name, raw value); the owner is None where the module has no such class."""
+    if not patch.qualname:
+        return sys.modules[patch.module], "", ABSENT
+    try:
+        return look_up(patch.target)
+    except PatchError:
+        return None, "", ABSENT
+
+
+def _copy(path: str) -> tuple[Any, str, Any]:
+    """(module, name, value) of a by-name copy; the module is None if it isn't imported, and copies ours when it is."""
+    module, _, name = path.partition(":")
+    home = sys.modules.get(module)
+    now = ABSENT if home is None else raw(home, name)
+    if now is ABSENT and importing(home):
+        return None, name, now
+    return home, name, now
+
+
+def importing(module: Any) -> bool:
+    """Whether a module is still running, so that its copy is yet to be made."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _body(patch: Patch) -> Any:
+    body = look_up(patch.body)[2]
+    if body is ABSENT:
+        raise PatchError(f"{patch.target}: its body {patch.body} isn't there")
+    return _with_file(patch, body) if patch.torch_file else body
+
+
+@functools.cache  # one object a row, so that enabling twice puts the same function in place
+def _with_file(patch: Patch, body: Any) -> Any:
+    """The body as if written in the target's file; staticmethods and the like are rebuilt around it."""
+    if isinstance(body, (staticmethod, classmethod)):
+        return type(body)(_with_file(patch, body.__func__))
+    if isinstance(body, property):
+        parts = [part and _with_file(patch, part) for part in (body.fget, body.fset, body.fdel)]
+        return property(*parts, doc=body.__doc__)
+    if not isinstance(body, types.FunctionType):
+        raise PatchError(f"{patch.target}: torch_file is for functions, not for {describe(body)}")
+    code = _moved(body.__code__, sys.modules[patch.module].__file__ or "")
+    copy = types.FunctionType(code, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
+    copy.__kwdefaults__ = body.__kwdefaults__
+    return functools.update_wrapper(copy, body, updated=("__dict__",)) and _unwrapped(copy)
+
+
+def _unwrapped(function: Any) -> Any:
+    """Without the mark that `update_wrapper` leaves: this is a function of its own, not a wrapper."""
+    vars(function).pop("__wrapped__", None)
+    return function
+
+
+def _moved(code: types.CodeType, file: str) -> types.CodeType:
+    consts = tuple(_moved(c, file) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=file, co_consts=consts)
+
+
+def _check_kind(patch: Patch, old: Any, body: Any) -> None:
+    """A static method stays one, a property too; a swapped body must find every name that it uses."""
+    if patch.kind is Kind.REPLACE:
+        if callable(old) and callable(body) and not isinstance(old, (staticmethod, classmethod, type)):
+            return
+        if type(old) is not type(body):
+            raise PatchError(f"{patch.target} is {describe(old)}, but its body is {describe(body)}: not the same kind")
+        return
+    if not (inspect.isfunction(old) and inspect.isfunction(body)):
+        raise PatchError(f"{patch.target}: only a function's code can be swapped for a function's")
+    if old.__code__.co_freevars or body.__code__.co_freevars:
+        raise PatchError(f"{patch.target}: code with free variables ({body.__code__.co_freevars}) can't be swapped")
+    used = {i.argval for i in dis.get_instructions(body.__code__) if i.opname == "LOAD_GLOBAL"}
+    missing = sorted(used - set(old.__globals__) - set(vars(builtins)))
+    if missing:
+        raise PatchError(f"{patch.target}: the body uses {missing}, which its module doesn't have; import them inside")
+
+
+def apply(changes: Iterable[Change]) -> None:
+    """Set all; if one can't be set, take back those before it and raise."""
+    done: list[Change] = []
+    try:
+        for change in changes:
+            done.append(change)
+            change.apply()
+    except BaseException as error:
+        if isinstance(done[-1], Hook):
+            done.pop()  # its undo takes what its apply returned, and it returned nothing
+        problems = _undo_all(done)
+        if isinstance(error, Exception):
+            also = f" Taking back the others failed too: {problems}" if problems else ""
+            raise OverlayError(f"{change.path} couldn't be patched ({error!r}); nothing was changed.{also}") from error
+        raise
+
+
+def undo(changes: list[Change], force: bool = False) -> None:
+    """Put back every original, the last first.
+
+    If somebody patched a target after us, nothing is put back and ForeignPatch names them: theirs may call ours, and
+    whoever restores what they found would bring ours back to life. With `force` the originals win.
+    """
+    foreign = [found for found in (change.foreign() for change in changes) if found]
+    if foreign and not force:
+        raise ForeignPatch(
+            "The overlay can't be taken away, since somebody patched torch after it: "
+            + "; ".join(foreign)
+            + ". Take that back first (leave its context, undo its patch), or call disable(force=True), which puts "
+            "torch's own objects there. Nothing was changed."
+        )
+    problems = _undo_all(changes)
+    _restore_strays(changes)
+    if problems:
+        raise OverlayError("The overlay is off, but not everything went back: " + "; ".join(problems))
+
+
+def _undo_all(changes: list[Change]) -> list[str]:
+    """Undo every change whatever the others do; what failed, in words."""
+    problems = []
+    for change in reversed(changes):
+        try:
+            change.undo()
+        except Exception as error:
+            problems.append(f"{change.path}: {error!r}")
+    return problems
+
+
+def _restore_strays(changes: list[Change]) -> None:
+    """Give back the original to modules that bound our function by name while it was in place, declared or not."""
+    ours = {
+        id(change.new): change
+        for change in changes
+        if isinstance(change, SetAttribute) and isinstance(change.owner, types.ModuleType) and change.old is not ABSENT
+    }
+    if not ours:
+        return
+    bodies = {getattr(change.new, "__module__", None) for change in ours.values()}
+    for module in list(sys.modules.values()):
+        if not isinstance(module, types.ModuleType) or module.__name__ in bodies:
+            continue
+        for name, value in list(vars(module).items()):
+            change = ours.get(id(value))
+            if change is not None:
+                vars(module)[name] = change.old

@@ -1,0 +1,232 @@
+"""The overlay's state in this process: on or off, with which options, which rows in place. One lock guards it."""
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+
+from . import choices, engine, recognise, report, series, versions
+from .distributed._settings import DEFAULT, Settings, get_settings, set_settings
+from .errors import ChangedTarget, OverlayError, UnknownRelease
+from .import_hook import AfterImport
+from .patch import Patch
+
+# Importing this brings everything that is patched at once; other rows wait for their own module.
+TORCH = "torch"
+
+_lock = threading.RLock()
+_session: "Session | None" = None
+
+
+class Session:
+    """From one enable() to its disable(): what was set, what waits, what was left out and why."""
+
+    def __init__(self, release: versions.Release, strict: bool):
+        self.release = release
+        self.strict = strict
+        self.patches = [patch for patch in series.PATCHES if release.in_range(patch)]
+        self.changes: dict[Patch, list[engine.Change]] = {}
+        self.refused: dict[Patch, str] = {}
+        self.waiting: dict[str, list[Patch]] = {}
+        self.hook: AfterImport | None = None
+        self.sources: dict[str, recognise.Source] = {}
+
+    def source(self, module: str) -> recognise.Source:
+        if module not in self.sources:
+            self.sources[module] = recognise.find(module)
+        return self.sources[module]
+
+    def unrecognised(self, patch: Patch, live: object) -> str | None:
+        return versions.unrecognised(patch, self.release, self.source(patch.module), live)
+
+    def begin(self) -> None:
+        """Apply the rows whose modules are imported; wait for those that aren't, known to be good from their files."""
+        now = [patch for patch in self.patches if ready(patch.module)]
+        later = [patch for patch in self.patches if not ready(patch.module)]
+        changes, refused = engine.prepare(now, self.unrecognised)
+        refused |= {patch: why for patch in later if (why := self.unrecognised(patch, None))}
+        changes, refused = together(self.patches, changes, refused)
+        self.refuse(refused)
+        engine.apply(change for group in changes.values() for change in group)
+        self.changes = changes
+        for patch in later:
+            if patch not in refused:
+                self.waiting.setdefault(patch.module, []).append(patch)
+        self.sources.clear()
+
+    def arrive(self, modules: list[str]) -> None:
+        """Apply the rows that waited for these modules, all or none."""
+        patches = [patch for module in modules for patch in self.waiting.get(module, ())]
+        changes, refused = engine.prepare(patches, self.unrecognised)
+        self.refuse(refused)
+        engine.apply(change for group in changes.values() for change in group)
+        self.changes |= changes
+        for module in modules:
+            self.waiting.pop(module, None)
+        self.sources.clear()
+
+    def refuse(self, refused: dict[Patch, str]) -> None:
+        """Remember the rows that are left out; where the overlay is strict, refuse as a whole."""
+        if refused and self.strict:
+            lines = [f"  {patch.target}: {why}" for patch, why in refused.items()]
+            raise ChangedTarget(
+                f"{len(refused)} of {len(self.patches)} targets aren't what torch {self.release.name} has there, so "
+                "nothing was patched:\n" + "\n".join(lines) + "\nTake other patches of these away before enable(), or "
+                "call enable(strict=False) to leave these rows out."
+            )
+        self.refused |= refused
+
+    def end(self, force: bool) -> None:
+        engine.undo([change for group in self.changes.values() for change in group], force)
+        if self.hook is not None:
+            self.hook.remove()
+
+
+def ready(module: str) -> bool:
+    """Imported to its end. What is half imported is waited for."""
+    return module in sys.modules and not engine.importing(sys.modules[module])
+
+
+def together(patches, changes, refused):
+    """Rows of one unit, imported or not, stand or fall together."""
+    fallen = {patch.unit: patch for patch in refused if patch.unit}
+    for patch in patches:
+        if patch.unit in fallen and patch not in refused:
+            refused[patch] = f"it makes sense only with {fallen[patch.unit].target}, which is left out"
+            changes.pop(patch, None)
+    return changes, refused
+
+
+def enable(strict: bool | None = None, **options: object) -> report.Status:
+    """See `torch_overlay.enable`."""
+    global _session
+    with _lock:
+        if _session is not None:
+            return _again(_session, strict, options)
+    settings = choices.choose(choices.from_environment(), options)
+    strict = choices.strict_from_environment() if strict is None else strict
+    importlib.import_module(TORCH)
+    release = versions.running()
+    if strict:
+        versions.require_supported(release)
+    session = Session(release, strict)
+    engine.import_bodies(patch for patch in session.patches if ready(patch.module))
+    with _lock:
+        if _session is not None:  # another thread was faster
+            return _again(_session, strict, options)
+        session.begin()
+        set_settings(settings)
+        _session = session
+    _wait(session)
+    return status()
+
+
+def _again(session: Session, strict: bool | None, options: dict[str, object]) -> report.Status:
+    """Already on: take the options that are named, keep the others."""
+    if strict and session.refused:
+        rows = ", ".join(patch.target for patch in session.refused)
+        raise ChangedTarget(f"The overlay is on without these rows: {rows}. disable() it to ask for all of them")
+    if options:
+        set_settings(choices.choose(get_settings(), options))
+    return status()
+
+
+def _wait(session: Session) -> None:
+    """Look out for the modules that rows wait for, and for those that came while nobody did."""
+    if not session.waiting:
+        return
+    session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
+    session.hook.install()
+    came = [module for module in list(session.waiting) if ready(module)]
+    if came:
+        _arrived(session, came)
+
+
+def _arrived(session: Session, modules: list[str]) -> None:
+    """Modules that rows waited for are imported: import the bodies (no lock held), then patch."""
+    engine.import_bodies(patch for module in modules for patch in session.waiting.get(module, ()))
+    with _lock:
+        if session is _session:
+            session.arrive(modules)
+
+
+def disable(force: bool = False) -> None:
+    """See `torch_overlay.disable`."""
+    global _session
+    with _lock:
+        session = _session
+        if session is None:
+            return
+        try:
+            session.end(force)
+        except OverlayError as error:
+            if type(error) is not OverlayError:
+                raise  # refused before anything was put back: the overlay is still on
+            _off()
+            raise
+        _off()
+
+
+def _off() -> None:
+    global _session
+    _session = None
+    set_settings(DEFAULT)
+
+
+@contextlib.contextmanager
+def enabled(strict: bool | None = None, **options: object) -> Iterator[report.Status]:
+    """See `torch_overlay.enabled`."""
+    with _lock:
+        before: Settings | None = get_settings() if _session is not None else None
+    now = enable(strict, **options)
+    try:
+        yield now
+    finally:
+        with _lock:
+            if before is None:
+                disable()
+            elif _session is not None:
+                set_settings(before)
+
+
+def is_enabled() -> bool:
+    """See `torch_overlay.is_enabled`."""
+    return _session is not None
+
+
+def options() -> Settings:
+    """See `torch_overlay.options`."""
+    with _lock:
+        return get_settings() if _session is not None else choices.from_environment()
+
+
+def status() -> report.Status:
+    """See `torch_overlay.status`."""
+    with _lock:
+        release = _session.release.text if _session else _release_text()
+        rows = tuple(_row(patch) for patch in series.PATCHES)
+        return report.Status(_session is not None, release, rows, options(), report.count())
+
+
+def _release_text() -> str:
+    try:
+        return versions.running().text
+    except UnknownRelease:
+        return "none"
+
+
+def _row(patch: Patch) -> report.RowStatus:
+    """Where a row stands, and why if it isn't in place."""
+    state, why = "off", ""
+    if _session is not None:
+        if patch in _session.changes:
+            state = "on"
+        elif patch in _session.refused:
+            state, why = "left out", _session.refused[patch]
+        elif not _session.release.in_range(patch):
+            state, why = "stands down", f"for torch {patch.since or versions.SUPPORTED[0]} up to {patch.until or 'now'}"
+            why += f" (ended by {patch.ends})" if patch.ends else ""
+        else:
+            state, why = "waiting", f"until {patch.module} is imported"
+    return report.RowStatus(patch.target, patch.kind.value, state, why)

@@ -1,0 +1,196 @@
+"""Is a target what a row was written for? Fingerprints of syntax trees on disk, and of live objects against their file.
+
+A fingerprint is of the definition's syntax tree without docstrings: white space, comments and documentation don't
+change it; a default, an annotation or a decorator does. It is the same under every Python that can parse the file.
+Knows no torch.
+"""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# Wrappers that a decorator of the standard library puts around a function; torch's own lie in torch's folder.
+STANDARD_WRAPPERS = (contextlib.__file__, functools.__file__)
+
+
+class Source:
+    """A module's file, read once for all the rows that name it; parsed and compiled only when asked."""
+
+    def __init__(self, name: str, path: str | None):
+        self.name = name
+        self.path = path
+
+    @functools.cached_property
+    def text(self) -> bytes | None:
+        """None where the module has no file, or one without source."""
+        if self.path is None or not self.path.endswith(".py"):
+            return None
+        try:
+            with open(self.path, "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    @functools.cached_property
+    def digest(self) -> str | None:
+        """Of the whole file: equal digests save the parsing."""
+        return None if self.text is None else hashlib.sha256(self.text).hexdigest()[:32]
+
+    @functools.cached_property
+    def tree(self) -> ast.Module | None:
+        try:
+            return None if self.text is None else ast.parse(self.text)
+        except SyntaxError:
+            return None
+
+    @functools.cached_property
+    def code(self) -> types.CodeType | None:
+        """What the module's loader would run, from the bytecode cache where there is one."""
+        if self.text is None or self.path is None:
+            return None
+        try:
+            return importlib.machinery.SourceFileLoader(self.name, self.path).get_code(self.name)
+        except (ImportError, SyntaxError):
+            return None
+
+    def fingerprint(self, qualname: str) -> str | None:
+        """Of every definition of this name in the file (a property has several); None if there's none."""
+        found = None if self.tree is None else list(definitions(self.tree, qualname))
+        if not found:
+            return None
+        return hashlib.sha256("\n".join(map(dump, found)).encode()).hexdigest()[:32]
+
+    def codes(self, qualname: str) -> list[types.CodeType]:
+        """The compiled functions of this name in the file."""
+        found = [] if self.code is None else [self.code]
+        for name in qualname.split("."):
+            found = [c for code in found for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name]
+        return found
+
+
+def find(name: str) -> Source:
+    """The source of a module, imported or not; a module that isn't is looked up on disk without importing anything."""
+    if name in sys.modules:
+        return Source(name, getattr(sys.modules[name], "__file__", None))
+    parent, _, _ = name.rpartition(".")
+    path: Any = None
+    if parent:
+        package = sys.modules.get(parent)
+        path = getattr(package, "__path__", None) if package else _spec_path(parent)
+        if path is None:
+            return Source(name, None)
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    return Source(name, spec.origin if spec else None)
+
+
+def _spec_path(name: str) -> Any:
+    """Where a package that isn't imported keeps its modules."""
+    parent, _, _ = name.rpartition(".")
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__path__", None)
+    path = _spec_path(parent) if parent else None
+    if parent and path is None:
+        return None
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    return spec.submodule_search_locations if spec else None
+
+
+def definitions(tree: ast.AST, qualname: str) -> Iterator[ast.AST]:
+    """What binds this name in the tree, inside ``if`` and ``try`` too: functions, classes, assignments."""
+    first, _, rest = qualname.partition(".")
+    for node in _statements(tree):
+        if isinstance(node, DEFINITIONS):
+            if node.name == first and not rest:
+                yield node
+            elif node.name == first and isinstance(node, ast.ClassDef):
+                yield from definitions(node, rest)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not rest:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == first for target in targets):
+                yield node
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a block and of the blocks in it that share its scope."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield child
+            if not isinstance(child, DEFINITIONS):
+                yield from _statements(child)
+
+
+def dump(node: Any) -> str:
+    """A text of the tree that is the same under every Python version: no positions, no empty fields, no docstrings."""
+    if isinstance(node, list):
+        return f"[{','.join(map(dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return f"{type(node).__name__}:{node!r}"
+    fields = dict(ast.iter_fields(node))
+    if isinstance(node, (*DEFINITIONS, ast.Module)) and ast.get_docstring(node, clean=False) is not None:
+        fields["body"] = fields["body"][1:]
+    skipped = ("ctx", "kind", "type_comment")
+    kept = [f"{k}={dump(v)}" for k, v in sorted(fields.items()) if k not in skipped and v is not None and v != []]
+    if isinstance(node, ast.Constant) and node.value is None:
+        kept = ["None"]
+    return f"{type(node).__name__}({','.join(kept)})"
+
+
+def stranger(source: Source, qualname: str, value: Any) -> str | None:
+    """None if a live value is what its module's file defines; else a few words on what it is instead.
+
+    Functions are compared by their code, in whatever a decorator of the standard library or of the module's own
+    package put around them. Values that carry no code can't be told from others and pass.
+    """
+    wanted = source.codes(qualname)
+    home = _folder(source.name)
+    for function in _functions(value, home):
+        code = getattr(function, "__code__", None)
+        if code is None or code not in wanted:
+            return describe(function)
+    return None
+
+
+def _folder(name: str) -> str:
+    """The folder of the top-level package, whose decorators are trusted."""
+    package = sys.modules.get(name.partition(".")[0])
+    return next(iter(getattr(package, "__path__", None) or ["/nowhere"]))
+
+
+def _functions(value: Any, home: str) -> Iterator[Any]:
+    """The innermost functions of a raw attribute; wrappers of others than the package and the library aren't opened."""
+    if isinstance(value, (staticmethod, classmethod)):
+        yield from _functions(value.__func__, home)
+    elif isinstance(value, property):
+        for accessor in filter(None, (value.fget, value.fset, value.fdel)):
+            yield from _functions(accessor, home)
+    elif callable(value) and not isinstance(value, type):
+        inner = getattr(value, "__wrapped__", None)
+        code = getattr(value, "__code__", None)
+        file = code.co_filename if code else ""
+        trusted = code is None or file in STANDARD_WRAPPERS or file.startswith(home)
+        if callable(inner) and trusted:
+            yield from _functions(inner, home)
+        else:
+            yield value
+
+
+def describe(value: Any) -> str:
+    """What somebody needs to find where a value comes from: its type or name, file and line.
+
+    >>> describe(3)
+    'the int 3'
+    """
+    function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        name = f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', code.co_name)}"
+        return f"{name} ({code.co_filename}:{code.co_firstlineno})"
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) < 80 else text[:77] + '...'}"

@@ -1,0 +1,81 @@
+"""`Status`: what the overlay is doing in this process, as a value that prints as plain text."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+
+from .distributed._settings import Settings
+
+# Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
+# An entry is ``module:function`` or the function itself; append to count something else.
+COUNTERS: list[str | Callable[[], Mapping[str, object]]] = [
+    "torch_overlay.distributed._shared_state:counters",
+    "torch_overlay.distributed._process_groups:counters",
+    "torch_overlay.distributed.tensor._redistribute:counters",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowStatus:
+    """One row of the series: ``state`` is on, waiting, left out, stands down or off; ``why`` is for all but on."""
+
+    target: str
+    kind: str
+    state: str
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The overlay in this process. ``counts`` is what was made and shared since torch was imported."""
+
+    enabled: bool
+    release: str
+    rows: tuple[RowStatus, ...]
+    options: Settings
+    counts: tuple[tuple[str, object], ...] = ()
+
+    def __str__(self) -> str:
+        """A few lines of plain text, each patch with its state."""
+        on = sum(row.state == "on" for row in self.rows)
+        state = f"on, {on} of {len(self.rows)} patches in place" if self.enabled else "off"
+        lines = [f"torch_overlay is {state} (torch {self.release})", "", "patches"]
+        width = max([len(_short(row.target)) for row in self.rows], default=0)
+        for row in self.rows:
+            why = f": {row.why}" if row.why else ""
+            lines.append(f"  {_short(row.target):{width}}  {row.kind if row.state == 'on' else row.state}{why}")
+        lines += ["", "counts"] + [f"  {name}: {_text(value)}" for name, value in self.counts or [("none", "yet")]]
+        lines += ["", "options"]
+        lines += [f"  {f.name}: {_text(getattr(self.options, f.name))}" for f in dataclasses.fields(self.options)]
+        return "\n".join(lines)
+
+
+def _short(target: str) -> str:
+    """``device_mesh.DeviceMesh._flatten``: enough to find it."""
+    module, _, qualname = target.partition(":")
+    return ".".join(filter(None, (module.rpartition(".")[2], qualname)))
+
+
+def _text(value: object) -> str:
+    """The way the options and counts are written where they're set: on and off, none, a=1, b=2."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
+    return str(value)
+
+
+def count() -> tuple[tuple[str, object], ...]:
+    """Every counter's answer, in order; imports nothing."""
+    found: list[tuple[str, object]] = []
+    for counter in COUNTERS:
+        if isinstance(counter, str):
+            module, _, name = counter.partition(":")
+            function = getattr(sys.modules.get(module), name, None)
+        else:
+            function = counter
+        if function is not None:
+            found.extend(function().items())
+    return tuple(found)

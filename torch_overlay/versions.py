@@ -1,0 +1,103 @@
+"""The only room that looks at torch's release: which are supported, which is running, which targets are recognised.
+
+Adding a release is adding it here, running ``tools/fingerprint.py`` with it, and adding the rows in which it differs.
+"""
+
+import dataclasses
+import re
+import sys
+from typing import Any
+
+from . import recognise
+from .errors import PatchError, UnknownRelease
+from .fingerprints import FINGERPRINTS
+from .patch import Kind, Patch
+
+# Read by setup.py as text, oldest first.
+SUPPORTED = ("2.13.0", "2.14.1", "2.15.0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """A torch release: its number, and the whole version text that it came from."""
+
+    number: tuple[int, int, int]
+    text: str
+
+    @property
+    def name(self) -> str:
+        """``2.13.0``, whatever was built for (``2.13.0+cpu``)."""
+        return ".".join(map(str, self.number))
+
+    @property
+    def supported(self) -> bool:
+        """A pre-release of a supported number isn't: its bodies change from night to night."""
+        return self.text.partition("+")[0] in SUPPORTED
+
+    def in_range(self, patch: Patch) -> bool:
+        """Whether the row is for this release: from ``since``, up to but not including ``until``."""
+        since = patch.since is None or parse(patch.since).number <= self.number
+        return since and (patch.until is None or self.number < parse(patch.until).number)
+
+
+def parse(text: str) -> Release:
+    """A release from its version text; UnknownRelease if that has no number.
+
+    >>> parse("2.15.0a0+git1234").number, parse("2.13").name, parse("2.13.0+cpu").supported
+    ((2, 15, 0), '2.13.0', True)
+    """
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if match is None:
+        raise UnknownRelease(f"A torch release looks like 2.13.0, not {text!r}")
+    major, minor, micro = (int(part or 0) for part in match.groups())
+    return Release((major, minor, micro), text)
+
+
+def running() -> Release:
+    """The release of the torch in this process, or of the installed one if none is imported yet."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return parse(str(torch.__version__))  # type: ignore[attr-defined]
+    from importlib import metadata
+
+    try:
+        return parse(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        raise UnknownRelease("torch isn't installed for this Python, so there is nothing to overlay") from None
+
+
+def require_supported(release: Release) -> None:
+    """UnknownRelease unless the release is one that has fingerprints."""
+    if not release.supported:
+        raise UnknownRelease(
+            f"torch {release.text} isn't one of the releases that torch_overlay knows ({', '.join(SUPPORTED)}), so "
+            "torch is left as it is. Install one of these, or call enable(strict=False) to apply the patches whose targets "
+            "are recognised."
+        )
+
+
+def unrecognised(patch: Patch, release: Release, source: recognise.Source, live: Any = None) -> str | None:
+    """None if the target is what the row was written for, else what came instead, in words that end a sentence.
+
+    On a release without fingerprints of its own, a target is recognised if any release in the row's range had it so.
+    ``live`` is the target's raw value where its module is imported.
+    """
+    if not patch.qualname or patch.kind is Kind.ADD:
+        return None
+    names = [release.name] if release.supported else [name for name in SUPPORTED if parse(name).in_range(patch)]
+    known = [FINGERPRINTS.get(name, {}).get(patch.module, {}) for name in names]
+    if source.text is None:
+        return f"{patch.module} has no source file to compare with (looked at {source.path})"
+    if source.digest not in [module.get("file") for module in known]:
+        if not any(patch.qualname in module for module in known):
+            raise PatchError(f"{patch.target} has no fingerprint for torch {release.text}: run tools/fingerprint.py")
+        found = source.fingerprint(patch.qualname)
+        if found is None:
+            return f"{source.path} defines no {patch.qualname}"
+        if found not in [module.get(patch.qualname) for module in known]:
+            return f"{source.path} defines {patch.qualname} with another body ({found})"
+    if live is not None:
+        other = recognise.stranger(source, patch.qualname, live)
+        if other is not None:
+            return f"somebody replaced it by {other}"
+    return None
