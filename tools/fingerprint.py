@@ -68,7 +68,7 @@ def read(torch: pathlib.Path, release: versions.Release) -> dict[str, dict[str, 
 def render(table: dict[str, dict[str, dict[str, str]]]) -> str:
     """The module's text, as the formatter would leave it."""
     lines = [
-        '"""Written by tools/fingerprint.py: by release and module, the file\'s digest and each target\'s fingerprint."""',
+        '"""Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""',
         "",
         "FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {",
     ]

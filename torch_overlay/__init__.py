@@ -6,11 +6,10 @@ torch; ``python -m torch_overlay run script.py`` runs a program that doesn't kno
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from typing import Any
 
     from .distributed._settings import Settings
     from .report import Status
@@ -88,6 +87,8 @@ def status() -> Status:
 
 def __getattr__(name: str) -> Any:
     """What needs torch, imported when it is first asked for."""
+    import importlib
+
     if name == "private_groups":
         return importlib.import_module(f"{__name__}.distributed._process_groups").private_groups
     if name == "parallel_dims":

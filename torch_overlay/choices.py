@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from .distributed._settings import DEFAULT, Settings
 from .errors import OptionError
@@ -53,6 +54,7 @@ def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] |
         return None
     wrong = f"{name} is a mapping like {{'tp': (450e9, 2e-6)}}, or text like 'tp=450e9:2e-6,dp=50e9:1e-5'"
     wrong = f"{wrong} (bytes per second, seconds), not {value!r}"
+    links: list[Any]
     try:
         if isinstance(value, str):
             pairs = [pair.split("=") for pair in value.split(",")]
@@ -70,7 +72,7 @@ def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] |
         raise OptionError(f"{wrong}: a bandwidth is above 0 and a latency isn't below it")
     if len(set(axes)) != len(axes):
         raise OptionError(f"{name} names an axis twice: {axes}")
-    return tuple(links)  # type: ignore[arg-type]
+    return tuple(links)
 
 
 READERS: dict[str, Callable] = {
@@ -110,9 +112,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
         else:
             # Not an error: the variable may be another tool's. Not silent: it may be a slip of the pen.
             known = ", ".join(PREFIX + known.upper() for known in READERS)
-            warnings.warn(
-                f"{variable} is no option of torch_overlay; it changes nothing. Options: {known}", stacklevel=2
-            )
+            warnings.warn(f"{variable} is no option of torch_overlay and changes nothing. Known: {known}", stacklevel=2)
     try:
         return choose(DEFAULT, chosen)
     except OptionError as error:

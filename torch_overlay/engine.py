@@ -194,7 +194,7 @@ def _with_file(patch: Patch, body: Any) -> Any:
         return type(body)(_with_file(patch, body.__func__))
     if isinstance(body, property):
         parts = [part and _with_file(patch, part) for part in (body.fget, body.fset, body.fdel)]
-        return property(*parts, doc=body.__doc__)
+        return property(parts[0], parts[1], parts[2], body.__doc__)
     if not isinstance(body, types.FunctionType):
         raise PatchError(f"{patch.target}: torch_file is for functions, not for {describe(body)}")
     code = _moved(body.__code__, sys.modules[patch.module].__file__ or "")

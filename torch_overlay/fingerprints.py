@@ -1,4 +1,4 @@
-"""Written by tools/fingerprint.py: by release and module, the file's digest and each target's fingerprint."""
+"""Written by tools/fingerprint.py: by release and module, the digest of its file and of each target in it."""
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.13.0": {

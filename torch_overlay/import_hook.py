@@ -3,9 +3,15 @@
 Knows no torch. Imports little, since `python -m torch_overlay run` loads it in every Python process of a job.
 """
 
+from __future__ import annotations
+
+import _thread
 import sys
-import threading
-from collections.abc import Callable, Iterable
+
+TYPE_CHECKING = False  # not typing's: importing that would take longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 
 class AfterImport:
@@ -23,7 +29,7 @@ class AfterImport:
         self._watched = self.wanted | {parent for name in self.wanted for parent in parents(name)}
         self._running: set[str] = set()
         self._done: list[str] = []
-        self._searching = threading.local()
+        self._searching: set[tuple[int, str]] = set()
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
@@ -34,13 +40,13 @@ class AfterImport:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
         self.wanted.clear()
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """What the other finders answer, with a loader that tells us at its end; None for modules nobody waits for."""
         # A finder of the same kind asks us in turn: whoever is asked while asking stays silent.
-        asked = self._searching.__dict__.setdefault("names", set())
-        if name not in self._watched or name in asked:
+        search = (_thread.get_ident(), name)
+        if name not in self._watched or search in self._searching:
             return None
-        asked.add(name)
+        self._searching.add(search)
         try:
             for finder in list(sys.meta_path):
                 find = getattr(finder, "find_spec", None)
@@ -50,7 +56,7 @@ class AfterImport:
                         spec.loader = _TellingLoader(spec.loader, self)
                     return spec
         finally:
-            asked.discard(name)
+            self._searching.discard(search)
         return None
 
     def started(self, name: str) -> None:
@@ -73,17 +79,17 @@ class AfterImport:
 class _TellingLoader:
     """Another loader, which it is in everything but telling the finder when a module starts and ends."""
 
-    def __init__(self, loader, finder: AfterImport):
+    def __init__(self, loader: Any, finder: AfterImport):
         self._loader = loader
         self._finder = finder
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         # From here on the module and whoever asks it see the loader that they would have seen without us.
         name = module.__spec__.name
         module.__spec__.loader = module.__loader__ = self._loader

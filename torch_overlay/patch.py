@@ -94,7 +94,7 @@ def raw(owner: Any, name: str) -> Any:
 
 
 def look_up(path: str) -> tuple[Any, str, Any]:
-    """(owner, name, raw value) of ``module:Class.name``, the module imported; PatchError says which part is no class."""
+    """(owner, name, raw value) of ``module:Class.name``, the module imported; PatchError names what is no class."""
     module, _, qualname = path.partition(":")
     *classes, name = qualname.split(".")
     owner: Any = importlib.import_module(module)

@@ -71,8 +71,8 @@ def require_supported(release: Release) -> None:
     if not release.supported:
         raise UnknownRelease(
             f"torch {release.text} isn't one of the releases that torch_overlay knows ({', '.join(SUPPORTED)}), so "
-            "torch is left as it is. Install one of these, or call enable(strict=False) to apply the patches whose targets "
-            "are recognised."
+            "torch is left as it is. Install one of these, or call enable(strict=False) to apply the patches whose "
+            "targets are recognised."
         )
 
 
