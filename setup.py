@@ -34,7 +34,7 @@ setup(
     classifiers=["Programming Language :: Python :: 3", "Topic :: Scientific/Engineering :: Artificial Intelligence"],
     python_requires=">=3.10",
     packages=find_packages(include=["torch_overlay", "torch_overlay.*"]),
-    package_data={"torch_overlay": ["py.typed"]},
+    package_data={"torch_overlay": ["py.typed", "_startup/*.py"]},
     include_package_data=False,
     install_requires=[TORCH],
     extras_require={

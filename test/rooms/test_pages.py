@@ -1,9 +1,12 @@
-"""The pages and the commands that people copy: what looks like an example runs as one, and links lead somewhere."""
+"""The pages that people read: what looks like an example runs as one, links lead somewhere, each option is explained."""
 
+import dataclasses
 import re
 
 import house
 import pytest
+
+from torch_overlay.distributed._settings import DEFAULT
 
 PAGES = [house.ROOT / "README.md", *sorted((house.ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -27,3 +30,10 @@ def test_every_page_is_in_the_index():
     index = house.ROOT / "docs" / "index.md"
     listed = {link for link in LINK.findall(index.read_text()) if "/" not in link}
     assert listed == {page.name for page in PAGES if page.parent == index.parent and page != index}
+
+
+def test_options_page_has_a_row_for_each_option():
+    """Name and default as they are in the code."""
+    text = (house.ROOT / "docs" / "options.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", text, re.MULTILINE)
+    assert rows == [(f.name, repr(f.default).replace("'", '"')) for f in dataclasses.fields(DEFAULT)]
