@@ -1,0 +1,101 @@
+"""Costs: the bytes that a step brings to the busiest rank, the seconds it takes, and the choice between plans.
+
+The same numbers on every rank: nothing here depends on a coordinate. Standard library only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ._regions import Regions
+from ._steps import AllToAll, Collective, Step
+
+# Beyond this many coordinates of one dim's axes the least overlap isn't looked for, but taken as nothing.
+_LOOK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a collective costs: `latency` seconds, and bytes over `bandwidth` (bytes per second and rank).
+
+    The defaults are assumptions of the right order for a few hosts, not measurements; give `axes` where they matter.
+
+    Attributes:
+        axes: (latency, bandwidth) of each axis; a joint group is as slow as its slowest axis.
+        exchange: how much longer an all-to-all takes than an all-gather that brings the same bytes.
+        thrift: a plan that reduces may bring at most this many times the bytes of the leanest one. At 1 no plan pays
+            for fewer collectives with bytes; at infinity time alone decides.
+    """
+
+    latency: float = 30e-6
+    bandwidth: float = 10e9
+    axes: tuple[tuple[float, float], ...] = ()
+    exchange: float = 1.25
+    thrift: float = 1.0
+
+    def seconds(self, step: Step, itemsize: int) -> float:
+        """The time of one step; local steps are free."""
+        if not isinstance(step, Collective):
+            return 0.0
+        latency, bandwidth = self.latency, self.bandwidth
+        if self.axes:
+            latency = max(self.axes[a][0] for a in step.axes)
+            bandwidth = min(self.axes[a][1] for a in step.axes)
+        weight = self.exchange if isinstance(step, AllToAll) else 1.0
+        return latency + weight * arriving(step) * itemsize / bandwidth
+
+    def choose(self, plans: Iterable[Sequence[Step]], itemsize: int) -> tuple[Step, ...]:
+        """The fastest of the plans that are lean enough; of equals the one with fewer collectives, then fewer bytes,
+        then the first."""
+        plans = list(plans)
+        if len(plans) == 1:
+            return tuple(plans[0])
+        elements = [sum(map(arriving, plan)) for plan in plans]
+        limit = min(elements) * self.thrift
+        lean = [(plan, n) for plan, n in zip(plans, elements) if n <= limit]
+        return tuple(min(lean, key=lambda found: self._key(found[0], found[1], itemsize))[0])
+
+    def by_time(self) -> Cost:
+        """The same costs, with no limit on bytes."""
+        return replace(self, thrift=math.inf)
+
+    def _key(self, plan: Sequence[Step], elements: int, itemsize: int) -> tuple[int, int, int]:
+        # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
+        picoseconds = round(1e12 * sum(self.seconds(step, itemsize) for step in plan))
+        return picoseconds, collectives(plan), elements
+
+
+def collectives(plan: Iterable[Step]) -> int:
+    """How many steps of a plan communicate."""
+    return sum(isinstance(step, Collective) for step in plan)
+
+
+def arriving(step: Step) -> int:
+    """The elements that a step brings to the busiest rank, or a little more where ranks differ; 0 for a local step."""
+    if isinstance(step, AllToAll):
+        terms = math.prod(step.before.sizes[a] for a in step.reduced)
+        return terms * step.after.most - _least_overlap(step.before, step.after)
+    if isinstance(step, Collective):
+        return step.received(())
+    return 0
+
+
+def _least_overlap(before: Regions, after: Regions) -> int:
+    """The elements that every rank, at least, holds already; dim by dim, so it may be less than the least rank has."""
+    least = 1
+    for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
+        axes = set(old).union(new)
+        ranges = [range(n) if a in axes else (0,) for a, n in enumerate(before.sizes)]
+        if math.prod(map(len, ranges)) > _LOOK:
+            return 0
+        least *= min(_overlap(before.span(dim, c), after.span(dim, c)) for c in itertools.product(*ranges))
+        if not least:
+            return 0
+    return least
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
+    return max(0, min(one[0] + one[1], other[0] + other[1]) - max(one[0], other[0]))

@@ -1,0 +1,115 @@
+"""Plans: the steps from one spec to another, and the line that shows them.
+
+    source = Regions.of((Partial("sum"), Shard(0)), shape=(8, 4), sizes=(2, 2))
+    target = Regions.of((Replicate(), Replicate()), shape=(8, 4), sizes=(2, 2))
+    for step in plan(source, target, itemsize=4): ...
+
+A plan is a tuple of steps, the same on every rank; `_steps` says how to run each. The source is `source` and each step
+starts where the last one ended; the last one ends in `target`. Keep a plan, and for each step the lists of one's own
+coordinate, for as long as the arguments are the same: all of them are hashable. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ._cost import Cost, arriving
+from ._moves import Groups, move
+from ._reductions import Reduction
+from ._regions import NotOurs, Regions
+from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
+
+_NAMES = {
+    Narrow: "narrow",
+    Embed: "embed",
+    AllGather: "all_gather",
+    AllReduce: "all_reduce",
+    ReduceScatter: "reduce_scatter",
+    AllToAll: "all_to_all",
+}
+_KEPT_BY = ("avg", "max", "min")  # reductions of equal values that give the value
+
+
+def plan(
+    source: Regions,
+    target: Regions,
+    itemsize: int,
+    groups: Iterable[Iterable[int]] | None = None,
+    cost: Cost = Cost(),
+) -> tuple[Step, ...]:
+    """The cheapest steps from `source` to `target`, for elements of `itemsize` bytes.
+
+    With the groups at hand there is at most one collective if no reduction ends, else at most two.
+
+    Args:
+        groups: tuples of axes for which a joint group exists; single axes always have one. None: all exist.
+
+    Raises:
+        ValueError: source and target are of different tensors or meshes.
+        NotOurs: the target asks for a pending reduction that can't be made from what the source has.
+    """
+    if (source.shape, source.sizes) != (target.shape, target.sizes):
+        raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
+    have = Groups.of(groups, source.sizes)
+    made = _made_pending(source, target)
+    # First to where the new terms are: the target's boxes, still cut by the axes whose shards become terms of a sum.
+    kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
+    orders = [new + tuple(a for a in old if a in made) for old, new in zip(source.orders, target.orders)]
+    middle = Regions(target.shape, target.sizes, tuple(orders), kept)
+    steps = list(_reduce_and_move(source, middle, have, itemsize, cost))
+    if middle.orders != target.orders:
+        steps.append(Embed(middle, target))
+    parts = math.prod(source.sizes[a] for a in made - source.sharded if target.partial[a] == "sum")
+    return tuple(steps) if parts == 1 else (*steps, Divide(parts))
+
+
+def _reduce_and_move(source: Regions, target: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
+    ended = source.pending - target.pending
+    if not ended:
+        return move(source, target, groups, itemsize, cost)
+    if not source.most:
+        return (Narrow(source, target),)
+    ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
+    # A sum of averages is a sum, divided by the number of terms of the averages.
+    op, terms = ops.pop(), 1
+    if ops:
+        op, terms = "sum", math.prod(source.sizes[a] for a in ended if source.partial[a] == "avg")
+    steps = Reduction(source, target, ended, op, groups, itemsize, cost).best()
+    return steps if terms == 1 else (*steps, Divide(terms))
+
+
+def _made_pending(source: Regions, target: Regions) -> frozenset[int]:
+    """The axes on which the target is pending and the source isn't."""
+    for axis, (old, new) in enumerate(zip(source.partial, target.partial)):
+        if new is None or new == old:
+            continue
+        if old is not None:
+            raise NotOurs(f"axis {axis}: a pending {old} can't become a pending {new}")
+        if axis in source.sharded and new != "sum":
+            raise NotOurs(f"axis {axis}: a shard can't become a term of {new}")
+        if new != "sum" and new not in _KEPT_BY:
+            raise NotOurs(f"axis {axis}: a value can't be split into terms of {new}")
+    return target.pending - source.pending
+
+
+def line(
+    source: Regions, target: Regions, steps: Sequence[Step], itemsize: int, names: Sequence[str] | None = None
+) -> str:
+    """A plan as one line: the specs, and each step with its axes and the bytes that it brings to a rank at most.
+
+    Axes are called by `names`, or a, b, c as they come.
+    """
+    words = ", ".join(_words(step, itemsize, names) for step in steps)
+    return f"{source} → {target}: {words or 'nothing to do'}"
+
+
+def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
+    if isinstance(step, Divide):
+        return f"divide by {step.by}"
+    if not isinstance(step, Collective):
+        return _NAMES[type(step)]
+    axes = ",".join(names[a] if names else chr(ord("a") + a) for a in step.axes)
+    op = getattr(step, "op", None)
+    label = "" if op in (None, "sum") and not getattr(step, "reduced", ()) else f" {op}"
+    return f"{_NAMES[type(step)]}({axes}){label} {arriving(step) * itemsize} B"

@@ -1,0 +1,198 @@
+"""Steps: what a plan is made of. Each is a frozen value that says what changes, the same on every rank.
+
+A step knows the regions `before` and `after` it. What one rank copies, sends and receives follows from its coordinate:
+
+    Narrow        cut `box(coordinate)` out of the local tensor
+    Embed         zeros of the new shape, with the local tensor's part copied into `box(coordinate)`
+    Divide        true division by a whole number
+    AllGather     pack the local tensor, padded to `chunk`; all_gather_into_tensor; copy each piece into its box
+    AllReduce     all_reduce of the local tensor
+    ReduceScatter pack `pieces(coordinate)`, each padded to `chunk`; reduce_scatter_tensor; its first elements are ours
+    AllToAll      pack `sends(coordinate)`; all_to_all_single with their sizes; copy (or, with `op`, reduce) each of
+                  `receives(coordinate)` into its box
+
+Packing is row-major, piece after piece in the order given. Pieces name their peer by its place in `members(coordinate)`:
+the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the ranks of these
+coordinates up and lays the pieces out in the order of the group that it really has, so that a group that is sorted
+otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A box without
+elements is nowhere: where a local step has one, make the tensor anew. The lists depend on the coordinate alone: compute
+them once per plan. All counts are in elements. Standard library only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ._boxes import Box
+from ._regions import Regions
+
+Coordinate = Sequence[int]
+
+
+class Piece(NamedTuple):
+    """A block that goes to or comes from a member of the group.
+
+    Attributes:
+        member: its place in `members(coordinate)`.
+        box: where the block is in the local tensor (before the step for what is sent, after it for what is received).
+        add: reduce into what the box has from earlier pieces, instead of writing it.
+    """
+
+    member: int
+    box: Box
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """Local: divide by `by`, the number of terms of an average or of the parts a value is split into."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    before: Regions
+    after: Regions
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(_Change):
+    """Local: keep the part of the local tensor that the target wants; what is wanted is all here."""
+
+    def box(self, coordinate: Coordinate) -> Box:
+        """Where the wanted part is in the local tensor; with nothing wanted, an empty box of the target's shape."""
+        held, wanted = self.before.box(coordinate), self.after.box(coordinate)
+        return wanted.inside(held) if wanted.elements else Box((0,) * len(wanted.length), wanted.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(_Change):
+    """Local: a shard becomes a term of a sum, zero outside of the shard."""
+
+    def box(self, coordinate: Coordinate) -> Box:
+        """Where the local tensor goes in the new one."""
+        held, wanted = self.before.box(coordinate), self.after.box(coordinate)
+        return held.inside(wanted) if held.elements else Box((0,) * len(held.length), held.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective(_Change):
+    """A step that communicates, over the joint group of `axes` (ascending, none of size 1)."""
+
+    axes: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The size of the joint group."""
+        return math.prod(self.before.sizes[a] for a in self.axes)
+
+    def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
+        """The coordinates of the joint group that `coordinate` is in, row-major over `axes`."""
+        ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
+        return list(itertools.product(*ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Collective):
+    """Everybody's box to everybody: the target box is the union of the group's boxes."""
+
+    @property
+    def chunk(self) -> int:
+        """The elements that each rank contributes, padding included."""
+        return self.before.most
+
+    def pieces(self, coordinate: Coordinate) -> list[Piece]:
+        """Where each member's elements go in the gathered tensor; a member with an empty box has no piece."""
+        whole = self.after.box(coordinate)
+        boxes = ((i, self.before.box(m)) for i, m in enumerate(self.members(coordinate)))
+        return [Piece(i, box.inside(whole)) for i, box in boxes if box.elements]
+
+    def received(self, coordinate: Coordinate) -> int:
+        """Elements that arrive from others."""
+        return (self.ranks - 1) * self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Collective):
+    """The reduction `op` over the group, for everybody."""
+
+    op: str
+
+    def received(self, coordinate: Coordinate) -> int:
+        """Elements that arrive from others, if each rank reduces its part and then all parts are gathered."""
+        return 2 * (self.ranks - 1) * -(-self.before.most // self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Collective):
+    """The reduction `op` over the group, to each rank its own target box, which lies in its source box."""
+
+    op: str
+
+    @property
+    def chunk(self) -> int:
+        """The elements that each rank gets, padding included."""
+        return self.after.most
+
+    def pieces(self, coordinate: Coordinate) -> list[Piece]:
+        """What of the local tensor goes to each member; a member with an empty box has no piece, only padding."""
+        held = self.before.box(coordinate)
+        boxes = ((i, self.after.box(m)) for i, m in enumerate(self.members(coordinate)))
+        return [Piece(i, box.inside(held)) for i, box in boxes if box.elements]
+
+    def received(self, coordinate: Coordinate) -> int:
+        """Elements that arrive from others."""
+        return (self.ranks - 1) * self.chunk
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll(Collective):
+    """Each element to whoever wants and lacks it, once, from the holder that differs from it in the fewest axes.
+
+    With `op`, over the axes in `reduced` too: each rank then gets every term of its target box and reduces them.
+    """
+
+    op: str | None = None
+    reduced: tuple[int, ...] = ()
+
+    def sends(self, coordinate: Coordinate) -> list[Piece]:
+        """What of the local tensor goes to whom, itself included, by member."""
+        held = self.before.box(coordinate)
+        found = []
+        for i, member in enumerate(self.members(coordinate)):
+            if self._meets(coordinate, member):
+                box = held.meet(self.after.box(member))
+                if box.elements:
+                    found.append(Piece(i, box.inside(held)))
+        return found
+
+    def receives(self, coordinate: Coordinate) -> list[Piece]:
+        """Where what comes from whom goes, itself included, by member. Terms of one sum come in the same order on
+        all ranks, so that all get the same bits; the first is written, the others are added to it."""
+        whole = self.after.box(coordinate)
+        found = []
+        for i, member in enumerate(self.members(coordinate)):
+            if self._meets(coordinate, member):
+                box = whole.meet(self.before.box(member))
+                if box.elements:
+                    found.append(Piece(i, box.inside(whole), any(member[a] for a in self.reduced)))
+        return found
+
+    def received(self, coordinate: Coordinate) -> int:
+        """Elements that arrive from others."""
+        own = self.members(coordinate).index(tuple(coordinate))
+        return sum(p.box.elements for p in self.receives(coordinate) if p.member != own)
+
+    def _meets(self, one: Coordinate, other: Coordinate) -> bool:
+        # A holder sends only to those who are where it is on every axis that it need not cross: along such an axis all
+        # hold the same, so the receiver has a nearer holder.
+        crossed = self.before.sharded.union(self.reduced)
+        return all(one[a] == other[a] for a in self.axes if a not in crossed)
+
+
+Step = Narrow | Embed | Divide | AllGather | AllReduce | ReduceScatter | AllToAll
