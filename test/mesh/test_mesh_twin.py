@@ -74,7 +74,9 @@ def steps(draw, views: list[MeshTwin], named: dict[str, int], fresh):
         axis = draw(st.sampled_from(views[0].names))
         names = draw(st.sampled_from([(flat,), (axis, flat), (flat, axis)]))
         return verb, names, tuple(named.get(name, 0) for name in names)
-    chosen = draw(st.lists(st.integers(0, len(views) - 1), min_size=1, max_size=3, unique=True))
+    chosen = draw(st.lists(st.integers(0, len(views) - 1), min_size=2, max_size=3, unique=True)) if views[1:] else [0]
+    while math.prod(math.prod(views[i].sizes) for i in chosen) > 2 * MOST_RANKS:
+        chosen.pop()
     return "concatenate", *chosen
 
 

@@ -1,0 +1,235 @@
+"""Wrong input of every kind: a clear error, stock's words where stock has words, and nothing changed afterwards."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from mesh_harness import fake_world, needs_overlay, overlay_rooms, quiet
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+WORLD = 12
+CLEAR = (ValueError, RuntimeError, KeyError, TypeError, IndexError, NotImplementedError)
+
+
+@pytest.fixture
+def mesh():
+    """2 x 2 x 3 with a flattened (a, c), on rank 3 of 12."""
+    with fake_world(3, WORLD), quiet():
+        made = init_device_mesh("cpu", (2, 2, 3), mesh_dim_names=("a", "b", "c"))
+        made["a", "c"]._flatten("ac")
+        yield made
+
+
+def state(mesh: DeviceMesh) -> dict:
+    """All that a refused call could have left behind."""
+    world, root = distributed_c10d._world, mesh._get_root_mesh()
+    return {
+        "groups": list(world.pg_map),
+        "names": dict(world.pg_names),
+        "created": world.group_count,
+        "flattened": {name: id(one) for name, one in root._flatten_mapping.items()},
+        "registered": sorted(root._pg_registry),
+        "attributes": sorted(vars(mesh)),
+        "mesh": (mesh.mesh.tolist(), mesh._dim_group_names[:], hash(mesh), repr(mesh)),
+        "stack": len(stack()),
+    }
+
+
+def stack() -> list:
+    from torch.distributed.device_mesh import _mesh_resources
+
+    return _mesh_resources.mesh_stack
+
+
+@contextlib.contextmanager
+def changes_nothing(mesh):
+    before = state(mesh)
+    yield
+    assert state(mesh) == before
+    assert mesh["a"].mesh.tolist() == [3, 9] and mesh["ac"].mesh.tolist() == [3, 4, 5, 9, 10, 11]
+
+
+def grid(*sizes, **how):
+    return init_device_mesh("cpu", sizes, **how)
+
+
+# What stock refuses, and its words (found by running 2.13.0 and 2.15.0): the call, the kind, a piece of the message.
+STOCK_REFUSES = {
+    "unknown axis": (lambda m: m["zz"], KeyError, "Valid mesh_dim_names are .*'a', 'b', 'c', 'ac'"),
+    "axes out of order": (lambda m: m["b", "a"], KeyError, "Mesh dim indices should be in ascending order"),
+    "an axis twice": (lambda m: m["a", "a"], RuntimeError, "Slicing overlapping dim_names .* is not allowed"),
+    "an axis and its flattened one": (lambda m: m["a", "ac"], RuntimeError, "Slicing overlapping dim_names"),
+    "flattened out of order": (lambda m: m["ac", "b"], KeyError, "should be in ascending order"),
+    "axis of another view": (lambda m: m["b"]["a"], KeyError, r"Valid mesh_dim_names are \['b'\]"),
+    "slice without names": (lambda m: grid(12)["a"], RuntimeError, "Cannot slice a DeviceMesh without mesh_dim_names!"),
+    "flatten without names": (lambda m: grid(12)._flatten(), RuntimeError, "Cannot flatten a DeviceMesh without"),
+    "flatten to a taken name": (lambda m: m["a", "b"]._flatten("ac"), ValueError, "ac has been created before"),
+    "flatten to an axis": (lambda m: m["a", "b"]._flatten("c"), ValueError, "c already exists for submesh of the"),
+    "unflatten axis 5": (lambda m: m._unflatten(5, (2, 3), ("x", "y")), ValueError, "dim 5 .* is out of range 3"),
+    "unflatten axis q": (lambda m: m._unflatten("q", (3,), ("x",)), ValueError, "dim q .* is not in"),
+    "unflatten, names missing": (
+        lambda m: m._unflatten("c", (3, 1), ("x",)),
+        RuntimeError,
+        "mesh_dim_names must have same length as mesh_sizes",
+    ),
+    "unflatten to other sizes": (
+        lambda m: m._unflatten("c", (2, 2), ("x", "y")),
+        ValueError,
+        r"The product of mesh_sizes=\(2, 2\) is 4, but the original dimension at dim=2 has size 3",
+    ),
+    "unflatten to nothing": (lambda m: m._unflatten("c", (0,), ("x",)), ValueError, r"mesh_sizes=\(0,\) is 0"),
+    "concatenate overlapping": (
+        lambda m: DeviceMesh._concatenate([m["a"], m["a", "b"]]),
+        RuntimeError,
+        "Cannot concatenate overlapping meshes",
+    ),
+    "concatenate of two roots": (
+        lambda m: DeviceMesh._concatenate([m["a"], DeviceMesh("cpu", [[3, 4]], mesh_dim_names=("x", "y"))["y"]]),
+        RuntimeError,
+        "Cannot concatenate DeviceMeshes derived from different device meshs",
+    ),
+    "submeshes of no axis": (lambda m: m._get_all_submeshes("q"), KeyError, "Mesh dimension 'q' does not exist"),
+    "rank 99": (lambda m: DeviceMesh("cpu", [0, 99]), ValueError, "Rank 99 is out of range. Valid ranks are 0 to 11"),
+    "rank -1": (lambda m: DeviceMesh("cpu", [-1, 0]), ValueError, "Rank -1 is out of range. Valid ranks are 0 to 11"),
+    "too many ranks": (
+        lambda m: DeviceMesh("cpu", torch.arange(16)),
+        RuntimeError,
+        "Mesh should not be bigger than default world size 12, but found 16 ranks!",
+    ),
+    "too many by shape": (lambda m: grid(13), RuntimeError, "Mesh should not be bigger than default world size 12"),
+    "no mesh": (lambda m: DeviceMesh("cpu", None), TypeError, "The mesh argument is required"),
+    "ragged lists": (lambda m: DeviceMesh("cpu", [[0, 1], [2]]), ValueError, "expected sequence of length 2 at dim 1"),
+    "a device with an index": (
+        lambda m: init_device_mesh("cpu:0", (12,)),
+        RuntimeError,
+        "Device type with index is not supported but got cpu:0",
+    ),
+    "a name twice": (lambda m: grid(2, 6, mesh_dim_names=("a", "a")), RuntimeError, "Each mesh_dim_name must be unique"),
+    "too few names": (
+        lambda m: grid(2, 6, mesh_dim_names=("a",)),
+        RuntimeError,
+        "mesh_shape and mesh_dim_names should have same length",
+    ),
+    "override of no axis": (
+        lambda m: grid(12, mesh_dim_names=("a",), backend_override={"z": "gloo"}),
+        RuntimeError,
+        "Found invalid keys in backend_override: got .'z'.",
+    ),
+    "override by both": (
+        lambda m: grid(12, mesh_dim_names=("a",), backend_override={"a": "gloo", 0: "fake"}),
+        RuntimeError,
+        "Found redundant dim index 0 and name a",
+    ),
+    "which group": (lambda m: m.get_group(), RuntimeError, "Optional kwarg `mesh_dim` needs to be specified"),
+    "which local rank": (lambda m: m.get_local_rank(), RuntimeError, "Optional kwarg `mesh_dim` needs to be specified"),
+    "group of no axis": (lambda m: m.get_group("q"), KeyError, "Mesh dimension 'q' does not exist"),
+    "group without names": (lambda m: grid(2, 6).get_group("a"), KeyError, "No `mesh_dim_names` found"),
+    "group 7": (lambda m: m.get_group(7), IndexError, "out of range"),
+    "size 7": (lambda m: m.size(7), IndexError, "out of range"),
+    "group 0.5": (lambda m: m.get_group(0.5), AssertionError, "mesh_dim must be an int"),
+    "no groups": (lambda m: DeviceMesh.from_group([], "cpu"), ValueError, "Expects at least one ProcessGroup"),
+    "groups, no mesh": (
+        lambda m: DeviceMesh.from_group(m.get_all_groups(), "cpu"),
+        ValueError,
+        "Must pass mesh if passing multiple ProcessGroups",
+    ),
+    "groups, no names": (
+        lambda m: DeviceMesh.from_group(m.get_all_groups(), "cpu", m.mesh),
+        ValueError,
+        "Must pass mesh_dim_names if passing multiple",
+    ),
+    "groups, wrong axes": (
+        lambda m: DeviceMesh.from_group(m.get_all_groups(), "cpu", [0, 1], mesh_dim_names=("a",)),
+        ValueError,
+        "Expects mesh with ndim equal to number of ProcessGroups",
+    ),
+    "group, wrong ranks": (
+        lambda m: DeviceMesh.from_group(m.get_group("a"), "cpu", [0, 1]),
+        ValueError,
+        r"Invalid mesh \[0, 1\] for ProcessGroup with ranks \[3, 9\]",
+    ),
+    "meta tensor": (lambda m: DeviceMesh("cpu", torch.arange(4, device="meta")), NotImplementedError, "meta tensor"),
+    "text": (lambda m: DeviceMesh("cpu", "0,1"), TypeError, "invalid data type 'str'"),
+}
+
+# What stock takes, or answers without a sentence or with one about something else: ours says what is wrong.
+CLEARER = {
+    "flatten then cut across": (lambda m: m["ac"]._unflatten(0, (3, 2), ("x", "y")), "3, 2|3|unflatten"),
+    "unflatten to negatives": (lambda m: m._unflatten("c", (-3, -1), ("x", "y")), "-3|negative|positive"),
+    "negative sizes": (lambda m: grid(2, -6), "-6|negative|positive"),
+    "size zero": (lambda m: grid(2, 0, 3), "0"),
+    "one size zero": (lambda m: grid(0), "0"),
+    "float sizes": (lambda m: grid(2.0, 6), "2.0|int"),
+    "a bare number for a shape": (lambda m: init_device_mesh("cpu", 12), "12|int"),
+    "no ranks": (lambda m: DeviceMesh("cpu", []), "empty|no rank|at least one"),
+    "a rank twice": (lambda m: DeviceMesh("cpu", [[0, 1], [1, 2]]), "1"),
+    "a rank twice, apart": (lambda m: DeviceMesh("cpu", [[0, 1], [2, 0]]), "0"),
+    "half ranks": (lambda m: DeviceMesh("cpu", [0.5, 1.7]), "0.5|float|int"),
+    "names missing": (lambda m: DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a",)), "mesh_dim_names|names"),
+    "names to spare": (lambda m: DeviceMesh("cpu", [0, 1, 2], mesh_dim_names=("a", "b")), "mesh_dim_names|names"),
+    "nothing to concatenate": (lambda m: DeviceMesh._concatenate([]), "empty|at least one|no mesh"),
+}
+
+
+@pytest.mark.parametrize("what", STOCK_REFUSES)
+def test_what_stock_refuses_is_refused_in_its_words(mesh, what):
+    call, kind, words = STOCK_REFUSES[what]
+    extra = {"slice without names", "flatten without names", "concatenate of two roots", "group without names"}
+    if what in extra:  # these make a good mesh first
+        with pytest.raises(kind, match=words):
+            call(mesh)
+        return
+    with changes_nothing(mesh), pytest.raises(kind, match=words):
+        call(mesh)
+
+
+@needs_overlay
+@pytest.mark.parametrize("what", CLEARER)
+def test_what_stock_lets_pass_or_mumbles_is_refused_clearly(mesh, what):
+    call, words = CLEARER[what]
+    with changes_nothing(mesh), pytest.raises(CLEAR, match=words):
+        call(mesh)
+
+
+@pytest.mark.parametrize("ranks", [[4, 5, 3], (4, 5, 3), np.array([4, 5, 3]), torch.tensor([4, 5, 3]), range(3, 6)])
+def test_ranks_come_in_any_container(mesh, ranks):
+    """Lists, tuples, arrays, ranges, tensors of any integer type: the ranks in their order."""
+    made = DeviceMesh("cpu", ranks)
+    assert made.mesh.tolist() == [int(rank) for rank in ranks]
+    assert made.mesh.dtype == torch.int32 and made.mesh.device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int16, torch.uint8, torch.float32])
+def test_whole_numbers_of_any_type_are_ranks(mesh, kind):
+    assert DeviceMesh("cpu", torch.tensor([4, 3], dtype=kind)).mesh.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("view", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(1, 4), lambda t: t[0, 2]])
+def test_tensors_that_are_views_read_as_their_values(mesh, view):
+    """Transposed, strided, of no axes: what counts is what the tensor shows."""
+    ranks = view(torch.arange(12).reshape(3, 4))
+    made = DeviceMesh("cpu", ranks)
+    assert made.mesh.tolist() == ranks.tolist() and made.shape == tuple(ranks.shape)
+
+
+def test_the_mesh_does_not_follow_a_tensor_that_the_caller_changes_later(mesh):
+    """A mesh is a value."""
+    ranks = torch.tensor([3, 4], dtype=torch.int)
+    made, number = DeviceMesh("cpu", ranks), hash(DeviceMesh("cpu", [3, 4]))
+    ranks += 5
+    assert hash(made) == number and made == DeviceMesh("cpu", [3, 4])
+
+
+@needs_overlay
+def test_refused_calls_do_not_close_the_way_for_right_ones(mesh):
+    """After every refusal of this file, the right call still works and makes no more groups than it should."""
+    for call in [case[0] for case in (*STOCK_REFUSES.values(), *CLEARER.values())]:
+        with contextlib.suppress(Exception):
+            call(mesh)
+    groups = len(distributed_c10d._world.pg_map)
+    assert init_device_mesh("cpu", (2, 2, 3), mesh_dim_names=("a", "b", "c")) == mesh
+    assert len(distributed_c10d._world.pg_map) == groups
+    assert mesh._unflatten("c", (3, 1), ("x", "y")).shape == (2, 2, 3, 1)
+    assert overlay_rooms()
