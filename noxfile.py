@@ -12,7 +12,7 @@ VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
 SUPPORTED = next(
     ast.literal_eval(node.value)
     for node in ast.parse(VERSIONS.read_text(encoding="utf-8")).body
-    if isinstance(node, (ast.Assign, ast.AnnAssign)) and "SUPPORTED" in ast.unparse(node).partition("=")[0]
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPORTED"
 )
 
 

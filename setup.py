@@ -1,4 +1,4 @@
-"""Name, version, entry point, dependencies. The torch range is read from torch_overlay/versions.py, not imported."""
+"""Name, version, entry point, dependencies. What the package knows of itself is read from it without importing it."""
 
 import ast
 import pathlib
@@ -8,23 +8,22 @@ from setuptools import find_packages, setup
 HERE = pathlib.Path(__file__).parent
 
 
-def supported() -> tuple[str, ...]:
-    """The torch releases named by ``SUPPORTED = (...)`` in versions.py, oldest first."""
-    tree = ast.parse((HERE / "torch_overlay" / "versions.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == "SUPPORTED" for target in targets):
+def constant(file: str, name: str):
+    """The literal that a file of the package assigns to a name at module level."""
+    for node in ast.parse((HERE / "torch_overlay" / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
             return ast.literal_eval(node.value)
-    raise SystemExit("torch_overlay/versions.py has no module-level SUPPORTED = ('X.Y.Z', ...); setup.py needs it")
+    raise SystemExit(f"torch_overlay/{file} has no line `{name} = ...`, which setup.py reads")
 
 
+SUPPORTED = constant("versions.py", "SUPPORTED")
 # A bug-fix release of a supported minor is let in: whether its bodies are known is for enable() to say, not for pip.
-OLDEST, NEWEST = supported()[0], supported()[-1].split(".")
-TORCH = f"torch>={OLDEST},<{NEWEST[0]}.{int(NEWEST[1]) + 1}"
+MAJOR, MINOR, _ = map(int, SUPPORTED[-1].split("."))
+TORCH = f"torch>={SUPPORTED[0]},<{MAJOR}.{MINOR + 1}"
 
 setup(
     name="torch-overlay",
-    version="0.1.0",
+    version=constant("__init__.py", "__version__"),
     description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place and without a rebuild",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -34,7 +33,7 @@ setup(
     classifiers=["Programming Language :: Python :: 3", "Topic :: Scientific/Engineering :: Artificial Intelligence"],
     python_requires=">=3.10",
     packages=find_packages(include=["torch_overlay", "torch_overlay.*"]),
-    package_data={"torch_overlay": ["py.typed", "_startup/*.py"]},
+    package_data={"torch_overlay": ["py.typed"]},
     include_package_data=False,
     install_requires=[TORCH],
     extras_require={

@@ -1,11 +1,11 @@
-"""The pages that people read: what looks like an example runs as one, links lead somewhere, each option is explained."""
+"""The pages that people read: what looks like an example runs as one, links lead on, each option is explained."""
 
 import dataclasses
 import re
 
-import house
 import pytest
 
+import house
 from torch_overlay.distributed._settings import DEFAULT
 
 PAGES = [house.ROOT / "README.md", *sorted((house.ROOT / "docs").glob("*.md"))]

@@ -1,7 +1,8 @@
 """How long files and functions may be, and the table of how long they are (``pytest test/rooms/test_sizes.py -s``)."""
 
-import house
 import pytest
+
+import house
 
 MAX_FILE, MAX_FUNCTION = 400, 60
 SOURCES = house.sources("torch_overlay") + house.sources("tools")
