@@ -110,18 +110,23 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
     refused: dict[Patch, str] = {}
     seen: set[str] = set()
     for patch in patches:
-        if patch.kind is not Kind.HOOK and patch.target in seen:
-            raise PatchError(f"{patch.target} is patched by two rows for one release")
-        seen.add(patch.target)
+        if patch.kind is not Kind.HOOK:
+            if patch.target in seen:
+                raise PatchError(f"{patch.target} is patched by two rows for one release")
+            seen.add(patch.target)
         why = _resolve(patch, recognise, changes)
         if why:
             refused[patch] = why
-    for patch in list(changes):
-        fallen = [other for other in refused if patch.unit and other.unit == patch.unit]
-        if fallen:
-            refused[patch] = f"it makes sense only with {fallen[0].target}, which is left out"
-            del changes[patch]
     return changes, refused
+
+
+def together(patches: Iterable[Patch], changes: dict[Patch, list[Change]], refused: dict[Patch, str]) -> None:
+    """Move the rows whose unit has a refused row from `changes` to `refused`: they stand or fall together."""
+    fallen = {patch.unit: patch for patch in reversed(refused) if patch.unit}
+    for patch in patches:
+        if patch.unit in fallen and patch not in refused:
+            refused[patch] = f"it makes sense only with {fallen[patch.unit].target}, which is left out"
+            changes.pop(patch, None)
 
 
 def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Change]]) -> str | None:
@@ -135,7 +140,7 @@ def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Chang
     if patch.kind is Kind.HOOK:
         changes[patch] = [Hook(patch.target, look_up(patch.body)[2], look_up(patch.undo or "")[2])]
         return None
-    body = _body(patch)
+    body = body_of(patch)
     if patch.kind is Kind.ADD:
         if old is not ABSENT:
             return f"{patch.target} is there already, as {describe(old)}"
@@ -180,7 +185,7 @@ def importing(module: Any) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
-def _body(patch: Patch) -> Any:
+def body_of(patch: Patch) -> Any:
     body = look_up(patch.body)[2]
     if body is ABSENT:
         raise PatchError(f"{patch.target}: its body {patch.body} isn't there")
@@ -217,9 +222,7 @@ def _moved(code: types.CodeType, file: str) -> types.CodeType:
 def _check_kind(patch: Patch, old: Any, body: Any) -> None:
     """A static method stays one, a property too; a swapped body must find every name that it uses."""
     if patch.kind is Kind.REPLACE:
-        if callable(old) and callable(body) and not isinstance(old, (staticmethod, classmethod, type)):
-            return
-        if type(old) is not type(body):
+        if _shape(old) is not _shape(body):
             raise PatchError(f"{patch.target} is {describe(old)}, but its body is {describe(body)}: not the same kind")
         return
     if not (inspect.isfunction(old) and inspect.isfunction(body)):
@@ -230,6 +233,13 @@ def _check_kind(patch: Patch, old: Any, body: Any) -> None:
     missing = sorted(used - set(old.__globals__) - set(vars(builtins)))
     if missing:
         raise PatchError(f"{patch.target}: the body uses {missing}, which its module doesn't have; import them inside")
+
+
+def _shape(value: Any) -> type:
+    """What must stay the same about an attribute: how it is looked up. A cached function may become a plain one."""
+    if isinstance(value, (staticmethod, classmethod, property, type)) or not callable(value):
+        return type(value)
+    return types.FunctionType
 
 
 def apply(changes: Iterable[Change]) -> None:

@@ -46,7 +46,7 @@ class Session:
         later = [patch for patch in self.patches if not ready(patch.module)]
         changes, refused = engine.prepare(now, self.unrecognised)
         refused |= {patch: why for patch in later if (why := self.unrecognised(patch, None))}
-        changes, refused = together(self.patches, changes, refused)
+        engine.together(self.patches, changes, refused)
         self.refuse(refused)
         engine.apply(change for group in changes.values() for change in group)
         self.changes = changes
@@ -59,6 +59,7 @@ class Session:
         """Apply the rows that waited for these modules, all or none."""
         patches = [patch for module in modules for patch in self.waiting.get(module, ())]
         changes, refused = engine.prepare(patches, self.unrecognised)
+        engine.together(patches, changes, refused)
         self.refuse(refused)
         engine.apply(change for group in changes.values() for change in group)
         self.changes |= changes
@@ -86,16 +87,6 @@ class Session:
 def ready(module: str) -> bool:
     """Imported to its end. What is half imported is waited for."""
     return module in sys.modules and not engine.importing(sys.modules[module])
-
-
-def together(patches, changes, refused):
-    """Rows of one unit, imported or not, stand or fall together."""
-    fallen = {patch.unit: patch for patch in refused if patch.unit}
-    for patch in patches:
-        if patch.unit in fallen and patch not in refused:
-            refused[patch] = f"it makes sense only with {fallen[patch.unit].target}, which is left out"
-            changes.pop(patch, None)
-    return changes, refused
 
 
 def enable(strict: bool | None = None, **options: object) -> report.Status:

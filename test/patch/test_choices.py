@@ -1,0 +1,64 @@
+"""Options: names, values, texts, and where they come from."""
+
+import dataclasses
+
+import pytest
+
+from torch_overlay import choices
+from torch_overlay.distributed._settings import DEFAULT, Settings
+from torch_overlay.errors import OptionError, OverlayError
+
+
+def test_every_option_has_a_reader_and_its_default_passes_it():
+    assert [field.name for field in dataclasses.fields(Settings)] == list(choices.READERS)
+    assert choices.choose(DEFAULT, dataclasses.asdict(DEFAULT)) == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("share_groups", "maybe", "share_groups is on or off .* not 'maybe'"),
+        ("share_groups", 2, "not 2"),
+        ("create", "some", "create is one of 'members', 'world', not 'some'"),
+        ("flatten", None, "flatten is one of 'any', 'existing', 'create', not None"),
+        ("check_mesh", 1.0, "check_mesh is on or off"),
+        ("cost", "cheap", "cost is one of 'stock', 'plan'"),
+        ("topology", "tp", "topology is a mapping like"),
+        ("topology", {"tp": 5}, "topology is a mapping like"),
+        ("topology", {"tp": (1, 2, 3)}, "topology is a mapping like"),
+        ("topology", {"tp": (0, 1)}, "a bandwidth is above 0"),
+        ("topology", {"tp": (1, -1)}, "a latency isn't below it"),
+        ("topology", {"tp": (float("nan"), 1)}, "a bandwidth is above 0"),
+        ("topology", "tp=1:1,tp=2:2", "names an axis twice"),
+        ("topology", {3: (1, 1)}, "topology is a mapping like"),
+        ("topologie", None, "There is no option 'topologie'; did you mean 'topology'"),
+    ],
+)
+def test_a_wrong_value_says_what_it_takes(name, value, words):
+    with pytest.raises(OptionError, match=words) as caught:
+        choices.choose(DEFAULT, {name: value})
+    assert isinstance(caught.value, OverlayError) and isinstance(caught.value, ValueError)
+
+
+def test_texts_and_values_mean_the_same():
+    given = {"share_groups": False, "check_mesh": True, "create": "world", "topology": {"tp": (1e9, 1e-6)}}
+    texts = {"SHARE_GROUPS": "off", "CHECK_MESH": "1", "CREATE": "world", "TOPOLOGY": "tp=1e9:1e-6"}
+    environ = {"TORCH_OVERLAY_" + name: text for name, text in texts.items()}
+    assert choices.from_environment(environ) == choices.choose(DEFAULT, given)
+    assert choices.from_environment({"TORCH_OVERLAY_TOPOLOGY": "none"}) == DEFAULT
+    again = choices.choose(DEFAULT, dataclasses.asdict(choices.from_environment(environ)))
+    assert again == choices.from_environment(environ)
+
+
+def test_a_wrong_text_names_the_environment():
+    with pytest.raises(OptionError, match=r"cost is one of .*environment"):
+        choices.from_environment({"TORCH_OVERLAY_COST": "cheap"})
+    with pytest.raises(OptionError, match="TORCH_OVERLAY_STRICT is on or off"):
+        choices.strict_from_environment({"TORCH_OVERLAY_STRICT": "very"})
+
+
+def test_an_unknown_variable_warns_and_the_engines_own_do_not(recwarn):
+    choices.from_environment({"TORCH_OVERLAY_RUN": "1", "TORCH_OVERLAY_STRICT": "off", "OTHER": "x"})
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="TORCH_OVERLAY_FLATEN is no option"):
+        assert choices.from_environment({"TORCH_OVERLAY_FLATEN": "x"}) == DEFAULT

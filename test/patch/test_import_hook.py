@@ -1,0 +1,83 @@
+"""The call after an import: when it comes, and what the import looks like from outside."""
+
+import importlib
+import importlib.util
+import sys
+
+import pytest
+
+from torch_overlay.import_hook import AfterImport
+
+
+@pytest.fixture
+def arrived(tree):
+    """Names as they arrive, while the hook waits for two modules of the fake library."""
+    names = []
+    hook = AfterImport(["fakelib.late.inner", "fakelib.late.friend"], names.extend)
+    hook.install()
+    yield names
+    hook.remove()
+
+
+def test_nothing_happens_before_the_import(arrived):
+    importlib.import_module("fakelib")
+    assert arrived == []
+
+
+def test_modules_of_a_package_arrive_when_the_package_is_there(arrived, monkeypatch):
+    importlib.import_module("fakelib.late")
+    assert arrived == ["fakelib.late.inner", "fakelib.late.friend"]
+
+
+def test_the_call_comes_once_and_in_the_importing_thread(arrived):
+    importlib.import_module("fakelib.late.inner")
+    importlib.import_module("fakelib.late.inner")
+    assert len(arrived) == 2
+
+
+def test_the_module_looks_as_if_nobody_had_watched(arrived):
+    module = importlib.import_module("fakelib.late.inner")
+    assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    assert importlib.util.find_spec("fakelib.late.inner").loader.get_source("fakelib.late.inner").startswith("from")
+    assert importlib.reload(module) is module
+
+
+def test_two_hooks_for_one_module_both_hear_of_it(arrived):
+    second = []
+    hook = AfterImport(["fakelib.late.inner"], second.extend)
+    hook.install()
+    importlib.import_module("fakelib.late")
+    hook.remove()
+    assert second == ["fakelib.late.inner"] and len(arrived) == 2
+
+
+def test_an_import_that_fails_tells_nothing_and_may_be_tried_again(arrived, tree):
+    tree.edit("fakelib.late.friend", "from", "raise KeyError('x')\nfrom")
+    with pytest.raises(KeyError):
+        importlib.import_module("fakelib.late")
+    tree.edit("fakelib.late.friend", "raise KeyError('x')\n", "")
+    for name in [name for name in sys.modules if name.startswith("fakelib.late")]:
+        del sys.modules[name]
+    arrived.clear()
+    importlib.invalidate_caches()
+    importlib.import_module("fakelib.late")
+    assert sorted(set(arrived)) == ["fakelib.late.friend", "fakelib.late.inner"]
+
+
+def test_what_the_call_raises_comes_out_of_the_import(tree):
+    def refuse(names):
+        raise RuntimeError(f"not {names}")
+
+    hook = AfterImport(["fakelib.user"], refuse)
+    hook.install()
+    with pytest.raises(RuntimeError, match=r"not \['fakelib.user'\]"):
+        importlib.import_module("fakelib")
+    hook.remove()
+
+
+def test_a_removed_hook_is_silent(arrived):
+    hook = AfterImport(["fakelib.user"], arrived.extend)
+    hook.install()
+    hook.remove()
+    importlib.import_module("fakelib")
+    assert arrived == []

@@ -1,0 +1,286 @@
+"""enable(), disable() and all that a user sees of them, on the fake library."""
+
+import sys
+import threading
+
+import pytest
+
+import fake_tree
+import torch_overlay
+from fake_tree import ALL, BUILD, MAKE, NOTE, SHAPE, SIZE, WORK
+from torch_overlay import errors, patch
+
+
+def states(status):
+    return {row.target.rpartition(":")[2]: row.state for row in status.rows}
+
+
+def test_every_kind_takes_effect_and_goes_back(tree):
+    tree.rows(*ALL)
+    core, user = tree.get("fakelib.core"), tree.get("fakelib.user")
+    before = tree.snapshot()
+    torch_overlay.enable()
+    mesh = core.Mesh()
+    assert (mesh.size(), mesh.build(1), mesh.shape, mesh.note) == ("our size", "our build", "our shape", None)
+    assert core.Mesh.build(1) == "our build"  # still a static method
+    assert core.make() == user.use() == ("ours", 1)
+    torch_overlay.disable()
+    assert fake_tree.same(before, tree.snapshot())
+    assert tree.get("fakebody").calls == ["on", 7]
+
+
+def test_enable_imports_the_library_and_no_more(tree):
+    tree.rows(*ALL)
+    torch_overlay.enable()
+    assert "fakelib.core" in sys.modules and "fakelib.late" not in sys.modules
+
+
+def test_a_late_module_is_patched_when_its_package_is_there(tree):
+    tree.rows(*ALL)
+    assert states(torch_overlay.enable())["work"] == "waiting"
+    late = tree.get("fakelib.late")
+    assert late.work() == late.inner.work() == late.friend.work() == "our work"
+    assert states(torch_overlay.status())["work"] == "on"
+    loaders = {type(tree.get(name).__loader__).__name__ for name in ("fakelib.late", "fakelib.late.inner")}
+    assert loaders == {"SourceFileLoader"}
+    torch_overlay.disable()
+    assert late.work() == late.inner.work() == ("stock", ("stock", 1)) and late.friend.work is late.inner.work
+
+
+def test_disable_takes_the_import_hook_away(tree):
+    tree.rows(*ALL)
+    finders = list(sys.meta_path)
+    torch_overlay.enable()
+    assert sys.meta_path != finders
+    torch_overlay.disable()
+    assert sys.meta_path == finders
+    assert tree.get("fakelib.late").work() == ("stock", ("stock", 1))
+
+
+def test_a_changed_late_module_refuses_from_its_file(tree):
+    tree.rows(*ALL)
+    tree.edit("fakelib.late.inner", "'stock'", "'other'")
+    with pytest.raises(errors.ChangedTarget, match=r"fakelib\.late\.inner:work: .*another body"):
+        torch_overlay.enable()
+    assert "fakelib.late" not in sys.modules and tree.get("fakelib.core").make() == ("stock", 1)
+
+
+@pytest.mark.parametrize("row", [MAKE, SIZE, BUILD, SHAPE], ids=lambda row: row.name)
+def test_a_changed_body_changes_nothing_and_is_named(tree, row):
+    tree.rows(*ALL)
+    for word in ("size", "build", "shape") if row.owner else ():
+        tree.edit("fakelib.core", f"stock {word}", f"nightly {word}") if word == row.name else None
+    if not row.owner:
+        tree.edit("fakelib.core", '("stock", n)', '("nightly", n)')
+    tree.get("fakelib")
+    before = tree.snapshot()
+    with pytest.raises(errors.ChangedTarget, match=f"{row.qualname}: .*another body.*\n.*strict=False"):
+        torch_overlay.enable()
+    assert fake_tree.same(before, tree.snapshot()) and not torch_overlay.is_enabled()
+    left = states(torch_overlay.enable(strict=False))
+    assert {name for name, state in left.items() if state == "left out"} == {row.qualname}
+
+
+def test_white_space_comments_and_documentation_are_no_change(tree):
+    tree.rows(*ALL)
+    tree.edit("fakelib.core", "  # a comment", "\n\n        # another")
+    tree.edit("fakelib.core", "Its documentation.", "Better documentation.")
+    assert states(torch_overlay.enable())["Mesh.size"] == "on"
+
+
+def test_somebodys_own_patch_is_noticed_and_named(tree):
+    tree.rows(*ALL)
+    core = tree.get("fakelib.core")
+    core.Mesh.size = theirs = lambda self: "theirs"
+    with pytest.raises(errors.ChangedTarget, match=r"Mesh\.size: somebody replaced it by .*lambda.*test_overlay\.py"):
+        torch_overlay.enable()
+    assert core.Mesh.size is theirs and core.make() == ("stock", 1)
+    del core.Mesh.size
+    with pytest.raises(errors.ChangedTarget, match=r"Mesh\.size isn't there"):
+        torch_overlay.enable()
+
+
+def test_an_added_name_must_be_free(tree):
+    tree.rows(*ALL)
+    tree.get("fakelib.core").Mesh.note = 5
+    with pytest.raises(errors.ChangedTarget, match=r"Mesh\.note is there already, as the int 5"):
+        torch_overlay.enable()
+
+
+def test_a_strange_copy_refuses(tree):
+    tree.rows(*ALL)
+    tree.get("fakelib.user").make = print
+    with pytest.raises(errors.ChangedTarget, match=r"its copy fakelib\.user:make is .*print"):
+        torch_overlay.enable()
+
+
+def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree):
+    tree.rows(*ALL)
+    tree.running("2.13.7")
+    with pytest.raises(errors.UnknownRelease, match=r"torch 2\.13\.7 isn't one of .*2\.13\.0, 2\.14\.1, 2\.15\.0"):
+        torch_overlay.enable()
+    assert tree.get("fakelib.core").make() == ("stock", 1)
+    assert states(torch_overlay.enable(strict=False))["make"] == "on"
+
+
+def test_rows_of_one_unit_stand_or_fall_together(tree):
+    import dataclasses
+
+    rows = [dataclasses.replace(row, unit="mesh") for row in (SIZE, BUILD, WORK)]
+    tree.rows(*rows, MAKE)
+    tree.edit("fakelib.late.inner", "'stock'", "'other'")
+    status = torch_overlay.enable(strict=False)
+    assert states(status) == {"Mesh.size": "left out", "Mesh.build": "left out", "work": "left out", "make": "on"}
+    assert "it makes sense only with fakelib.late.inner:work" in str(status)
+    assert tree.get("fakelib.core").Mesh().size() == "stock size"
+
+
+@pytest.mark.parametrize(("since", "until"), [("2.14", None), (None, "2.13"), ("2.12", "2.13.0")])
+def test_outside_its_releases_a_row_leaves_the_original(tree, since, until):
+    row = patch.Patch(SIZE.target, SIZE.body, since=since, until=until, ends="pytorch/pytorch#1")
+    tree.rows(row)
+    original = vars(tree.get("fakelib.core").Mesh)["size"]
+    status = torch_overlay.enable()
+    assert vars(tree.get("fakelib.core").Mesh)["size"] is original
+    assert status.rows[0].state == "stands down" and "pytorch/pytorch#1" in status.rows[0].why
+
+
+def test_a_failing_hook_takes_the_others_back(tree):
+    broken = patch.Patch("fakelib.core:make", "fakebody:broken", patch.Kind.HOOK, undo="fakebody:unhook")
+    tree.rows(SIZE, fake_tree.HOOK, NOTE, broken)
+    tree.get("fakelib")
+    before = tree.snapshot()
+    with pytest.raises(errors.OverlayError, match=r"fakelib\.core:make couldn't be patched .*a hook that fails"):
+        torch_overlay.enable()
+    assert fake_tree.same(before, tree.snapshot()) and not torch_overlay.is_enabled()
+    assert tree.get("fakebody").calls == ["on", 7]
+
+
+def test_disable_refuses_to_tear_a_later_patch_apart(tree):
+    tree.rows(*ALL)
+    core = tree.get("fakelib.core")
+    torch_overlay.enable()
+    ours = core.Mesh.size
+    core.Mesh.size = lambda self: "theirs around " + ours(self)
+    with pytest.raises(errors.ForeignPatch, match=r"fakelib\.core:Mesh\.size is now .*test_overlay.*force=True"):
+        torch_overlay.disable()
+    assert torch_overlay.is_enabled() and core.make() == ("ours", 1)
+    core.Mesh.size = ours
+    torch_overlay.disable()
+    assert core.Mesh().size() == "stock size"
+
+
+def test_force_puts_torchs_own_object_back(tree):
+    tree.rows(*ALL)
+    core = tree.get("fakelib.core")
+    before = tree.snapshot()
+    torch_overlay.enable()
+    core.Mesh.size = core.make = None
+    del core.Mesh.note
+    torch_overlay.disable(force=True)
+    assert fake_tree.same(before, tree.snapshot()) and not torch_overlay.is_enabled()
+
+
+def test_names_bound_while_on_are_given_back(tree):
+    tree.rows(MAKE)
+    torch_overlay.enable()
+    stray = type(sys)("fakelib_stray")
+    stray.make = tree.get("fakelib.core").make
+    tree.monkeypatch.setitem(sys.modules, "fakelib_stray", stray)
+    torch_overlay.disable()
+    assert stray.make is tree.get("fakelib.core").make
+    assert tree.get("fakebody").make() == ("ours", 1)  # the body itself stays where it lives
+
+
+def test_enabling_twice_is_enabling_once(tree):
+    tree.rows(*ALL)
+    before = (tree.get("fakelib"), tree.snapshot())[1]
+    torch_overlay.enable()
+    torch_overlay.enable()
+    torch_overlay.disable()
+    assert fake_tree.same(before, tree.snapshot())
+    torch_overlay.disable()  # and twice off is off
+
+
+def test_a_second_enable_changes_only_what_it_names(tree, monkeypatch):
+    tree.rows()
+    monkeypatch.setenv("TORCH_OVERLAY_COST", "plan")
+    torch_overlay.enable(flatten="existing")
+    torch_overlay.enable(check_mesh=True)
+    now = torch_overlay.options()
+    assert (now.cost, now.flatten, now.check_mesh, now.share_groups) == ("plan", "existing", True, True)
+    torch_overlay.disable()
+    torch_overlay.enable()
+    assert torch_overlay.options().flatten == "any"
+
+
+def test_a_wrong_option_changes_nothing(tree):
+    tree.rows(*ALL)
+    with pytest.raises(errors.OptionError, match="did you mean 'flatten'"):
+        torch_overlay.enable(flaten="any")
+    assert not torch_overlay.is_enabled() and "fakelib" not in sys.modules
+
+
+def test_strict_after_a_lenient_enable_says_what_is_missing(tree):
+    tree.rows(SIZE, MAKE)
+    tree.edit("fakelib.core", "stock size", "nightly size")
+    torch_overlay.enable(strict=False)
+    torch_overlay.enable()  # asks for nothing in particular
+    with pytest.raises(errors.ChangedTarget, match=r"without these rows: fakelib\.core:Mesh\.size"):
+        torch_overlay.enable(strict=True)
+
+
+def test_enabled_restores_what_was_around_it(tree):
+    tree.rows(*ALL)
+    with torch_overlay.enabled(flatten="existing") as status:
+        assert status.enabled and torch_overlay.options().flatten == "existing"
+        with torch_overlay.enabled(flatten="create", cost="plan"):
+            assert torch_overlay.options().flatten == "create"
+        assert torch_overlay.is_enabled()
+        assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("existing", "stock")
+    assert not torch_overlay.is_enabled()
+    with pytest.raises(KeyError), torch_overlay.enabled():
+        raise KeyError("the block's own error comes out")
+    assert not torch_overlay.is_enabled()
+
+
+def test_threads_that_enable_and_disable_leave_the_library_whole(tree):
+    tree.rows(*ALL)
+    tree.get("fakelib.late"), tree.get("fakebody")
+    before, failures = tree.snapshot(), []
+
+    def work():
+        try:
+            for _ in range(20):
+                torch_overlay.enable()
+                torch_overlay.status()
+                torch_overlay.disable()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and not torch_overlay.is_enabled()
+    assert fake_tree.same(before, tree.snapshot())
+
+
+def test_status_reads_as_text(tree, monkeypatch):
+    from torch_overlay import report
+
+    monkeypatch.setattr(report, "COUNTERS", [lambda: {"groups": {"made": 2, "shared": 7}}, "no.such.module:counters"])
+    tree.rows(*ALL)
+    torch_overlay.enable(topology={"tp": (1e9, 1e-6)})
+    text = str(torch_overlay.status())
+    for line in (
+        "torch_overlay is on, 6 of 7 patches in place (torch 2.13.0)",
+        "  core.Mesh.size   replaced",
+        "  core.Mesh.note   added",
+        "  inner.work       waiting: until fakelib.late.inner is imported",
+        "  groups: made 2, shared 7",
+        "  share_groups: on",
+        "  topology: (('tp', 1000000000.0, 1e-06),)",
+    ):
+        assert line in text.splitlines(), f"{line!r} isn't in\n{text}"
