@@ -1,9 +1,33 @@
-"""Written by tools/fingerprint.py: by release and module, the digest of its file and of each target in it."""
+"""Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.13.0": {
         "torch.distributed.device_mesh": {
             "file": "acccb6b20491160b1d0aa7f0445fd3fd",
+            "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
+            "DeviceMesh.__getitem__": "a3146ea8b2b597c700c57ae92ccdf711",
+            "DeviceMesh.__getstate__": "b242add48d163d40332096d9232fe486",
+            "DeviceMesh.__hash__": "43e9f685a182c3772efb594c3bfc3ab1",
+            "DeviceMesh.__init__": "88a4fe7e4faaf1b332336d1050453f06",
+            "DeviceMesh.__setstate__": "12cbfdbc1c3d5d9a1d00f85de326d14d",
+            "DeviceMesh._compute_coordinate_on_dim": "5433260100b7d7fa6c0202945cf40c8e",
+            "DeviceMesh._concatenate": "8021e871cd87190e0782668aed7740c9",
+            "DeviceMesh._create_flatten_mesh": "74654b802efe1962c51a1bc7814256ab",
+            "DeviceMesh._create_sub_mesh": "ab4e5fc83c294af0579d83574b198e95",
+            "DeviceMesh._create_unflatten_mesh": "78b0d08e3332763375cf0cf4d0ce238e",
+            "DeviceMesh._get_all_submeshes": "70e8a0ad06bf54e45a8895c9765d4053",
+            "DeviceMesh._get_slice_mesh_layout": "bfc620dce549c25313369386f0fa9b99",
+            "DeviceMesh._hash_key": "8bf3a735881e8ca7433e841af2c75c8a",
+            "DeviceMesh._init_one_process_group": "a32600e8bae6d164cf9b93e727f2d127",
+            "DeviceMesh._stable_hash": "cfacd5f4abc7323694fc00760e3a22ea",
+            "DeviceMesh.get_group": "0e6c400ed1ac483e2f81c9022bd758a8",
+            "DeviceMesh.mesh": "dd5b6df4907c264cdf12c27f37604514",
+            "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",
+            "init_device_mesh": "8430040bf3e9eeb1a02d55288a5aa7ca",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "cb2926a8eeaa4a040aaff6e731a2841d",
+            "_process_group_name": "6168981a371c8c655264342b2c4a480b",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "39ee270d5c24b77b81217daad22d9376",
@@ -12,6 +36,30 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.14.1": {
         "torch.distributed.device_mesh": {
             "file": "673bca57b78b606d5d4a30e7e0b1cc8e",
+            "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
+            "DeviceMesh.__getitem__": "a3146ea8b2b597c700c57ae92ccdf711",
+            "DeviceMesh.__getstate__": "b242add48d163d40332096d9232fe486",
+            "DeviceMesh.__hash__": "43e9f685a182c3772efb594c3bfc3ab1",
+            "DeviceMesh.__init__": "88a4fe7e4faaf1b332336d1050453f06",
+            "DeviceMesh.__setstate__": "12cbfdbc1c3d5d9a1d00f85de326d14d",
+            "DeviceMesh._compute_coordinate_on_dim": "5433260100b7d7fa6c0202945cf40c8e",
+            "DeviceMesh._concatenate": "82f914b2bb38dae96fafd521402e0221",
+            "DeviceMesh._create_flatten_mesh": "74654b802efe1962c51a1bc7814256ab",
+            "DeviceMesh._create_sub_mesh": "742804361666006f49469daa7185e988",
+            "DeviceMesh._create_unflatten_mesh": "78b0d08e3332763375cf0cf4d0ce238e",
+            "DeviceMesh._get_all_submeshes": "70e8a0ad06bf54e45a8895c9765d4053",
+            "DeviceMesh._get_slice_mesh_layout": "bfc620dce549c25313369386f0fa9b99",
+            "DeviceMesh._hash_key": "8bf3a735881e8ca7433e841af2c75c8a",
+            "DeviceMesh._init_one_process_group": "f606e3e661e0104bf4c2dc0434ce3ec3",
+            "DeviceMesh._stable_hash": "cfacd5f4abc7323694fc00760e3a22ea",
+            "DeviceMesh.get_group": "4d58f73a892ac52c88b2d05f18760ce7",
+            "DeviceMesh.mesh": "dd5b6df4907c264cdf12c27f37604514",
+            "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",
+            "init_device_mesh": "8430040bf3e9eeb1a02d55288a5aa7ca",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "ffa3de81159c96c1a1042c8e2bce52fb",
+            "_process_group_name": "da5c36a66317085546ebdcade4e96b69",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
@@ -20,6 +68,31 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.15.0": {
         "torch.distributed.device_mesh": {
             "file": "8ebcd19b62f08659679acd826a81471c",
+            "DeviceMesh.__eq__": "5d55a466a960735e81b65afb9db2f0ed",
+            "DeviceMesh.__getitem__": "a3146ea8b2b597c700c57ae92ccdf711",
+            "DeviceMesh.__getstate__": "b242add48d163d40332096d9232fe486",
+            "DeviceMesh.__hash__": "43e9f685a182c3772efb594c3bfc3ab1",
+            "DeviceMesh.__init__": "2d14cfb32881cce5d489557cc63045b0",
+            "DeviceMesh.__setstate__": "12cbfdbc1c3d5d9a1d00f85de326d14d",
+            "DeviceMesh._compute_coordinate_on_dim": "5433260100b7d7fa6c0202945cf40c8e",
+            "DeviceMesh._concatenate": "78b6dc3508af79e998350e6bce74b38c",
+            "DeviceMesh._create_flatten_mesh": "02fecface0fab6ebc19654904a196157",
+            "DeviceMesh._create_sub_mesh": "a499e9154f404deadd4db26281f2b703",
+            "DeviceMesh._create_unflatten_mesh": "797e322f86be03cff141ca670511ed3f",
+            "DeviceMesh._get_all_submeshes": "3c8d98283e28750d084c6e2a3e475331",
+            "DeviceMesh._get_slice_mesh_layout": "bfc620dce549c25313369386f0fa9b99",
+            "DeviceMesh._hash_key": "1d1202ee2ac77cfed2a89abb642acf47",
+            "DeviceMesh._init_one_process_group": "8a6b1a79ac5dd086a808d44134229bb8",
+            "DeviceMesh._stable_hash": "cfacd5f4abc7323694fc00760e3a22ea",
+            "DeviceMesh.abort": "9e6f470eb8d918b569afcc8628882ea7",
+            "DeviceMesh.get_group": "4d58f73a892ac52c88b2d05f18760ce7",
+            "DeviceMesh.mesh": "dd5b6df4907c264cdf12c27f37604514",
+            "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",
+            "init_device_mesh": "8430040bf3e9eeb1a02d55288a5aa7ca",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "6d0bbb7be66d992e04be2bcf73f4fa19",
+            "_process_group_name": "da5c36a66317085546ebdcade4e96b69",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",

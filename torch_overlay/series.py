@@ -1,5 +1,63 @@
 """The table: one patch a row, in the order of ``patches/series``."""
 
-from .patch import Patch
+from .patch import Kind, Patch
 
-PATCHES: tuple[Patch, ...] = ()
+C10D = "torch.distributed.distributed_c10d"
+MESH = "torch.distributed.device_mesh"
+OURS = "torch_overlay.distributed"
+BODIES = f"{OURS}.device_mesh:_DeviceMesh"
+
+_REPLACED = (
+    "__init__",
+    "mesh",
+    "_compute_coordinate_on_dim",
+    "_hash_key",
+    "__hash__",
+    "__eq__",
+    "_stable_hash",
+    "__getstate__",
+    "__setstate__",
+    "__getitem__",
+    "_get_slice_mesh_layout",
+    "_create_sub_mesh",
+    "_get_all_submeshes",
+    "_create_flatten_mesh",
+    "_create_unflatten_mesh",
+    "_concatenate",
+    "_init_one_process_group",
+    "get_group",
+)
+_ADDED = (
+    "_rank_map",
+    "_flatten_rank_map",
+    "_preserve_rank_order",
+    "__deepcopy__",
+    "permute",
+    "submesh_at",
+    "flatten",
+    "unflatten",
+    "concatenate",
+)
+
+
+def _mesh(name: str, kind: Kind = Kind.REPLACE, since: str | None = None, until: str | None = None) -> Patch:
+    """A row for one attribute of DeviceMesh; the mesh rows make sense only together."""
+    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, since=since, until=until, unit="mesh")
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(f"{C10D}:_process_group_name", f"{OURS}.distributed_c10d:_process_group_name", unit="mesh"),
+    *(_mesh(name) for name in _REPLACED),
+    *(_mesh(name, Kind.ADD) for name in _ADDED),
+    _mesh("abort", Kind.ADD, until="2.15.0"),
+    _mesh("abort", since="2.15.0"),
+    Patch(f"{MESH}:_normalize_backend_override", f"{OURS}.device_mesh:_normalize_backend_override", unit="mesh"),
+    Patch(f"{MESH}:init_device_mesh", "torch_overlay.doors:init_device_mesh", Kind.CODE, unit="mesh"),
+    Patch(
+        MESH,
+        "torch_overlay.doors:meshes_need_nothing",
+        Kind.HOOK,
+        undo="torch_overlay.doors:settle_meshes",
+        unit="mesh",
+    ),
+)

@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+from ._layout import Layout
+
 
 class RankMap:
     """From index to rank and back, both in constant time.
@@ -70,9 +72,9 @@ class RankMap:
     @cached_property
     def key(self) -> tuple[int, str]:
         """A short value that is equal for equal maps, in this and in any other process."""
-        if self._indices is None:
+        if self.is_identity:
             return (self.numel, "")
-        return (self.numel, hashlib.blake2b(array("q", self._ranks).tobytes(), digest_size=16).hexdigest())
+        return (self.numel, hashlib.blake2b(array("q", self.ranks()).tobytes(), digest_size=16).hexdigest())
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -83,4 +85,45 @@ class RankMap:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        return f"RankMap({self._ranks if self.is_identity else list(self._ranks)})"
+        return f"RankMap({self.ranks() if self.is_identity else list(self.ranks())})"
+
+
+class Window(RankMap):
+    """The ranks that one copy of a layout shows of another map, as a map of its own, made in constant time.
+
+    Args:
+        whole: the map to look at.
+        layout: orthogonal; its coordinates become the indices of the window.
+        start: the index of ``whole`` at which the copy starts.
+
+    >>> second_row = Window(RankMap.identity(8), Layout((4,)), 4)
+    >>> second_row[1], second_row.index(5), second_row.index(0)  # rank 0 is in the other row
+    (5, 1, None)
+    """
+
+    def __init__(self, whole: RankMap, layout: Layout, start: int) -> None:
+        self.numel = layout.numel
+        self._whole = whole
+        self._layout = layout
+        self._start = start
+
+    def __getitem__(self, index: int) -> int:
+        return self._whole[self._start + self._layout(index)]
+
+    def index(self, rank: int) -> int | None:
+        index = self._whole.index(rank)
+        if index is None:
+            return None
+        coordinate = self._layout.coordinate(index)
+        return coordinate if index - self._layout(coordinate) == self._start else None
+
+    @cached_property
+    def _shown(self) -> tuple[int, ...]:
+        return tuple(self._whole[self._start + offset] for offset in self._layout.indices())
+
+    def ranks(self) -> Sequence[int]:
+        return self._shown
+
+    @property
+    def is_identity(self) -> bool:
+        return self._shown == tuple(range(self.numel))

@@ -1,0 +1,83 @@
+"""Axes of a mesh by their names: the mesh's own, and flattened views of its universe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from ._layout import Layout, MeshLayout
+from ._mesh_state import shared_state, view_of
+
+Names = Sequence[str]
+
+
+def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
+    """The layouts of these axes, in this order.
+
+    Raises:
+        KeyError: a name that neither the mesh nor a flattened view has; lists those that would do.
+        RuntimeError: axes that share ranks.
+    """
+    own = dict(zip(mesh._mesh_dim_names or (), view_of(mesh).layout.axes, strict=True))
+    flattened = shared_state(mesh).flattened
+    if not all(name in own or name in flattened for name in names):
+        raise KeyError(
+            f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are {list(dict.fromkeys([*own, *flattened]))}."
+        )
+    axes: list[Layout] = [own[name] if name in own else view_of(flattened[name]).layout.axes[0] for name in names]
+    return MeshLayout(tuple(axes))
+
+
+def ascending(names: Names, layout: MeshLayout) -> MeshLayout:
+    """The layout, if it keeps the mesh's order, to which torch holds slices.
+
+    Raises:
+        KeyError: another order; `permute` gives any.
+        RuntimeError: axes that share ranks.
+    """
+    joint = layout.joint()
+    if not joint.is_sorted():
+        raise KeyError(
+            f"Invalid mesh_dim_names {names} specified. Mesh dim indices should be in ascending order."
+        )
+    if not joint.is_orthogonal():
+        raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed.")
+    return layout
+
+
+def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
+    """The group name on each of these axes; empty on a rank outside, None where no backend was set up."""
+    held = mesh.__dict__.get("_dim_group_names")
+    if not held:
+        return held
+    own = dict(zip(mesh._mesh_dim_names or (), held, strict=True))
+    flattened = shared_state(mesh).flattened
+    return [own[name] if name in own else flattened[name]._dim_group_names[0] for name in names]
+
+
+def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
+    """The index where the axes in ``shown`` start if the others sit at these coordinates, else at this rank's own.
+
+    Raises:
+        KeyError: a name in ``at`` that the mesh doesn't have.
+        ValueError: a coordinate outside its axis, or given for an axis that is shown.
+    """
+    layout = view_of(mesh).layout
+    own = dict(zip(mesh._mesh_dim_names or (), layout.axes, strict=True))
+    unknown = [name for name in at if name not in own]
+    if unknown:
+        raise KeyError(f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes are {list(own)}.")
+    fixed = [name for name in at if name in shown]
+    if fixed:
+        raise ValueError(f"Axis {fixed[0]!r} is shown, so it can't sit at one coordinate: give {list(shown)} or `at`.")
+    index = view_of(mesh).rank_map.index(mesh._rank)
+    start = 0 if index is None else layout.origin(index)
+    for name, axis in own.items():
+        if name in at:
+            if not 0 <= at[name] < axis.numel:
+                raise ValueError(f"Axis {name!r} has coordinates 0 to {axis.numel - 1}, got {at[name]}.")
+            start += axis(at[name])
+        elif name not in shown and index is not None:
+            start += axis(axis.coordinate(index))
+    return select(mesh, shown).origin(start)

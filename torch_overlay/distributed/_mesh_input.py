@@ -1,0 +1,128 @@
+"""What users pass to make a mesh, checked before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import get_world_size
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ._layout import MeshLayout
+from ._process_groups import Override
+from ._rank_map import RankMap
+from ._torch_layout import from_torch
+from ._view import View
+
+
+def read_mesh(mesh: Any) -> View:
+    """Ranks as a tensor, array or nested list, of any shape.
+
+    Raises:
+        TypeError: nothing given, or nothing that can be ranks.
+        ValueError: no rank at all, a rank that isn't a whole number, or one twice.
+    """
+    if mesh is None:
+        raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
+    if isinstance(mesh, torch.Tensor) and mesh.is_meta:
+        raise ValueError(f"A mesh needs ranks, and a tensor on the meta device holds none, got {tuple(mesh.shape)}")
+    with _disable_current_modes():
+        given = mesh.detach() if isinstance(mesh, torch.Tensor) else torch.tensor(mesh, device="cpu")
+        ranks = given.to(device="cpu", dtype=torch.int)
+        if given.numel() == 0:
+            raise ValueError(f"A mesh needs at least one rank on each axis, got a mesh of shape {tuple(given.shape)}")
+        if given.is_floating_point() and not torch.equal(given.cpu(), ranks.to(given.dtype)):
+            raise ValueError(f"A mesh needs whole numbers as ranks, got {given.tolist()}")
+        return View(RankMap(ranks.flatten().tolist()), MeshLayout.dense(tuple(ranks.shape)))
+
+
+def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
+    """Torch's private door: its layout, and the rank map as a tensor; ours in their place cost nothing.
+
+    Raises:
+        TypeError: a mesh besides, or only one of the two.
+        AssertionError: overlapping axes, or a rank map that doesn't fit.
+    """
+    if isinstance(layout, MeshLayout):
+        return View(rank_map, layout)
+    if mesh is not None:
+        raise TypeError("Cannot provide _layout and/or _rank_map if passing explicit mesh")
+    if layout is None or rank_map is None:
+        raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
+    axes = from_torch(layout)
+    if not axes.joint().is_orthogonal():
+        raise AssertionError("Please use a non-overlapping layout when creating a DeviceMesh.")
+    if rank_map.ndim != 1:
+        raise AssertionError("The rank map must be 1-dimensional")
+    if not rank_map.is_contiguous():
+        raise AssertionError("The rank map must be contiguous")
+    if rank_map.numel() < axes.joint().cosize:
+        raise AssertionError(
+            f"The rank map contains {rank_map.numel()} element, which isn't large enough for layout {layout}"
+        )
+    return View(RankMap(rank_map.tolist()), axes)
+
+
+def read_sizes(mesh_shape: Any) -> tuple[int, ...]:
+    """The sizes of a new mesh's axes. Raises TypeError or ValueError for what can't be sizes."""
+    sizes = tuple(mesh_shape)
+    if any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"A mesh needs a whole number of ranks, at least 1, on each axis, got mesh_shape {sizes}")
+    return sizes
+
+
+def read_overrides(overrides: tuple[Override, ...] | None, ndim: int) -> tuple[Override, ...]:
+    """One (backend, options) an axis. Raises ValueError for another number of them."""
+    if overrides is None:
+        return ((None, None),) * ndim
+    if len(overrides) != ndim:
+        raise ValueError(
+            f"backend_override should have the same length as the number of mesh dimensions, "
+            f"but got {len(overrides)} and {ndim}."
+        )
+    return overrides
+
+
+def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
+    """The names of the axes, or None. Raises ValueError unless there is one for each."""
+    if not names:
+        return None
+    if len(names) != ndim:
+        raise ValueError(f"A mesh of {ndim} axes needs as many mesh_dim_names, got {tuple(names)}")
+    return tuple(names)
+
+
+def check_in_world(rank_map: RankMap) -> None:
+    """Raise ValueError for a rank that the world doesn't have."""
+    world_size = get_world_size()
+    if rank_map.is_identity and rank_map.numel <= world_size:
+        return
+    for rank in rank_map.ranks():
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})"
+            )
+
+
+def check_names(mesh_shape: Any, names: Any) -> None:
+    """Raise RuntimeError unless there is one name for each size, none twice."""
+    if names is None:
+        return
+    if len(set(names)) != len(names):
+        raise RuntimeError(
+            f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {names}"
+        )
+    if len(mesh_shape) != len(names):
+        raise RuntimeError(
+            "mesh_shape and mesh_dim_names should have same length! "
+            f"Found len(mesh_dim_names): {len(names)} and len(mesh_shape):{len(mesh_shape)}."
+        )
+
+
+def check_device_type(device_type: str) -> None:
+    """Raise RuntimeError for a device with a number, such as cuda:0."""
+    if device_type and not device_type.isalpha():
+        raise RuntimeError(
+            f"Device type with index is not supported but got {device_type}. ",
+            "If you maintained a 'torch.device' object, it's recommended to pass in 'device.type'.",
+        )

@@ -1,0 +1,92 @@
+"""Saving and loading meshes: as layout, ranks and names, in the form that torch itself reads and writes.
+
+Files go both ways between stock torch and the overlay. What belongs to the process that saved is not believed on
+load: the rank, the coordinates and the groups are those of the process that loads, and a group is found by its ranks,
+never by its name, since names depend on the order in which a process made its groups.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import ProcessGroup, get_rank, get_world_size, is_initialized
+
+from ._layout import Layout
+from ._mesh_state import shared_state, thread_id, view_of
+from ._process_groups import group_table
+from ._rank_map import RankMap
+from ._torch_layout import from_torch
+from ._view import View
+
+# A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
+UNBOUND = "unbound: no process group here has ranks "
+
+
+def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
+    """What torch's own DeviceMesh would pickle, without what is true only in this process."""
+    shared = shared_state(mesh)
+    state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state.pop("_pg_registry", None)
+    state["_rank_map"] = shared.tensor
+    state["_flatten_rank_map"] = shared.ranks
+    state["_hash"] = None
+    return state
+
+
+def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
+    """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it."""
+    mesh.__dict__.update(state)
+    mesh._pg_registry = {}
+    mesh._hash = None
+    if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
+        return
+    view = View(RankMap(state["_flatten_rank_map"]), from_torch(state["_layout"]))
+    if is_initialized():
+        mesh._rank = get_rank()
+        mesh._thread_id = thread_id()
+    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    if "_dim_group_names" in state:
+        bind_groups(mesh, view)
+
+
+def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
+    """Find this rank's group on each axis by its ranks; an axis without one gets a name that says so."""
+    view = view or view_of(mesh)
+    index = view.rank_map.index(mesh._rank)
+    saved = mesh._dim_group_names
+    mesh._dim_group_names = []
+    if index is None:
+        return
+    for number, axis in enumerate(view.layout.axes):
+        ranks = _own_ranks(view, axis, index)
+        group = _find_group(ranks, saved[number] if number < len(saved) else "")
+        if group is None:
+            mesh._dim_group_names.append(f"{UNBOUND}{ranks}")
+        else:
+            mesh._dim_group_names.append(group.group_name)
+            mesh._pg_registry[group.group_name] = group
+
+
+def _own_ranks(view: View, axis: Layout, index: int) -> list[int]:
+    start = index - axis(axis.coordinate(index))
+    return [view.rank_map[start + offset] for offset in axis.indices()]
+
+
+def _find_group(ranks: list[int], saved_name: str) -> ProcessGroup | None:
+    """A group over exactly these ranks in this order: a mesh's if there is one, else one of the saved name."""
+    if not is_initialized():
+        return None
+    if ranks == list(range(get_world_size())):
+        return distributed_c10d._get_default_group()
+    table = group_table()
+    for key in (table.key(ranks, (None, None)), *(key for key in table.groups if key[0] == tuple(ranks))):
+        group = table.find(key)[1]
+        if group is not None:
+            return group
+    world = distributed_c10d._world
+    fitting = [group for group in world.pg_names if list(world.pg_group_ranks[group]) == ranks]
+    named = [group for group in fitting if world.pg_names.get(group) == saved_name]
+    made_for_meshes = [group for group in fitting if getattr(group, "group_desc", "").startswith("mesh_")]
+    return next(iter(named + made_for_meshes), None)

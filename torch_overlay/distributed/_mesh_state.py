@@ -1,0 +1,132 @@
+"""What a DeviceMesh carries: its view and the state it shares with its universe.
+
+Meshes come from three places: made here, made by torch before the overlay was on, and loaded from a file. The last two
+hold only what torch stores, and get their state on first use. `settle` is the way back.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import get_backend, is_initialized
+
+from ._layout import MeshLayout
+from ._rank_map import RankMap
+from ._shared_state import SharedState
+from ._torch_layout import from_torch, to_torch
+from ._view import View
+
+# Every mesh that lacks what torch's own code would look for, by id. Weak: a mesh lives no longer for being listed.
+_living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()
+
+
+def view_of(mesh: DeviceMesh) -> View:
+    """The mesh's view over its universe's rank map."""
+    return (mesh.__dict__.get("_view") or _adopt(mesh)["_view"])
+
+
+def shared_state(mesh: DeviceMesh) -> SharedState:
+    """What the mesh has in common with its root and all the root's views."""
+    return (mesh.__dict__.get("_shared_state") or _adopt(mesh)["_shared_state"])
+
+
+def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
+    """Give a mesh its state and torch's form of the layout."""
+    mesh._layout = to_torch(view.layout)
+    mesh.__dict__["_view"] = view
+    mesh.__dict__["_shared_state"] = shared
+    _living[id(mesh)] = mesh
+
+
+def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
+    """Read the state off a mesh that holds only what torch stores; costs as much as the rank map is long, once."""
+    held = mesh.__dict__
+    root = held.get("_root_mesh")
+    if root is None or root is mesh:
+        shared = SharedState(RankMap(held["_flatten_rank_map"]))
+        shared.flattened = held["_flatten_mapping"]
+        shared.registry = held["_pg_registry"]
+    else:
+        shared = shared_state(root)
+        shared.registry.update(held["_pg_registry"])
+    held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
+    held["_shared_state"] = shared
+    _living[id(mesh)] = mesh
+    return held
+
+
+def make_view(
+    parent: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, group_names: Sequence[str] | None
+) -> DeviceMesh:
+    """Another mesh over the ranks of ``parent``'s universe.
+
+    Args:
+        layout: over the universe's rank map.
+        names: of the axes; None for none.
+        group_names: of this rank's group on each axis; empty on a rank outside, None where no backend was set up.
+    """
+    root = parent._get_root_mesh()
+    mesh = _blank(parent, root, names)
+    put_state(mesh, view_of(parent).show(layout), shared_state(parent))
+    return _finish(mesh, parent, group_names)
+
+
+def make_window(
+    parent: DeviceMesh, layout: MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
+) -> DeviceMesh:
+    """The copy of ``layout`` at index ``start``, as a root of its own."""
+    view = view_of(parent).window(layout, start)
+    shared = SharedState(view.rank_map)
+    mesh = _blank(parent, None, names)
+    put_state(mesh, view, shared)
+    mesh._flatten_mapping = shared.flattened
+    mesh._pg_registry = shared.registry
+    for name in group_names or ():
+        if name in shared_state(parent).registry:
+            shared.registry[name] = shared_state(parent).registry[name]
+    return _finish(mesh, parent, group_names)
+
+
+def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None) -> DeviceMesh:
+    mesh: DeviceMesh = DeviceMesh.__new__(DeviceMesh)
+    mesh._device_type = parent._device_type
+    mesh._mesh_dim_names = tuple(names) if names else None
+    mesh._root_mesh = root
+    mesh._preserve_rank_order = parent._preserve_rank_order
+    mesh._flatten_mapping = {}
+    mesh._pg_registry = {}
+    mesh._thread_id = parent._thread_id
+    mesh._hash = None
+    return mesh
+
+
+def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | None) -> DeviceMesh:
+    rank = parent.__dict__.get("_rank")
+    if rank is not None:
+        mesh._rank = rank
+        mesh._coordinate_on_dim = view_of(mesh).coordinate(rank)
+    if group_names is not None:
+        mesh._dim_group_names = list(group_names)
+    return mesh
+
+
+def thread_id() -> int | None:
+    """Meshes of torch's threaded test backend belong to their thread."""
+    return threading.get_ident() if is_initialized() and get_backend() == "threaded" else None
+
+
+def settle() -> None:
+    """Give every living mesh what torch's own code looks for, and take the overlay's state off it."""
+    for mesh in list(_living.values()):
+        held = mesh.__dict__
+        if "_shared_state" not in held:
+            continue
+        shared = held.pop("_shared_state")
+        del held["_view"]
+        held.setdefault("_rank_map", shared.tensor)
+        held.setdefault("_flatten_rank_map", shared.ranks)
+    _living.clear()

@@ -1,0 +1,360 @@
+"""Process groups of meshes: look the group up, else create it. Nobody else creates groups for a mesh.
+
+One table for each world (each default process group) holds the groups that meshes made in it, by the ranks in mesh
+order, the backend and the options. Whether a request hits is decided from that key alone, and all members of a group
+share the history that the key can have, so either all of them hit or all of them create.
+
+Groups that the user made with ``dist.new_group`` never enter the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import config as dist_config
+from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
+
+from ._layout import Layout
+from ._settings import get_settings
+from ._view import View
+
+Override = tuple[str | None, Any]  # (backend, options), as DeviceMesh normalises a backend_override
+Key = tuple[tuple[int, ...], str, Any]
+
+# What a backend writes into an options object when it makes a group, and so no part of what the user chose.
+_WRITTEN_BY_CREATORS = {"global_ranks_in_group", "group_name", "split_from", "split_color", "enable_reconfigure"}
+
+_private: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_overlay_private_groups", default=False)
+_lock = threading.RLock()
+
+
+@dataclass
+class GroupCounters:
+    """What happened to group requests in this process since the last reset.
+
+    Attributes:
+        made: groups that this rank is in, made for a mesh.
+        shared: requests answered with a group that was there.
+        calls: calls of torch's group constructors.
+    """
+
+    made: int = 0
+    shared: int = 0
+    calls: int = 0
+
+
+_counted = GroupCounters()
+
+
+def counters() -> dict[str, int]:
+    """What was counted in this process, by what it is."""
+    return {
+        "process groups made for meshes": _counted.made,
+        "requests served by a shared group": _counted.shared,
+        "calls of torch's group constructors": _counted.calls,
+    }
+
+
+@dataclass(eq=False)
+class GroupTable:
+    """The groups that meshes made in one world.
+
+    Attributes:
+        groups: by key; None stands for a group that was made and that this rank isn't in.
+        names: the mesh axes that each group serves, in the order in which they asked.
+        meshes: how many times ranks compared meshes (see `check_same_mesh`).
+    """
+
+    groups: dict[Key, ProcessGroup | None] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    meshes: int = 0
+    _named: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    _options: list[Any] = field(default_factory=list)
+
+    def member_name(self, ranks: Sequence[int]) -> str:
+        """A name for the next group that exactly these ranks make, in this order; see distributed_c10d."""
+        members = tuple(ranks)
+        self._named[members] += 1
+        text = f"mesh group {self._named[members]} of ranks {members}"
+        return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def key(self, ranks: Sequence[int], override: Override) -> Key:
+        """What must be equal for two requests to share."""
+        backend, options = override
+        default = distributed_c10d._get_default_group()
+        return tuple(ranks), (backend or distributed_c10d.get_backend(default)).lower(), self._options_key(options)
+
+    def find(self, key: Key) -> tuple[bool, ProcessGroup | None]:
+        """(whether the group was made, the group if this rank is in it); a destroyed group counts as not made."""
+        if key not in self.groups:
+            return False, None
+        group = self.groups[key]
+        if group is not None and not is_alive(group):
+            del self.groups[key]
+            return False, None
+        return True, group
+
+    def _options_key(self, options: Any) -> Any:
+        """Options by value: their fields as they are before a backend writes into them."""
+        if options is None:
+            return None
+        fields = [name for name in dir(options) if not name.startswith("__") and name not in _WRITTEN_BY_CREATORS]
+        values = {name: getattr(options, name, None) for name in fields if not name.startswith("_pybind")}
+        plain = {name: _plain(value) for name, value in values.items() if not callable(value)}
+        if any(value is _OPAQUE for value in plain.values()):
+            self._options.append(options)  # keeps the id from being used again
+            return (type(options).__name__, id(options))
+        return (type(options).__name__, tuple(sorted(plain.items())))
+
+
+_OPAQUE: Any = object()
+
+
+def _plain(value: Any) -> Any:
+    """A value that says all of `value`, or _OPAQUE if there is no telling."""
+    if value is None or isinstance(value, (bool, int, float, str, timedelta)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return _OPAQUE if any(part is _OPAQUE for part in parts) else tuple(parts)
+    if type(value).__name__ == "Device":  # gloo's, of which each host has one by default
+        return str(value)
+    if type(value).__name__ == "NCCLConfig":
+        parts = [(name, _plain(getattr(value, name))) for name in dir(value) if not name.startswith("_")]
+        return _OPAQUE if any(part is _OPAQUE for _, part in parts) else tuple(parts)
+    return _OPAQUE
+
+
+_tables: weakref.WeakKeyDictionary[ProcessGroup, GroupTable] = weakref.WeakKeyDictionary()
+
+
+def group_table() -> GroupTable:
+    """The table of the world that this thread is in now. Raises ValueError if there is none, as torch does."""
+    world = distributed_c10d._get_default_group()
+    with _lock:
+        return _tables.setdefault(world, GroupTable())
+
+
+def is_alive(group: ProcessGroup) -> bool:
+    """Whether the world still knows the group by its name; names are used again after a destroy."""
+    return distributed_c10d._world.pg_names.get(group) == group.group_name
+
+
+@contextlib.contextmanager
+def private_groups() -> Iterator[None]:
+    """Give the meshes made inside groups that nobody shares, for one block of code.
+
+    Collectives on one group run one after the other; two that should overlap need a group each.
+
+    >>> with torch_overlay.private_groups():  # doctest: +SKIP
+    ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
+    """
+    token = _private.set(True)
+    try:
+        yield
+    finally:
+        _private.reset(token)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One axis of a mesh that wants its group.
+
+    Attributes:
+        view: the mesh's view, for its rank map.
+        axis: the layout of the axis.
+        name: what the axis is called, for people.
+        override: the backend and options that the user gave for it.
+        device_type: the mesh's, for finding the timeout of the default group.
+        in_mesh_order: whether ranks keep the mesh's order inside the group.
+    """
+
+    view: View
+    axis: Layout
+    name: str
+    override: Override
+    device_type: str
+    in_mesh_order: bool = True
+
+    def ranks(self, start: int) -> list[int]:
+        """The ranks of the copy of the axis that starts at this index."""
+        ranks = [self.view.rank_map[start + offset] for offset in self.axis.indices()]
+        return ranks if self.in_mesh_order else sorted(ranks)
+
+    def own_start(self, rank: int) -> int | None:
+        """Where the copy that holds ``rank`` starts; None on a rank outside."""
+        index = self.view.rank_map.index(rank)
+        return None if index is None else index - self.axis(self.axis.coordinate(index))
+
+    def covers_world(self, world_size: int) -> bool:
+        """Whether the axis is the whole world in rank order, which the default group serves."""
+        if self.axis.numel != world_size or self.override != (None, None):
+            return False
+        if self.axis == Layout((world_size,)) and self.view.rank_map.is_identity:
+            return True
+        return self.ranks(0) == list(range(world_size))
+
+
+def axis_group(request: Request) -> ProcessGroup | None:
+    """The group of this rank along one axis: shared if it was made, else created; None on a rank outside the mesh.
+
+    Collective: where the backend lets members create alone, the members call it; else every rank of the world does.
+
+    Raises:
+        RuntimeError: a member didn't take part within the timeout.
+    """
+    world = distributed_c10d._get_default_group()
+    private = _private.get()
+    if not private and request.covers_world(world.size()) and not _needs_device_group(world):
+        _counted.shared += 1
+        return world
+    if _members_create(world, request.override[0]):
+        start = request.own_start(distributed_c10d.get_rank())
+        return None if start is None else _group_of(request, request.ranks(start), private, members=True)
+    return _groups_of_all(request, private)
+
+
+def _needs_device_group(world: ProcessGroup) -> bool:
+    """A gloo world on a machine with GPUs can't serve device tensors, so torch makes another group."""
+    return torch.cuda.is_available() and distributed_c10d.get_backend(world) == "gloo"
+
+
+def _members_create(world: ProcessGroup, backend: str | None) -> bool:
+    """Whether the members of a group can make it without the others.
+
+    MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
+    """
+    if get_settings().create != "members" or getattr(dist_config, "use_torchcomms", False):
+        return False
+    return world.bound_device_id is None and (backend or distributed_c10d.get_backend(world)).lower() != "mpi"
+
+
+def _group_of(request: Request, ranks: list[int], private: bool, members: bool) -> ProcessGroup | None:
+    table = group_table()
+    share = get_settings().share_groups and not private
+    key = table.key(ranks, request.override)
+    if share:
+        made, group = table.find(key)
+        if made:
+            if group is not None:
+                _counted.shared += 1
+                _add_name(table, group, request.name)
+            return group
+    group = _new_group(request, ranks, members)
+    if share:
+        table.groups[key] = group
+    if group is not None:
+        _counted.made += 1
+        table.names[group.group_name] = [request.name]
+    return group
+
+
+def _add_name(table: GroupTable, group: ProcessGroup, name: str) -> None:
+    names = table.names.setdefault(group.group_name, [])
+    if name not in names:
+        names.append(name)
+        group._set_group_desc("mesh_" + ",".join(names))
+
+
+def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGroup | None:
+    backend, options = request.override
+    _counted.calls += 1
+    try:
+        group = device_mesh.new_group(
+            ranks=ranks,
+            timeout=_timeout(request),
+            backend=backend,
+            pg_options=options,
+            use_local_synchronization=members,
+            group_desc=f"mesh_{request.name}",
+            sort_ranks=False,
+        )
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"The process group of mesh axis {request.name!r} needs all of ranks {_short(ranks)}, and rank "
+            f"{distributed_c10d.get_rank()} could not reach them: {error}. See whether one of them died or builds "
+            "another mesh (enable(check_mesh=True) compares them)."
+        ) from error
+    return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
+
+
+def _short(ranks: list[int]) -> str:
+    return str(ranks) if len(ranks) <= 16 else f"[{', '.join(map(str, ranks[:8]))}, … {ranks[-1]}] ({len(ranks)} ranks)"
+
+
+def _timeout(request: Request) -> timedelta | None:
+    """The timeout that the user gave for the axis, else the default group's; None where a backend doesn't say."""
+    options = request.override[1]
+    if options is not None:
+        return options._timeout
+    world = distributed_c10d._get_default_group()
+    for device_type in (request.device_type, "cpu"):
+        try:
+            inherited = world._get_backend(torch.device(device_type)).options
+            return inherited._timeout
+        except (RuntimeError, AttributeError):
+            continue
+    return None
+
+
+def _groups_of_all(request: Request, private: bool) -> ProcessGroup | None:
+    """Every rank makes, or takes part in making, the group of every copy of the axis."""
+    copies = [request.ranks(start) for start in request.view.copies(request.axis)]
+    if _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
+        return _split(request, copies, private)
+    mine: ProcessGroup | None = None
+    for ranks in copies:
+        group = _group_of(request, ranks, private, members=False)
+        if distributed_c10d.get_rank() in ranks:
+            mine = group
+    return mine
+
+
+def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]) -> bool:
+    """Whether one split of the default group gives all the groups.
+
+    The world must be bound to a device and its backend must be able to; torch sorts a split's ranks up to 2.13.
+    """
+    torchcomms = getattr(dist_config, "use_torchcomms", False)
+    if (world.bound_device_id is None and not torchcomms) or not torch.accelerator.is_available():
+        return False
+    parent = world._get_backend(torch.accelerator.current_accelerator())
+    if backend is not None and parent.name() != backend:
+        return False
+    return (torchcomms or parent.supports_splitting) and all(ranks == sorted(ranks) for ranks in copies)
+
+
+def _split(request: Request, copies: list[list[int]], private: bool) -> ProcessGroup | None:
+    table = group_table()
+    share = get_settings().share_groups and not private
+    keys = [table.key(ranks, request.override) for ranks in copies]
+    mine = next((key for key in keys if distributed_c10d.get_rank() in key[0]), None)
+    if share and all(table.find(key)[0] for key in keys):
+        _counted.shared += mine is not None
+        return None if mine is None else table.groups[mine]
+    _counted.calls += 1
+    made = device_mesh.split_group(
+        parent_pg=distributed_c10d._get_default_group(),
+        timeout=_timeout(request),
+        pg_options=request.override[1],
+        split_ranks=copies,
+        group_desc=f"mesh_{request.name}",
+    )
+    group = None if made is None or made == GroupMember.NON_GROUP_MEMBER else made
+    if share:
+        table.groups.update(dict.fromkeys(keys))
+        if mine is not None:
+            table.groups[mine] = group
+    _counted.made += group is not None
+    return group

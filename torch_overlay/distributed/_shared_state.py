@@ -1,0 +1,59 @@
+"""What all meshes of one universe have in common: the root, its slices, its flattened and unflattened views.
+
+A view keeps a reference to the state and nothing else that grows with the world. What torch and other libraries read
+off a mesh in torch's own form, the rank map as a tensor and as a tuple, is made here on the first request, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ._rank_map import RankMap
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def plain_tensor(ranks: list[int], sizes: tuple[int, ...]) -> torch.Tensor:
+    """Ranks as a real int32 CPU tensor, whatever mode (fake, meta, proxy) is active around the caller."""
+    with _disable_current_modes():
+        return torch.tensor(ranks, dtype=torch.int, device="cpu").reshape(sizes)
+
+
+class SharedState:
+    """One for each mesh universe.
+
+    Attributes:
+        rank_map: index to rank and back.
+        flattened: the flattened views by name, the dict that torch calls ``_flatten_mapping``; others may write it.
+        registry: the groups by name, the dict that torch calls ``_pg_registry``.
+    """
+
+    def __init__(self, rank_map: RankMap) -> None:
+        self.rank_map = rank_map
+        self.flattened: dict[str, DeviceMesh] = {}
+        self.registry: dict[str, ProcessGroup] = {}
+        self._tensor: torch.Tensor | None = None
+        self._ranks: tuple[int, ...] | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The rank map in torch's form: one dimension, int32, on the CPU."""
+        if self._tensor is None:
+            with _disable_current_modes():
+                if self.rank_map.is_identity:
+                    self._tensor = torch.arange(self.rank_map.numel, dtype=torch.int, device="cpu")
+                else:
+                    self._tensor = plain_tensor(list(self.rank_map.ranks()), (self.rank_map.numel,))
+        return self._tensor
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank map in the form that torch hashes and compares."""
+        if self._ranks is None:
+            self._ranks = tuple(self.rank_map.ranks())
+        return self._ranks

@@ -1,0 +1,423 @@
+"""Bodies that replace methods of torch's DeviceMesh and functions of its module, named as what they replace.
+
+`_DeviceMesh` only carries the methods to torch's class, which stays the same object. Messages are torch's own wherever
+torch has one. Methods not listed here (``size``, ``shape``, ``get_coordinate``, ``get_local_rank``, ``from_group``,
+``_flatten`` …) work on what these leave in the mesh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import _reconstruct  # type: ignore[attr-defined]
+from typing import Any
+
+import torch
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import (
+    ProcessGroup,
+    _cleanup_process_group_global_state,
+    _resolve_process_group,
+    get_rank,
+    is_initialized,
+)
+
+from ._layout import MeshLayout
+from ._mesh_axes import ascending, select, select_groups, start_at
+from ._mesh_groups import group_by_name, make_groups
+from ._mesh_input import (
+    check_device_type,
+    check_in_world,
+    check_names,
+    read_layout,
+    read_mesh,
+    read_names,
+    read_overrides,
+    read_sizes,
+)
+from ._mesh_pickle import load_state, saved_state
+from ._mesh_state import make_view, make_window, put_state, shared_state, thread_id, view_of
+from ._process_groups import Override, Request, axis_group
+from ._rank_map import RankMap
+from ._shared_state import SharedState, plain_tensor
+from ._torch_layout import from_torch, to_torch
+from ._view import View
+
+Names = tuple[str, ...]
+
+# Torch mended the word in 2.14, the release that brought the function.
+_MESHES = "meshes" if hasattr(device_mesh, "_maybe_traced_group") else "meshs"
+
+
+class _DeviceMesh:
+    """Never instantiated: its attributes are set on torch's DeviceMesh."""
+
+    # What meshes of an older torch lack.
+    _preserve_rank_order = False
+
+    def __init__(
+        self: DeviceMesh,
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Names | None = None,
+        backend_override: tuple[Override, ...] | None = None,
+        preserve_rank_order: bool = False,
+        _init_backend: bool = True,
+        _rank: int | None = None,
+        _layout: Any = None,
+        _rank_map: Any = None,
+        _root_mesh: DeviceMesh | None = None,
+    ) -> None:
+        """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is torch's private door."""
+        torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
+        view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        shared = SharedState(view.rank_map)
+        if _root_mesh is not None and view_of(_root_mesh).rank_map == view.rank_map:
+            shared = shared_state(_root_mesh)
+        overrides = read_overrides(backend_override, len(view.layout.axes))
+        self._device_type = device_type
+        self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
+        self._root_mesh = _root_mesh
+        self._preserve_rank_order = preserve_rank_order
+        self._flatten_mapping = shared.flattened if _root_mesh is None else {}
+        self._pg_registry = shared.registry if _root_mesh is None else {}
+        self._thread_id = None
+        self._hash = None
+        put_state(self, View(shared.rank_map, view.layout), shared)
+        if device_type == "xla":
+            return
+        if _init_backend:
+            self._setup_world_group_and_device()
+            check_in_world(shared.rank_map)
+            self._dim_group_names = make_groups(self, view.layout, self._mesh_dim_names, overrides)
+        self._thread_id = thread_id()
+        self._rank = get_rank() if _rank is None else _rank
+        self._coordinate_on_dim = view.coordinate(self._rank)
+
+    # --- what torch stores, made on request
+
+    @property
+    def _rank_map(self: DeviceMesh) -> torch.Tensor:
+        """The rank at each index, one dimension, int32; one tensor for the root and all its views."""
+        held = self.__dict__.get("_rank_map")
+        return shared_state(self).tensor if held is None else held
+
+    @property
+    def _flatten_rank_map(self: DeviceMesh) -> tuple[int, ...]:
+        """The same as a tuple."""
+        held = self.__dict__.get("_flatten_rank_map")
+        return shared_state(self).ranks if held is None else held
+
+    @property
+    def mesh(self: DeviceMesh) -> torch.Tensor:
+        """The ranks as a tensor of the mesh's shape; a rank outside the mesh sees the first copy."""
+        view = view_of(self)
+        rank = get_rank() if is_initialized() else self._rank
+        return plain_tensor(view.ranks(rank), view.layout.sizes)
+
+    def _compute_coordinate_on_dim(self: DeviceMesh) -> tuple[int, ...] | None:
+        return view_of(self).coordinate(self._rank)
+
+    # --- as a value
+
+    def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
+        view = view_of(self)
+        return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id
+
+    def __hash__(self: DeviceMesh) -> int:
+        if self._hash is None:
+            self._hash = hash(self._hash_key())
+        return self._hash
+
+    def __eq__(self: DeviceMesh, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, DeviceMesh):
+            return False
+        other = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
+        mine, others = view_of(self), view_of(other)
+        return (
+            mine.layout == others.layout
+            and self._mesh_dim_names == other._mesh_dim_names
+            and self._device_type == other._device_type
+            and self._thread_id == other._thread_id
+            and self._preserve_rank_order == other._preserve_rank_order
+            and mine.rank_map == others.rank_map
+        )
+
+    def _stable_hash(self: DeviceMesh) -> str:
+        """The same in every process, for caches of compiled code."""
+        return hashlib.blake2b(repr(self._hash_key()).encode(), digest_size=16).hexdigest()
+
+    def __getstate__(self: DeviceMesh) -> dict[str, Any]:
+        return saved_state(self)
+
+    def __setstate__(self: DeviceMesh, state: dict[str, Any]) -> None:
+        load_state(self, state)
+
+    def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
+        """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
+        if type(self) is not DeviceMesh:
+            return _reconstruct(self, memo, *self.__reduce_ex__(4))
+        copied = make_view(self, view_of(self).layout, self._mesh_dim_names, self.__dict__.get("_dim_group_names"))
+        copied._root_mesh = self._root_mesh
+        copied._flatten_mapping = self._flatten_mapping
+        copied._pg_registry = self._pg_registry
+        memo[id(self)] = copied
+        return copied
+
+    # --- views
+
+    def __getitem__(self: DeviceMesh, mesh_dim_names: str | Names) -> DeviceMesh:
+        """The view of these axes, in the mesh's order; flattened views count by their names."""
+        if not self._mesh_dim_names:
+            raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self._mesh_dim_names:
+            return self
+        return make_view(self, ascending(names, select(self, names)), names, select_groups(self, names))
+
+    def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: Names) -> Any:
+        return to_torch(ascending(mesh_dim_names, select(self, mesh_dim_names)))
+
+    def _create_sub_mesh(self: DeviceMesh, layout: Any, submesh_dim_names: Names) -> DeviceMesh:
+        return make_view(self, from_torch(layout), submesh_dim_names, select_groups(self, submesh_dim_names))
+
+    def permute(self: DeviceMesh, mesh_dim_names: Sequence[str]) -> DeviceMesh:
+        """The same ranks with the axes in another order, any order; no groups are made.
+
+        Raises:
+            ValueError: the names aren't the mesh's own, each once.
+
+        >>> init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp")).permute(("tp", "dp")).shape  # doctest: +SKIP
+        (4, 2)
+        """
+        names = tuple(mesh_dim_names)
+        if sorted(names) != sorted(self._mesh_dim_names or ()):
+            raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
+        return make_view(self, select(self, names), names, select_groups(self, names))
+
+    def submesh_at(self: DeviceMesh, mesh_dim_names: str | Names, at: Mapping[str, int]) -> DeviceMesh:
+        """The view of some axes as it is at given coordinates of the others, in constant time.
+
+        Args:
+            mesh_dim_names: the axes to show.
+            at: the coordinate on other axes of the mesh; this rank's own where not given.
+
+        Returns:
+            A root mesh of its own; its groups are there on the ranks that it holds.
+
+        Raises:
+            KeyError: a name that the mesh doesn't have.
+            ValueError: an axis both shown and fixed, a coordinate outside its axis, or none known for this rank.
+
+        >>> mesh.submesh_at("shard", at={"replicate": 1})  # what another replica's ranks see  # doctest: +SKIP
+        """
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        layout = select(self, names)
+        start = start_at(self, names, at)
+        view = view_of(self).window(layout, start)
+        inside = is_initialized() and view.rank_map.index(get_rank()) is not None
+        return make_window(self, layout, start, names, select_groups(self, names) if inside else [])
+
+    def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
+        """Every copy of one axis over the whole universe, each a root mesh."""
+        axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
+        layout = MeshLayout((axis,))
+        own = select_groups(self, (mesh_dim_name,))
+        mine = view_of(self).show(layout).start(self._rank)
+        return [
+            make_window(self, layout, start, (mesh_dim_name,), own if start == mine else [])
+            for start in view_of(self).copies(axis)
+        ]
+
+    # --- views that need groups
+
+    def _create_flatten_mesh(self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)) -> None:
+        """Put the flattened view into the root's mapping, from which `_flatten` takes it."""
+        root = self._get_root_mesh()
+        taken = root._mesh_dim_names or ()
+        if mesh_dim_name in taken:
+            raise ValueError(
+                f"{mesh_dim_name} already exists for submesh of the {root}. ",
+                f"The mesh_dim_names of submesh and flattened mesh are {taken}. "
+                f"Please specify another valid mesh_dim_name.",
+            )
+        layout = MeshLayout((view_of(self).layout.joint(),))
+        known = root._flatten_mapping.get(mesh_dim_name)
+        if known is not None and view_of(known).layout == layout:
+            return
+        if known is not None:
+            raise ValueError(
+                f"Flatten mesh with mesh_dim_name {mesh_dim_name} has been created before, "
+                f"Please specify another valid mesh_dim_name."
+            )
+        names, overrides = (mesh_dim_name,), (backend_override,)
+        groups = None
+        if "_dim_group_names" in self.__dict__:
+            groups = make_groups(root, layout, names, overrides)
+        root._flatten_mapping[mesh_dim_name] = make_view(root, layout, names, groups)
+
+    def _create_unflatten_mesh(
+        self: DeviceMesh,
+        dim: int,
+        mesh_sizes: tuple[int, ...],
+        mesh_dim_names: Names,
+        backend_override: tuple[Override, ...] = ((None, None),),
+    ) -> DeviceMesh:
+        """One axis as several; the other axes keep their groups."""
+        layout = view_of(self).layout
+        dim %= len(layout.axes)
+        axis = layout.axes[dim]
+        if math.prod(mesh_sizes) != axis.numel:
+            raise ValueError(
+                f"The product of {mesh_sizes=} is {math.prod(mesh_sizes)}, "
+                f"but the original dimension at dim={dim} has size {axis.numel}. "
+                f"These must be equal for unflatten to work correctly."
+            )
+        names = list(self._mesh_dim_names or ())
+        names[dim : dim + 1] = mesh_dim_names
+        if len(set(names)) != len(names):
+            raise ValueError(f"unflatten needs names that no other axis of the mesh has, got {mesh_dim_names}: {names}")
+        new = axis.compose(MeshLayout.dense(mesh_sizes))
+        groups = None
+        if "_dim_group_names" in self.__dict__:
+            groups = list(self._dim_group_names)
+            groups[dim : dim + 1] = make_groups(self, new, mesh_dim_names, backend_override)
+        return make_view(self, layout.splice(dim, dim + 1, new), names, groups)
+
+    @staticmethod
+    def _concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
+        """The axes of several views of one universe side by side; no groups are made."""
+        first = device_mesh_list[0]
+        if any(view_of(mesh).rank_map != view_of(first).rank_map for mesh in device_mesh_list):
+            raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device {_MESHES}")
+        layout = MeshLayout(tuple(axis for mesh in device_mesh_list for axis in view_of(mesh).layout.axes))
+        if not layout.joint().is_orthogonal():
+            raise RuntimeError(f"Cannot concatenate overlapping meshes: {device_mesh_list}")
+        names = [name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ()]
+        held = [mesh.__dict__.get("_dim_group_names") for mesh in device_mesh_list]
+        groups = None if None in held else [name for names_of_one in held for name in names_of_one]
+        return make_view(first, layout, names, groups)
+
+    @staticmethod
+    def concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
+        """The axes of several views of one universe side by side, in the order given; no groups are made."""
+        return DeviceMesh._concatenate(device_mesh_list)
+
+    def flatten(self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
+        """All axes as one, named; the public spelling of ``_flatten``."""
+        return self._flatten(mesh_dim_name, backend_override)
+
+    def unflatten(
+        self: DeviceMesh,
+        dim: int | str,
+        mesh_sizes: tuple[int, ...],
+        mesh_dim_names: Names,
+        backend_override: dict[str, Any] | None = None,
+    ) -> DeviceMesh:
+        """One axis as several, named; the public spelling of ``_unflatten``."""
+        return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
+
+    # --- groups
+
+    @staticmethod
+    def _init_one_process_group(
+        sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Override, preserve_rank_order: bool = False
+    ) -> str | None:
+        view = View(RankMap(rank_map.tolist()), from_torch([sub_layout]))
+        group = axis_group(Request(view, view.layout.axes[0], dim_name, backend_override, "cpu"))
+        return None if group is None else group.group_name
+
+    def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """This rank's group on one axis, by number or name; a flattened view's counts by its name."""
+        if not hasattr(self, "_dim_group_names"):
+            raise RuntimeError("DeviceMesh process groups not initialized!")
+        if self.ndim > 1 and mesh_dim is None:
+            raise RuntimeError(
+                f"Found the DeviceMesh have {self.ndim} dimensions",
+                "Optional kwarg `mesh_dim` needs to be specified when device_mesh.ndim > 1.",
+                "If you want to get the list of all the ProcessGroups in the DeviceMesh,"
+                "please use `get_all_groups()` instead.",
+            )
+        root = self._get_root_mesh()
+        names, dim = self._dim_group_names, mesh_dim or 0
+        if isinstance(mesh_dim, str):
+            if mesh_dim in root._flatten_mapping:
+                names, dim = root._flatten_mapping[mesh_dim]._dim_group_names, 0
+            else:
+                dim = self._get_mesh_dim_by_name(mesh_dim)
+        if not isinstance(dim, int):
+            raise AssertionError(f"mesh_dim must be an int, got {type(mesh_dim)}")
+        if not names and self._coordinate_on_dim is None:
+            raise RuntimeError(
+                f"Rank {self.get_rank()} isn't in the mesh {self}, so it has no process group there. Ask "
+                "get_coordinate() first: it is None on ranks outside the mesh."
+            )
+        return group_by_name(self, names[dim], mesh_dim, dim)
+
+    def abort(self: DeviceMesh) -> None:
+        """Abort every group of this mesh and its views, for ranks whose peers died; call it on the root mesh."""
+        if self._root_mesh is not None:
+            raise RuntimeError("abort() is not supported on a submesh. Call abort() on the root mesh instead.")
+        groups: dict[str, ProcessGroup] = {}
+        for name in (*self.__dict__.get("_dim_group_names", ()), *self._pg_registry):
+            try:
+                groups[name] = _resolve_process_group(name)
+            except RuntimeError:
+                continue  # gone already
+        for group in groups.values():
+            group.abort()
+        for group in groups.values():
+            _cleanup_process_group_global_state(group)
+        self._pg_registry.clear()
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: tuple[int, ...],
+    *,
+    mesh_dim_names: Names | None = None,
+    backend_override: Mapping[int | str, Any] | None = None,
+) -> DeviceMesh:
+    """A row-major mesh over ranks 0 to the product of the sizes; holds nothing that grows with the world."""
+    check_names(mesh_shape, mesh_dim_names)
+    overrides = None
+    if backend_override is not None:
+        overrides = tuple(_normalize_backend_override(backend_override, len(mesh_shape), mesh_dim_names))
+    check_device_type(device_type)
+    layout = MeshLayout.dense(read_sizes(mesh_shape))
+    return DeviceMesh(
+        device_type,
+        _layout=layout,
+        _rank_map=RankMap.identity(layout.numel),
+        mesh_dim_names=mesh_dim_names,
+        backend_override=overrides,
+    )
+
+
+def _normalize_backend_override(
+    backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: Names | None = None
+) -> Iterator[Override]:
+    """One (backend, options) an axis, from a dict by number or name; the caller's dict stays as it is."""
+    names = tuple(mesh_dim_names or ())
+    for dim in range(ndim):
+        named = dim < len(names) and names[dim] in backend_override
+        if named and dim in backend_override:
+            raise RuntimeError(f"Found redundant dim index {dim} and name {names[dim]} in backend_override")
+        given = backend_override[names[dim]] if named else backend_override.get(dim, (None, None))
+        if isinstance(given, str):
+            yield given, None
+        elif isinstance(given, tuple):
+            yield given
+        else:
+            yield None, given
+    left = [key for key in backend_override if key not in names and key not in range(ndim)]
+    if left:
+        raise RuntimeError(
+            f"Found invalid keys in backend_override: got {left}, "
+            f"expected integers in range [0, {ndim}) or one of {names}"
+        )

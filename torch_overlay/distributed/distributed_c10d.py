@@ -1,0 +1,25 @@
+"""Bodies that replace functions of ``torch.distributed.distributed_c10d``, named as what they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed import distributed_c10d
+
+from ._process_groups import group_table
+
+
+def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+    """The name of a group about to be made, the same on every rank that takes part.
+
+    A group that only its members make must be named from what all of its members know. Torch salts the name with a
+    counter of the process: of the groups it is in (up to 2.13) or of the calls it made (since 2.14), and both drift
+    apart as soon as some ranks make a group and others don't. How often *these* ranks have made a group is the same
+    on all of them, whatever else any of them did. The counter behind the other names is left to calls that every
+    rank makes.
+    """
+    if use_hashed_name:
+        return group_table().member_name(ranks)
+    world = distributed_c10d._world
+    number, world.group_count = world.group_count, world.group_count + 1
+    return str(number)

@@ -1,0 +1,22 @@
+"""What the overlay needs besides bodies, and upstream wouldn't: trampolines for swapped code, and hooks.
+
+A swapped code object runs with torch's globals, so a trampoline looks its body up in our module at each call.
+"""
+
+
+def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):  # type: ignore[no-untyped-def]
+    """Reaches every ``from torch.distributed import init_device_mesh`` that was run before enable()."""
+    from torch_overlay.distributed.device_mesh import init_device_mesh as body
+
+    return body(device_type, mesh_shape, mesh_dim_names=mesh_dim_names, backend_override=backend_override)
+
+
+def meshes_need_nothing() -> None:
+    """Meshes that torch made get their state on first use."""
+
+
+def settle_meshes(_: None) -> None:
+    """Meshes made under the overlay go on living without it."""
+    from torch_overlay.distributed._mesh_state import settle
+
+    settle()
