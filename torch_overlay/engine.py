@@ -88,16 +88,15 @@ class Hook:
 Change = SetAttribute | SwapCode | Hook
 
 
-def import_bodies(patches: Iterable[Patch]) -> None:
-    """Import what the rows put in place; outside of any lock, since importing takes locks of its own."""
-    for patch in patches:
-        for module in patch.body_modules:
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                raise OverlayError(
-                    f"{patch.target}: the overlay's own {module} can't be imported ({type(error).__name__}: {error})"
-                ) from error
+def import_body(patch: Patch) -> None:
+    """Import what the row puts in place; OverlayError if that can't be imported."""
+    for module in patch.body_modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise OverlayError(
+                f"{patch.target}: the overlay's own {module} can't be imported ({type(error).__name__}: {error})"
+            ) from error
 
 
 def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, list[Change]], dict[Patch, str]]:
@@ -120,13 +119,14 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
     return changes, refused
 
 
-def together(patches: Iterable[Patch], changes: dict[Patch, list[Change]], refused: dict[Patch, str]) -> None:
-    """Move the rows whose unit has a refused row from `changes` to `refused`: they stand or fall together."""
-    fallen = {patch.unit: patch for patch in reversed(refused) if patch.unit}
-    for patch in patches:
-        if patch.unit in fallen and patch not in refused:
-            refused[patch] = f"it makes sense only with {fallen[patch.unit].target}, which is left out"
-            changes.pop(patch, None)
+def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, str]:
+    """The rows that fall because another of their unit is refused, and why."""
+    first = {patch.unit: patch for patch in reversed(refused) if patch.unit}
+    return {
+        patch: f"it makes sense only with {first[patch.unit].target}, which is left out"
+        for patch in patches
+        if patch.unit in first and patch not in refused
+    }
 
 
 def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Change]]) -> str | None:

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from . import choices, engine, recognise, report, series, versions
 from .distributed._settings import DEFAULT, Settings, get_settings, set_settings
@@ -40,35 +40,48 @@ class Session:
     def unrecognised(self, patch: Patch, live: object) -> str | None:
         return versions.unrecognised(patch, self.release, self.source(patch.module), live)
 
-    def begin(self) -> None:
-        """Apply the rows whose modules are imported; wait for those that aren't, known to be good from their files."""
-        now = [patch for patch in self.patches if ready(patch.module)]
-        later = [patch for patch in self.patches if not ready(patch.module)]
-        changes, refused = engine.prepare(now, self.unrecognised)
-        refused |= {patch: why for patch in later if (why := self.unrecognised(patch, None))}
-        engine.together(self.patches, changes, refused)
+    def look(self) -> None:
+        """Recognise every row by its file, and import the bodies of those that can be applied now. Holds no lock."""
+        refused = {patch: why for patch in self.patches if (why := self.unrecognised(patch, None))}
         self.refuse(refused)
-        engine.apply(change for group in changes.values() for change in group)
-        self.changes = changes
-        for patch in later:
-            if patch not in refused:
+        self.import_bodies(patch for patch in self.patches if ready(patch.module))
+
+    def import_bodies(self, patches: Iterable[Patch]) -> None:
+        """Import what the rows put in place: outside of our lock, since importing takes locks of its own."""
+        for patch in patches:
+            try:
+                if patch not in self.refused:
+                    engine.import_body(patch)
+            except OverlayError as error:
+                if self.strict:
+                    raise
+                self.refuse({patch: str(error)})
+
+    def begin(self) -> None:
+        """Apply the rows whose modules are imported, and note which wait for theirs."""
+        rows = [patch for patch in self.patches if patch not in self.refused]
+        self.apply([patch for patch in rows if ready(patch.module)])
+        for patch in rows:
+            if not ready(patch.module) and patch not in self.refused:
                 self.waiting.setdefault(patch.module, []).append(patch)
+
+    def apply(self, patches: list[Patch]) -> None:
+        """Check these rows against what is there, then set all of them or none."""
+        changes, refused = engine.prepare(patches, self.unrecognised)
+        self.refuse(refused)
+        changes = {patch: group for patch, group in changes.items() if patch not in self.refused}
+        engine.apply(change for group in changes.values() for change in group)
+        self.changes |= changes
         self.sources.clear()
 
     def arrive(self, modules: list[str]) -> None:
         """Apply the rows that waited for these modules, all or none."""
-        patches = [patch for module in modules for patch in self.waiting.get(module, ())]
-        changes, refused = engine.prepare(patches, self.unrecognised)
-        engine.together(patches, changes, refused)
-        self.refuse(refused)
-        engine.apply(change for group in changes.values() for change in group)
-        self.changes |= changes
+        self.apply([p for module in modules for p in self.waiting.get(module, ()) if p not in self.refused])
         for module in modules:
             self.waiting.pop(module, None)
-        self.sources.clear()
 
     def refuse(self, refused: dict[Patch, str]) -> None:
-        """Remember the rows that are left out; where the overlay is strict, refuse as a whole."""
+        """Remember that these rows, and the others of their units, are left out; if strict, refuse as a whole."""
         if refused and self.strict:
             lines = [f"  {patch.target}: {why}" for patch, why in refused.items()]
             raise ChangedTarget(
@@ -77,6 +90,7 @@ class Session:
                 "call enable(strict=False) to leave these rows out."
             )
         self.refused |= refused
+        self.refused |= engine.fallen((p for p in self.patches if p not in self.changes), self.refused)
 
     def end(self, force: bool) -> None:
         engine.undo([change for group in self.changes.values() for change in group], force)
@@ -102,14 +116,18 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     if strict:
         versions.require_supported(release)
     session = Session(release, strict)
-    engine.import_bodies(patch for patch in session.patches if ready(patch.module))
+    session.look()
     with _lock:
         if _session is not None:  # another thread was faster
             return _again(_session, strict, options)
         session.begin()
         set_settings(settings)
         _session = session
-    _wait(session)
+        if session.waiting:
+            session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
+            session.hook.install()
+    # Those that came between the look and the hook.
+    _arrived(session, [module for module in list(session.waiting) if ready(module)])
     return status()
 
 
@@ -123,20 +141,9 @@ def _again(session: Session, strict: bool | None, options: dict[str, object]) ->
     return status()
 
 
-def _wait(session: Session) -> None:
-    """Look out for the modules that rows wait for, and for those that came while nobody did."""
-    if not session.waiting:
-        return
-    session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
-    session.hook.install()
-    came = [module for module in list(session.waiting) if ready(module)]
-    if came:
-        _arrived(session, came)
-
-
 def _arrived(session: Session, modules: list[str]) -> None:
     """Modules that rows waited for are imported: import the bodies (no lock held), then patch."""
-    engine.import_bodies(patch for module in modules for patch in session.waiting.get(module, ()))
+    session.import_bodies([patch for module in modules for patch in session.waiting.get(module, ())])
     with _lock:
         if session is _session:
             session.arrive(modules)
