@@ -131,4 +131,4 @@ def permuted(mesh: DeviceMesh, names) -> DeviceMesh:
     """The mesh with its axes in another order; stock gets there by concatenating slices, as FSDP2 does."""
     if STOCK:
         return DeviceMesh._concatenate([mesh[name] for name in names])
-    return mesh.permute(*names)
+    return mesh.permute(names)

@@ -146,3 +146,26 @@ def test_any_sequence_agrees_with_lists_of_ranks(drawn):
     for rank in range(world):
         with fake_world(rank, world), quiet():
             run(program, root, rank)
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(programs())
+def test_submeshes_at_any_coordinate_agree_with_lists_of_ranks(drawn):
+    """Every copy of an axis, and (ours) the axis as it is at each coordinate of the others."""
+    world, root, program = drawn
+    rank = root.root[0]
+    with fake_world(rank, world), quiet():
+        mesh = make_root(root.root, root.sizes, root.names)
+        for axis, name in enumerate(root.names):
+            copies = root.slice((name,)).tiles
+            found = mesh._get_all_submeshes(name)
+            assert {tuple(one.mesh.tolist()) for one in found} == set(copies) and len(found) == len(set(copies))
+            assert [bool(one._dim_group_names) for one in found] == [rank in one.mesh.tolist() for one in found]
+            others = root.names[:axis] + root.names[axis + 1 :]
+            for at in ([] if STOCK else root.coordinates()):
+                where = dict(zip(root.names, at, strict=True))
+                one = mesh.submesh_at(name, at={other: where[other] for other in others})
+                assert tuple(one.mesh.tolist()) == root.slice((name,)).tile(root.at(rank, at))
+                assert (one.mesh_dim_names, one.shape) == ((name,), (root.sizes[axis],))
+                if rank in one.mesh.tolist():
+                    assert group_ranks(one, 0) == root.line(rank, axis)

@@ -1,0 +1,102 @@
+"""Eight gloo ranks that stay up for a whole class of tests; each test gets a world of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+from mesh_harness import STOCK, make_root, permuted
+from torch.testing._internal.common_distributed import MultiProcContinuousTest
+from twins import MeshTwin
+
+WORLD = 8
+WORLD_TIMEOUT = datetime.timedelta(seconds=25)
+SHUFFLED = (3, 1, 2, 0, 7, 5, 6, 4)
+
+
+class EightRanks(MultiProcContinuousTest):
+    """Spawns once. A test that fails on some ranks doesn't take the others with it: the next one has a new world."""
+
+    world_size = WORLD
+    _worlds = 0
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo"
+
+    @classmethod
+    def device_type(cls) -> str:
+        return "cpu"
+
+    def setUp(self) -> None:
+        type(self).poison_pill = False
+        super().setUp()
+
+    @classmethod
+    def _init_pg(cls, rank, world_size, rdvz_file) -> None:
+        """In each rank, once: the overlay on, one store for all worlds, the first world."""
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(1)
+        if not STOCK:
+            import torch_overlay
+
+            torch_overlay.enable(check_mesh=True)
+        cls._file = dist.FileStore(rdvz_file, world_size)
+        if rank == 0:
+            cls._store = dist.TCPStore("127.0.0.1", 0, None, True, WORLD_TIMEOUT, wait_for_workers=False)
+            cls._file.set("port", str(cls._store.port))
+        else:
+            cls._store = dist.TCPStore("127.0.0.1", int(cls._file.get("port")), None, False, WORLD_TIMEOUT)
+        cls._open_world()
+
+    @classmethod
+    def _open_world(cls) -> None:
+        cls._worlds += 1
+        store = dist.PrefixStore(str(cls._worlds), cls._store)
+        dist.init_process_group("gloo", rank=cls.rank, world_size=WORLD, store=store, timeout=WORLD_TIMEOUT)
+
+    @classmethod
+    def _run_test_given_id(cls, test_id: str, **kwargs) -> None:
+        with contextlib.suppress(Exception):  # a world that failed in the test before
+            dist.destroy_process_group()
+        cls._worlds += 100  # ranks that left a failed test early count alike again
+        cls._worlds -= cls._worlds % 100
+        cls._open_world()
+        super()._run_test_given_id(test_id, **kwargs)
+
+    def reopen_world(self) -> None:
+        """Destroy the world and make another, as elastic jobs do."""
+        dist.destroy_process_group()
+        self._open_world()
+
+
+def all_views() -> dict[str, tuple]:
+    """Meshes over the 8 ranks made in every way, each with its twin of lists."""
+    ranks, names = range(WORLD), ("a", "b", "c")
+    root, twin = make_root(ranks, (2, 2, 2), names), MeshTwin.of(ranks, (2, 2, 2), names)
+    world, world_twin = make_root(ranks, (WORLD,), ("w",)), MeshTwin.of(ranks, (WORLD,), ("w",))
+    other, other_twin = make_root(SHUFFLED, (2, 4), ("x", "y")), MeshTwin.of(SHUFFLED, (2, 4), ("x", "y"))
+    line, line_twin = make_root(SHUFFLED, (WORLD,), ("s",)), MeshTwin.of(SHUFFLED, (WORLD,), ("s",))
+    turned, turned_twin = permuted(root, ("c", "a", "b")), twin.slice(("c", "a", "b"))
+    return {
+        "root": (root, twin),
+        "slice": (root["a", "c"], twin.slice(("a", "c"))),
+        "flattened": (root["a", "c"]._flatten("ac"), twin.slice(("a", "c")).flatten("ac")),
+        "unflattened": (world._unflatten(0, (2, 4), ("d", "t")), world_twin.unflatten(0, (2, 4), ("d", "t"))),
+        "whole": (root._flatten("abc"), twin.flatten("abc")),
+        "permuted": (turned, turned_twin),
+        "permuted, flattened": (turned._flatten("cab"), turned_twin.flatten("cab")),
+        "pair": (pair(root), twin.slice(("c", "a"))),
+        "shuffled": (other, other_twin),
+        "shuffled line": (line, line_twin),
+        "shuffled, flattened": (other._flatten("xy"), other_twin.flatten("xy")),
+        "shuffled, unflattened": (other._unflatten("y", (2, 2), ("u", "v")), other_twin.unflatten(1, (2, 2), ("u", "v"))),
+    }
+
+
+def pair(root):
+    """Two axes in the other order: what FSDP2 concatenates."""
+    return type(root)._concatenate([root["c"], root["a"]])

@@ -1,0 +1,14 @@
+"""All cases that need real ranks, in one class: eight gloo processes are spawned once."""
+
+from mesh_ranks import EightRanks
+from rank_collectives import CollectiveCases
+from rank_groups import GroupCases
+from torch.testing._internal.common_utils import run_tests
+
+
+class TestOnEightRanks(CollectiveCases, GroupCases, EightRanks):
+    """Each method runs on all eight ranks, in a world of its own."""
+
+
+if __name__ == "__main__":
+    run_tests()
