@@ -60,21 +60,16 @@ class MixtureOfExperts(nn.Module):
         if self.group is None:
             return self.experts(rows, counts.tolist())
         size = self.group.size()
-        arriving = _wait(all_to_all_single(counts, None, None, self.group)).reshape(size, -1)  # (from rank, my expert)
+        arriving = all_to_all_single(counts, None, None, self.group).reshape(size, -1)  # (from rank, my expert)
         sends = counts.reshape(size, -1).sum(1).tolist()
         receives = arriving.sum(1).tolist()
-        received = _wait(all_to_all_single_autograd(rows, receives, sends, self.group))
+        received = all_to_all_single_autograd(rows, receives, sends, self.group)
         mine = torch.arange(arriving.shape[1]).repeat(size).repeat_interleave(arriving.flatten())
         by_expert = mine.argsort(stable=True)
         answers = self.experts(received[by_expert], arriving.sum(0).tolist())
         by_rank = answers[by_expert.argsort()]
-        return _wait(all_to_all_single_autograd(by_rank, sends, receives, self.group))
+        return all_to_all_single_autograd(by_rank, sends, receives, self.group)
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
-
-
-def _wait(tensor: torch.Tensor) -> torch.Tensor:
-    """Functional collectives answer with a promise; `view_as` makes it a plain tensor and keeps its gradient."""
-    return tensor.view_as(tensor)

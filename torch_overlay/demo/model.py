@@ -92,8 +92,8 @@ def byte_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> 
 def rotate(x: torch.Tensor) -> torch.Tensor:
     """Rotary positions (arXiv 2104.09864), shape (batch, heads, seq, head_width) in and out.
 
-    Pair i of the head's elements turns by the position times a speed of its own, so that the product of a query and a key
-    depends on how far apart they are.
+    Pair i of the head's elements turns by the position times a speed of its own, so that the product of a query and a
+    key depends on how far apart they are.
     """
     half = x.shape[-1] // 2
     speed = 10_000.0 ** (-torch.arange(half, dtype=x.dtype) / half)

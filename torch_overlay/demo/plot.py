@@ -44,9 +44,7 @@ def _losses(axes: Axes, result: Result) -> None:
     axes.plot(steps, first.losses, color=_COLORS[0], linewidth=5, alpha=0.6, label=_label(first, result))
     axes.plot(steps, second.losses, color=_COLORS[1], linewidth=1.5, label=_label(second, result))
     difference = result.loss_difference
-    same = (
-        "every step's loss is the same to the last bit" if difference == 0 else f"largest difference {difference:.2g}"
-    )
+    same = "the same to the last bit at every step" if difference == 0 else f"largest difference {difference:.2g}"
     axes.set_title(f"Loss: {same}", loc="left", fontsize=10)
     axes.set_xlabel("step")
     axes.set_ylabel("nats a byte")

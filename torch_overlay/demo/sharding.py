@@ -70,9 +70,10 @@ def _apply_expert_parallel(mixture: MixtureOfExperts, meshes: Meshes) -> None:
 
 
 def _apply_fsdp(model: Transformer, meshes: Meshes) -> None:
-    """Every gradient is a sum over ranks, divided by how many ranks read different data.
+    """FSDP2 only adds gradients up; the trainer divides the loss instead.
 
-    FSDP2 would divide the experts' by the ranks of their own mesh; but tokens of other ranks came to them over ep.
+    FSDP2 would divide an expert's gradient by the ranks of its own mesh, but tokens of other ranks came to it over ep.
+    A divisor of our own would be applied twice where efsdp is 1 (torch 2.13 to 2.15, with the sum that gloo needs).
     """
     for block in model.blocks:
         if isinstance(block.mixer, MixtureOfExperts):
@@ -83,5 +84,5 @@ def _apply_fsdp(model: Transformer, meshes: Meshes) -> None:
     fully_shard(model, mesh=meshes.dense_shards)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(meshes.loss.size())
+            module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no averaging reduction

@@ -25,9 +25,9 @@ class Trainer:
         self.model = build_model(config)
         shard_model(self.model, meshes)
         self.dense, self.sparse = split_parameters(self.model)
-        # One call of a foreach kernel takes the tensors of one mesh only, hence two groups of parameters.
+        # One call of the fused kernel takes the tensors of one mesh only, hence two groups of parameters.
         groups = [{"params": params} for params in (self.dense, self.sparse) if params]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.01, foreach=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
 
     def step(self, step: int) -> float:
         """Train on the global batch of `step`. The loss is the mean over all its tokens, one number on every rank."""
@@ -38,15 +38,17 @@ class Trainer:
         return loss.item()
 
     def backward(self, step: int) -> torch.Tensor:
+        """Add the gradients of the batch of `step`, and return its loss, both the mean over the loss axis."""
         config = self.config
         inputs, targets = self.text.batch(step, config.batch, config.seq, config.seed)
         share = config.batch // config.dp
         mine = slice(self.meshes.loss.get_local_rank() * share, (self.meshes.loss.get_local_rank() + 1) * share)
         loss = byte_loss(self.model, inputs[mine], targets[mine])
+        loss = loss / self.meshes.loss.size()
         loss.backward()
-        loss = loss.detach().clone()
+        loss = loss.detach()
         dist.all_reduce(loss, group=self.meshes.loss.get_group())
-        return loss / self.meshes.loss.size()
+        return loss
 
     def clip(self) -> None:
         """Scale the gradients down to norm `config.clip`, over dense weights and experts together."""

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import torch_overlay
+from torch_overlay import versions
 from torch_overlay.demo.config import Config
 from torch_overlay.demo.counters import GroupCounter, count_collectives, threads_and_sockets
 from torch_overlay.demo.meshes import build_meshes
@@ -38,7 +39,7 @@ class Worker:
 
     def ready(self) -> str:
         """Answers once torch is imported and this side's overlay is on or off; says which torch runs here."""
-        return torch.__version__
+        return versions.running().text
 
     def listen(self) -> int:
         """Rank 0 holds the store; the system picks the port, so two runs never meet."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch_overlay.demo.config import Config
 
-# One process imports torch and forks the workers, which saves an import a worker. Elsewhere each imports its own.
+# One process imports torch (and dynamo, for DTensor) and forks the workers. Without fork, each imports its own.
+_PRELOAD = ["torch_overlay.demo.worker", "torch._dynamo"]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -29,7 +30,7 @@ class World:
         self.name = name
         self.config = config
         self._logs = tempfile.TemporaryDirectory(prefix="torch_overlay_demo_")
-        self._processes: list[Any] = []
+        self.processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
         with _worker_environment():
             for rank in range(config.ranks):
@@ -67,7 +68,7 @@ class World:
                 pipe.send(None)
             except OSError:
                 pass
-        for process in self._processes:
+        for process in self.processes:
             process.join(0 if force else 5)
             if process.is_alive():
                 process.kill()
@@ -82,7 +83,7 @@ class World:
         )
         process.start()
         theirs.close()
-        self._processes.append(process)
+        self.processes.append(process)
         self._pipes.append(ours)
 
     def _collect(self, ranks: set[int], order: str, answers: dict[int, Any]) -> None:
@@ -90,8 +91,8 @@ class World:
             try:
                 succeeded, answer = self._pipes[rank].recv()
             except (EOFError, ConnectionResetError):
-                self._processes[rank].join(5)
-                code = self._processes[rank].exitcode
+                self.processes[rank].join(5)
+                code = self.processes[rank].exitcode
                 ended = f"{self._who([rank])} ended (exit code {code}) during {order!r}"
                 raise WorkerError(f"{ended}\n{self._last_words(rank)}") from None
             if not succeeded:
@@ -127,7 +128,7 @@ def _worker_environment() -> Iterator[None]:
     os.environ.update(wanted)
     try:
         if _METHOD == "forkserver":
-            multiprocessing.get_context(_METHOD).set_forkserver_preload(["torch_overlay.demo.worker"])
+            multiprocessing.get_context(_METHOD).set_forkserver_preload(_PRELOAD)
         yield
     finally:
         for name, value in before.items():

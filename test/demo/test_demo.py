@@ -1,0 +1,127 @@
+"""The demo from outside: one command, two runs, a table; and what it says and leaves behind when something fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_overlay.demo.command import main
+from torch_overlay.demo.config import Config
+from torch_overlay.demo.text import Text
+from torch_overlay.demo.worlds import WorkerError, World
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--steps=6", "--seq=16", "--batch=8", "--width=16", "--text-bytes=50000"]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory) -> tuple[str, dict, Path]:
+    """(what it printed, its JSON, its picture) of one small run on 4 ranks, started the way a user starts it."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "torch_overlay", "demo", "--ranks=4", *SMALL]
+    command += [f"--json={folder / 'demo.json'}", f"--plot={folder / 'demo.png'}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads((folder / "demo.json").read_text()), folder / "demo.png"
+
+
+def test_losses_and_weights_are_equal_to_the_last_bit(outcome):
+    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
+    assert len(stock["losses"]) == 6
+    assert stock["losses"] == overlay["losses"]
+    assert outcome[1]["loss_difference"] == 0
+    assert outcome[1]["same_weights"]
+
+
+def test_model_learns(outcome):
+    losses = outcome[1]["sides"]["stock"]["losses"]
+    assert losses[-1] < losses[0] - 0.2
+
+
+def test_overlay_needs_fewer_groups(outcome):
+    """4 ranks: the world, batch (= loss = fsdp = efsdp), tp (= ep), and one group of size 1 for dp_replicate."""
+    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
+    assert stock["groups"] == 10
+    assert overlay["groups"] == 4
+    assert overlay["new_group_calls"] < stock["new_group_calls"]
+
+
+def test_collectives_are_counted(outcome):
+    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
+    # Tokens go to the experts and back, forward and backward, after one exchange of how many.
+    assert stock["collectives"]["all-to-all"] == 5
+    assert 0 < overlay["collectives_per_step"] <= stock["collectives_per_step"]
+    assert 0 < overlay["state_collectives"] <= stock["state_collectives"]
+
+
+def test_it_prints_progress_and_a_table(outcome):
+    printed, numbers, _ = outcome
+    lines = printed.splitlines()
+    steps = [line.split()[0] for line in lines if "/6 " in line]
+    assert steps[0] == "2/6" and steps[-1] == "5/6"
+    stock, overlay = numbers["sides"]["stock"], numbers["sides"]["overlay"]
+    row = next(line for line in lines if line.startswith("process groups a rank")).split()
+    ratio = f"{overlay['groups'] / stock['groups']:.2f}x"
+    assert row[4:] == [str(stock["groups"]), str(overlay["groups"]), ratio]
+
+
+def test_it_draws_a_picture(outcome):
+    assert outcome[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_worker_that_dies_ends_the_run():
+    config = Config(ranks=2, dp_replicate=1, dp_shard=1, timeout=60)
+    with pytest.raises(WorkerError, match=r"stock: rank 1 ended \(exit code -9\) during 'ready'"):
+        with World("stock", config, overlay=False) as world:
+            processes = list(world.processes)
+            os.kill(processes[1].pid, signal.SIGKILL)
+            world.ask("ready")
+    assert [process.is_alive() for process in processes] == [False, False]
+
+
+def test_worker_that_raises_ends_the_run():
+    config = Config(ranks=2, dp_replicate=1, dp_shard=1, timeout=60)
+    with pytest.raises(WorkerError, match=r"(?s)rank 0 failed during 'build'.*RANK expected, but not set"):
+        with World("stock", config, overlay=False) as world:
+            world.ask("build", ranks=range(1))  # before it has joined a world
+
+
+def test_worker_that_is_late_ends_the_command(capsys):
+    assert main(["--ranks=2", "--timeout=0.001", *SMALL]) == 1
+    assert "no answer to 'ready' in 0.001 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--tp=3"], "dp_replicate * dp_shard * tp must be the number of ranks, got 1 * 2 * 3 = 6 for 8 ranks"),
+        (["--ep=3"], "dp_shard * tp must be a multiple of ep, got 4 and 3"),
+        (["--experts=3"], "experts must be a multiple of ep, got 3 and 2"),
+        (["--batch=6"], "batch must be a multiple of dp_replicate * dp_shard, got 6 and 4"),
+        (["--ranks=0"], "ranks must be at least 1, got 0"),
+        (["--steps=3"], "steps must be at least warmup + 2"),
+        (["--top-k=5"], "top_k must be between 1 and experts (4), got 5"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_text_is_the_same_for_everyone_and_bounded():
+    one, other = Text(5000, least=100), Text(5000, least=100)
+    assert len(one.data) == 5000
+    assert one.digest == other.digest
+    first, again = one.batch(3, 4, 16, seed=1), other.batch(3, 4, 16, seed=1)
+    assert bool((first[0] == again[0]).all())
+    assert not bool((first[0] == one.batch(4, 4, 16, seed=1)[0]).all())
+
+
+def test_text_that_is_missing_is_said(tmp_path):
+    with pytest.raises(RuntimeError, match="needed 100 bytes of Python sources, found 0"):
+        Text(5000, least=100, folder=str(tmp_path))

@@ -1,0 +1,93 @@
+"""The demo's parallel model does what the whole model on one process does: same loss, same gradient of every weight."""
+
+import multiprocessing
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_overlay.demo.config import Config
+from torch_overlay.demo.meshes import build_meshes
+from torch_overlay.demo.model import build_model, byte_loss
+from torch_overlay.demo.text import Text
+from torch_overlay.demo.training import Trainer, whole
+
+# float64, so that a token near the border of two experts goes the same way, and a wrong factor can't hide in rounding.
+_SMALL = {"ranks": 8, "width": 16, "heads": 4, "seq": 8, "batch": 8, "text_bytes": 20_000, "dtype": "float64"}
+CONFIGS = {
+    "default": Config(**_SMALL),
+    "ep over a replica": Config(**_SMALL, ep=4),
+    "ep across tp": Config(**_SMALL, dp_replicate=1, dp_shard=4, tp=2, ep=4),
+    "no tp": Config(**_SMALL, dp_replicate=2, dp_shard=4, tp=1, ep=2),
+    "no replicas, no ep": Config(**_SMALL, dp_replicate=1, dp_shard=2, tp=4, ep=1, layers=4, top_k=1),
+}
+
+
+def _one_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(folder, "store"), 8)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=8)
+    answers = {}
+    for name, config in CONFIGS.items():
+        trainer = Trainer(config, build_meshes(config))
+        loss = trainer.backward(step=0)
+        grads = {key: whole(weight.grad) for key, weight in trainer.model.named_parameters()}
+        trainer.clip()
+        clipped = {key: whole(weight.grad) for key, weight in trainer.model.named_parameters()}
+        answers[name] = (loss, grads, clipped)
+    torch.save(answers, os.path.join(folder, f"rank{rank}.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> list[dict]:
+    """What each of 8 ranks computed for every config, in one spawn."""
+    folder = str(tmp_path_factory.mktemp("gradients"))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch_overlay.demo.worker", "torch._dynamo"])
+    processes = [context.Process(target=_one_rank, args=(rank, folder), daemon=True) for rank in range(8)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(200)
+        assert [process.exitcode for process in processes] == [0] * 8
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return [torch.load(os.path.join(folder, f"rank{rank}.pt")) for rank in range(8)]
+
+
+def _reference(config: Config) -> tuple[torch.Tensor, dict[str, torch.Tensor], float]:
+    """(loss, gradients, their norm) of the whole model on the whole batch, on this process."""
+    model = build_model(config)
+    loss = byte_loss(model, *Text(config.text_bytes, least=100).batch(0, config.batch, config.seq, config.seed))
+    loss.backward()
+    grads = {name: weight.grad for name, weight in model.named_parameters()}
+    norm = float(torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads.values()])))
+    return loss.detach(), grads, norm
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_of_parallel_model_are_those_of_whole_model(answers, name):
+    loss, grads, norm = _reference(CONFIGS[name])
+    assert norm > CONFIGS[name].clip, "the gradient must be long enough to be clipped, or clipping isn't tested"
+    for rank in range(8):
+        their_loss, their_grads, clipped = answers[rank][name]
+        torch.testing.assert_close(their_loss, loss, rtol=1e-12, atol=0)
+        assert their_grads.keys() == grads.keys()
+        for key, grad in grads.items():
+            torch.testing.assert_close(their_grads[key], grad, rtol=1e-9, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(clipped[key], grad * CONFIGS[name].clip / norm, rtol=1e-5, atol=1e-12)
+
+
+def test_every_expert_is_asked():
+    """Else a gradient of zero would agree with anything."""
+    for config in CONFIGS.values():
+        grads = _reference(config)[1]
+        experts = [grad for name, grad in grads.items() if name.endswith("experts.up")]
+        assert experts and all(bool((grad.abs().amax((1, 2)) > 0).all()) for grad in experts)
