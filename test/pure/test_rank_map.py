@@ -55,9 +55,12 @@ def test_a_view_shows_each_rank_its_own_copy(ranks, order, kept):
             flat = flat * size + digit
         assert mine[flat] == rank
         seen.add(tuple(mine))
-        elsewhere = view.at(view.origin(mine[0]))
+        elsewhere = view.window(view.layout, view.start(rank))
         assert elsewhere.ranks(99) == mine
-        assert (elsewhere.coordinate(ranks[0]) is None) == (ranks[0] not in mine)
+        for other in range(12):
+            assert elsewhere.coordinate(other) == (view.coordinate(other) if other in mine else None)
+        assert elsewhere.rank_map == RankMap(mine)
+        assert [elsewhere.rank_map[index] for index in range(len(mine))] == mine
     assert sorted(rank for copy in seen for rank in copy) == list(range(12))
     assert len(seen) == 12 // view.layout.numel
 

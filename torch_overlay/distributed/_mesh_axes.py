@@ -17,7 +17,6 @@ def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
 
     Raises:
         KeyError: a name that neither the mesh nor a flattened view has; lists those that would do.
-        RuntimeError: axes that share ranks.
     """
     own = dict(zip(mesh._mesh_dim_names or (), view_of(mesh).layout.axes, strict=True))
     flattened = shared_state(mesh).flattened
@@ -29,18 +28,19 @@ def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
     return MeshLayout(tuple(axes))
 
 
-def ascending(names: Names, layout: MeshLayout) -> MeshLayout:
-    """The layout, if it keeps the mesh's order, to which torch holds slices.
+def ascending(mesh: DeviceMesh, names: Names) -> MeshLayout:
+    """The layouts of these axes, held to torch's rule for slices: outer axes before inner ones, or the mesh's order.
 
     Raises:
-        KeyError: another order; `permute` gives any.
+        KeyError: another order (`permute` gives any), or a name that there isn't.
         RuntimeError: axes that share ranks.
     """
+    layout = select(mesh, names)
     joint = layout.joint()
-    if not joint.is_sorted():
-        raise KeyError(
-            f"Invalid mesh_dim_names {names} specified. Mesh dim indices should be in ascending order."
-        )
+    own = mesh._mesh_dim_names or ()
+    places = [own.index(name) for name in names if name in own]
+    if not joint.is_sorted() and (len(places) < len(names) or places != sorted(places)):
+        raise KeyError(f"Invalid mesh_dim_names {names} specified. Mesh dim indices should be in ascending order.")
     if not joint.is_orthogonal():
         raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed.")
     return layout

@@ -178,10 +178,10 @@ class _DeviceMesh:
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self._mesh_dim_names:
             return self
-        return make_view(self, ascending(names, select(self, names)), names, select_groups(self, names))
+        return make_view(self, ascending(self, names), names, select_groups(self, names))
 
     def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: Names) -> Any:
-        return to_torch(ascending(mesh_dim_names, select(self, mesh_dim_names)))
+        return to_torch(ascending(self, mesh_dim_names))
 
     def _create_sub_mesh(self: DeviceMesh, layout: Any, submesh_dim_names: Names) -> DeviceMesh:
         return make_view(self, from_torch(layout), submesh_dim_names, select_groups(self, submesh_dim_names))
@@ -292,6 +292,8 @@ class _DeviceMesh:
     @staticmethod
     def _concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """The axes of several views of one universe side by side; no groups are made."""
+        if not device_mesh_list:
+            raise ValueError("concatenate needs at least one mesh, got an empty list")
         first = device_mesh_list[0]
         if any(view_of(mesh).rank_map != view_of(first).rank_map for mesh in device_mesh_list):
             raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device {_MESHES}")
