@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._boxes import Box, chunk
+from torch_overlay.distributed.tensor._boxes import Box, chunk, chunk_lengths
 from torch_overlay.distributed.tensor._regions import NotOurs, Partial, Regions, Replicate, Shard, StridedShard
 from twins_tensor import cells, coordinates, held, regions
 
@@ -88,6 +88,7 @@ def test_chunks_follow_each_other_and_never_grow(length, parts):
     found = [chunk(length, parts, i) for i in range(parts)]
     assert [e for s, n in found for e in range(s, s + n)] == list(range(length))
     assert sorted((n for _, n in found), reverse=True) == [n for _, n in found]
+    assert chunk_lengths(length, parts) == {n for _, n in found}
 
 
 def test_a_box_meets_another_in_what_both_hold():

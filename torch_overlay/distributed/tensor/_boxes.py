@@ -51,3 +51,17 @@ def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
     step = -(-length // parts)
     start = min(part * step, length)
     return start, min(step, length - start)
+
+
+def chunk_lengths(length: int, parts: int) -> set[int]:
+    """The different lengths that the pieces of `chunk` have.
+
+    >>> sorted(chunk_lengths(5, 4))
+    [0, 1, 2]
+    """
+    step = -(-length // parts)
+    if step * parts == length:
+        return {step}
+    whole, rest = divmod(length, step)
+    found = {step, rest} if rest else {step}
+    return found if whole + bool(rest) == parts else found | {0}

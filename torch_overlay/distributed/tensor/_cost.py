@@ -5,16 +5,13 @@ The same numbers on every rank: nothing here depends on a coordinate. Standard l
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ._boxes import chunk_lengths
 from ._regions import Regions
 from ._steps import AllToAll, Collective, Step
-
-# Beyond this many coordinates of one dim's axes the least overlap isn't looked for, but taken as nothing.
-_LOOK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +83,12 @@ def arriving(step: Step) -> int:
 def _least_overlap(before: Regions, after: Regions) -> int:
     """The elements that every rank, at least, holds already; dim by dim, so it may be less than the least rank has."""
     least = 1
-    for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
-        axes = set(old).union(new)
-        ranges = [range(n) if a in axes else (0,) for a, n in enumerate(before.sizes)]
-        if math.prod(map(len, ranges)) > _LOOK:
-            return 0
-        least *= min(_overlap(before.span(dim, c), after.span(dim, c)) for c in itertools.product(*ranges))
-        if not least:
-            return 0
+    for length, old, new in zip(before.shape, before.orders, after.orders):
+        longer, shorter = (old, new) if len(old) > len(new) else (new, old)
+        if longer[: len(shorter)] != shorter:
+            return 0  # where the orders part, some rank has the first chunk and wants the last
+        lengths = {length}
+        for axis in longer:
+            lengths = set().union(*(chunk_lengths(n, before.sizes[axis]) for n in lengths))
+        least *= min(lengths)
     return least
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
-    return max(0, min(one[0] + one[1], other[0] + other[1]) - max(one[0], other[0]))

@@ -1,8 +1,8 @@
 """Moves: from boxes to other boxes, with no reduction. One collective if its group is at hand.
 
 The rule behind all of it: what a rank wants lies in boxes of the source that don't overlap, and of the holders of such
-a box the nearest is where the rank is on every axis along which the source is the same. So a move crosses only axes that
-cut the source. Standard library only.
+a box the nearest is where the rank is on every axis along which the source is the same. So a move crosses only axes
+that cut the source. Standard library only.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
 
     Exact up to this: with empty shards an axis may be named that only ranks who want nothing would have crossed.
     """
-    if not after.most:
+    if 0 in after.shape:
         return frozenset()
     axes: set[int] = set()
     for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
@@ -109,14 +109,18 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
 
 
 def _at_once(before: Regions, after: Regions, axes: frozenset[int], groups: Groups) -> Iterable[tuple[Step, ...]]:
+    # Narrowing is a view, and what is left is cut by the group alone.
     narrow = push(before, after, before.free)
+    first = () if narrow == before else (Narrow(before, narrow),)
     inner = all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders))
     if inner and groups.has(axes):
-        first = () if narrow == before else (Narrow(before, narrow),)
-        yield (*first, AllGather(narrow, after, tuple(sorted(axes))))
+        gather = AllGather(narrow, after, tuple(sorted(axes)))
+        yield (*first, gather)
+        if gather.ranks * gather.chunk == after.most:
+            return  # no padding: an all-to-all would bring the same
     around = groups.around(axes)
     if around is not None:
-        yield (AllToAll(before, after, around),)
+        yield (*first, AllToAll(narrow, after, around))
 
 
 def _by_turns(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:

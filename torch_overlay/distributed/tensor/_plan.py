@@ -68,7 +68,7 @@ def _reduce_and_move(source: Regions, target: Regions, groups: Groups, itemsize:
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
-    if not source.most:
+    if 0 in source.shape:
         return (Narrow(source, target),)
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
     # A sum of averages is a sum, divided by the number of terms of the averages.

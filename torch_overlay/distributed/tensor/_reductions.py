@@ -32,6 +32,8 @@ class Reduction:
 
     def best(self) -> Steps:
         """The plan that the cost prefers."""
+        if not crossed(self.before, self.after) and self.axes.isdisjoint(self.after.sharded):
+            return next(self.whole())  # no plan can do with less
         ways = (self.whole, self.scattered, self.part_whole, self.moved_first, self.in_one)
         return self.cost.choose((plan for way in ways for plan in way()), self.itemsize)
 
@@ -43,8 +45,10 @@ class Reduction:
 
     def scattered(self) -> Iterator[Steps]:
         """Reduce-scatter, each rank keeping one part along all the axes, then move or gather the parts."""
-        for cut in dict.fromkeys(cut for narrow in self._narrowed() for cut in self._cuts(narrow)):
-            yield (*self._reduce_scatter(self.before, cut, self.axes), *self._move(cut))
+        for narrow in self._narrowed():
+            first = () if narrow == self.before else (Narrow(self.before, narrow),)
+            for cut in dict.fromkeys(self._cuts(narrow)):
+                yield (*first, *self._reduce_scatter(narrow, cut, self.axes), *self._move(cut))
 
     def part_whole(self) -> Iterator[Steps]:
         """Reduce-scatter over the axes that cut the target, then all-reduce over the rest what is left of the data."""

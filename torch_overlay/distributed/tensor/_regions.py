@@ -7,9 +7,10 @@ Standard library only.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ._boxes import Box, chunk
 
@@ -108,13 +109,18 @@ class Regions:
 
     @property
     def most(self) -> int:
-        """The elements of the biggest box. Chunks never grow, so the first coordinate of each axis has it."""
-        return self.box((0,) * len(self.sizes)).elements
+        """The elements of the biggest box: of each dim, the first chunk of the first chunk."""
+        elements = 1
+        for length, order in zip(self.shape, self.orders):
+            for axis in order:
+                length = -(-length // self.sizes[axis])
+            elements *= length
+        return elements
 
     @property
     def sharded(self) -> frozenset[int]:
         """The axes that cut some dim."""
-        return frozenset(axis for order in self.orders for axis in order)
+        return frozenset(itertools.chain.from_iterable(self.orders))
 
     @property
     def pending(self) -> frozenset[int]:
@@ -129,12 +135,13 @@ class Regions:
 
     def cut(self, orders: Iterable[Iterable[int]]) -> Regions:
         """The same tensor and reductions, cut in other orders."""
-        return replace(self, orders=tuple(map(tuple, orders)))
+        return Regions(self.shape, self.sizes, tuple(map(tuple, orders)), self.partial)
 
     def settled(self, axes: Iterable[int]) -> Regions:
         """The same boxes, with nothing pending over `axes`."""
         done = frozenset(axes)
-        return replace(self, partial=tuple(None if a in done else op for a, op in enumerate(self.partial)))
+        partial = tuple(None if a in done else op for a, op in enumerate(self.partial))
+        return Regions(self.shape, self.sizes, self.orders, partial)
 
     def __str__(self) -> str:
         """One word an axis: `P·S0·R`; another reduction than a sum is named, as is a dim's order unless ascending."""

@@ -11,19 +11,19 @@ A step knows the regions `before` and `after` it. What one rank copies, sends an
     AllToAll      pack `sends(coordinate)`; all_to_all_single with their sizes; copy (or, with `op`, reduce) each of
                   `receives(coordinate)` into its box
 
-Packing is row-major, piece after piece in the order given. Pieces name their peer by its place in `members(coordinate)`:
-the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the ranks of these
-coordinates up and lays the pieces out in the order of the group that it really has, so that a group that is sorted
-otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A box without
-elements is nowhere: where a local step has one, make the tensor anew. The lists depend on the coordinate alone: compute
-them once per plan. All counts are in elements. Standard library only.
+Packing is row-major, piece after piece in the order given. Pieces name their peer by its place in
+`members(coordinate)`: the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the
+ranks of these coordinates up and lays the pieces out in the order of the group that it really has, so that a group that
+is sorted otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A
+box without elements is nowhere: where a local step has one, make the tensor anew. The lists depend on the coordinate
+alone: compute them once per plan. All counts are in elements. Standard library only.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,6 +96,17 @@ class Collective(_Change):
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
         return list(itertools.product(*ranges))
 
+    def _shared(self, mine: Box, theirs: Regions, coordinate: Coordinate) -> Iterator[tuple[int, tuple[int, ...], Box]]:
+        """What each member has (or will have, by `theirs`) of my box: its place, its coordinate and the part of the box
+        counted from the first element of mine. Members with no part of it are left out."""
+        members = self.members(coordinate)
+        dims = [_parts(mine.start[d], mine.length[d], theirs, d, members) for d in range(len(mine.start))]
+        for i, member in enumerate(members):
+            start = tuple(parts[i][0] for parts in dims)
+            length = tuple(parts[i][1] for parts in dims)
+            if 0 not in length:
+                yield i, member, Box(start, length)
+
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Collective):
@@ -109,8 +120,7 @@ class AllGather(Collective):
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """Where each member's elements go in the gathered tensor; a member with an empty box has no piece."""
         whole = self.after.box(coordinate)
-        boxes = ((i, self.before.box(m)) for i, m in enumerate(self.members(coordinate)))
-        return [Piece(i, box.inside(whole)) for i, box in boxes if box.elements]
+        return [Piece(i, box) for i, _, box in self._shared(whole, self.before, coordinate)]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
@@ -125,7 +135,7 @@ class AllReduce(Collective):
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others, if each rank reduces its part and then all parts are gathered."""
-        return 2 * (self.ranks - 1) * -(-self.before.most // self.ranks)
+        return -(-2 * (self.ranks - 1) * self.before.most // self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +152,7 @@ class ReduceScatter(Collective):
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to each member; a member with an empty box has no piece, only padding."""
         held = self.before.box(coordinate)
-        boxes = ((i, self.after.box(m)) for i, m in enumerate(self.members(coordinate)))
-        return [Piece(i, box.inside(held)) for i, box in boxes if box.elements]
+        return [Piece(i, box) for i, _, box in self._shared(held, self.after, coordinate)]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
@@ -163,36 +172,46 @@ class AllToAll(Collective):
     def sends(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to whom, itself included, by member."""
         held = self.before.box(coordinate)
-        found = []
-        for i, member in enumerate(self.members(coordinate)):
-            if self._meets(coordinate, member):
-                box = held.meet(self.after.box(member))
-                if box.elements:
-                    found.append(Piece(i, box.inside(held)))
-        return found
+        near = self._near(coordinate)
+        return [Piece(i, box) for i, who, box in self._shared(held, self.after, coordinate) if near(who)]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
         """Where what comes from whom goes, itself included, by member. Terms of one sum come in the same order on
         all ranks, so that all get the same bits; the first is written, the others are added to it."""
         whole = self.after.box(coordinate)
-        found = []
-        for i, member in enumerate(self.members(coordinate)):
-            if self._meets(coordinate, member):
-                box = whole.meet(self.before.box(member))
-                if box.elements:
-                    found.append(Piece(i, box.inside(whole), any(member[a] for a in self.reduced)))
-        return found
+        near = self._near(coordinate)
+        return [
+            Piece(i, box, any(who[a] for a in self.reduced))
+            for i, who, box in self._shared(whole, self.before, coordinate)
+            if near(who)
+        ]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
         own = self.members(coordinate).index(tuple(coordinate))
         return sum(p.box.elements for p in self.receives(coordinate) if p.member != own)
 
-    def _meets(self, one: Coordinate, other: Coordinate) -> bool:
+    def _near(self, coordinate: Coordinate) -> Callable[[Coordinate], bool]:
         # A holder sends only to those who are where it is on every axis that it need not cross: along such an axis all
         # hold the same, so the receiver has a nearer holder.
-        crossed = self.before.sharded.union(self.reduced)
-        return all(one[a] == other[a] for a in self.axes if a not in crossed)
+        same = set(self.axes) - self.before.sharded.union(self.reduced)
+        return lambda other: all(coordinate[a] == other[a] for a in same)
+
+
+def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """What each member has of `length` elements of a dim from `start`: where the part begins there, and its length."""
+    order = theirs.orders[dim]
+    known: dict[tuple[int, ...], tuple[int, int]] = {}
+    found = []
+    for member in members:
+        place = tuple([member[a] for a in order])
+        part = known.get(place)
+        if part is None:
+            first, many = theirs.span(dim, member)
+            low = max(first, start)
+            part = known[place] = (low - start, max(0, min(first + many, start + length) - low))
+        found.append(part)
+    return found
 
 
 Step = Narrow | Embed | Divide | AllGather | AllReduce | ReduceScatter | AllToAll

@@ -1,0 +1,98 @@
+"""A grid puts the same elements on the wire, in the same order, as the list of pieces that it stands for."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from torch_overlay.distributed.tensor._grids import Grid, pack, unpack
+from torch_overlay.distributed.tensor._steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from twins_tensor import Case, cells, coordinates
+
+
+def permuted(grid, flat):
+    """What the grid makes of a flat list."""
+    assert len(flat) == math.prod(grid.lengths)
+    strides = [math.prod(grid.lengths[i + 1 :]) for i in range(len(grid.lengths))]
+    ranges = [range(grid.lengths[i]) for i in grid.order]
+    return [flat[sum(p * strides[i] for p, i in zip(place, grid.order))] for place in itertools.product(*ranges)]
+
+
+def packed(pieces, lengths):
+    return [i for piece in pieces for i in cells(piece.box, lengths)]
+
+
+def unpacked(pieces, lengths):
+    """Where each element of the wire is in the new tensor, turned round: the wire's place of each element."""
+    places = {cell: i for i, cell in enumerate(packed(pieces, lengths))}
+    return [places[i] for i in range(math.prod(lengths))]
+
+
+def check(step, coordinate):
+    """How many grids the step has at a coordinate; each must agree with the pieces."""
+    found = 0
+    held, wanted = step.before.box(coordinate).length, step.after.box(coordinate).length
+    if isinstance(step, (ReduceScatter, AllToAll)) and (grid := pack(step, coordinate)):
+        pieces = step.sends(coordinate) if isinstance(step, AllToAll) else step.pieces(coordinate)
+        assert permuted(grid, list(range(math.prod(held)))) == packed(pieces, held)
+        found += 1
+    if isinstance(step, (AllGather, AllToAll)) and (grid := unpack(step, coordinate)):
+        pieces = step.receives(coordinate) if isinstance(step, AllToAll) else step.pieces(coordinate)
+        assert permuted(grid, list(range(math.prod(wanted)))) == unpacked(pieces, wanted)
+        found += 1
+    return found
+
+
+@st.composite
+def cases(draw):
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple))
+    total = math.prod(sizes)
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, total, 2 * total]), min_size=1, max_size=2)))
+    assume(math.prod(shape) <= 300)
+    kinds = st.sampled_from([("R",), ("P", "sum"), *(("S", d) for d in range(len(shape)))])
+    source = tuple(draw(kinds) for _ in sizes)
+    target = tuple(draw(kinds.filter(lambda p: p[0] != "P")) for _ in sizes)
+    return Case(source, target, shape, sizes)
+
+
+@settings(max_examples=3 * settings.default.max_examples)
+@given(cases())
+def test_a_grid_says_what_the_pieces_say(case):
+    for step in case.steps():
+        if isinstance(step, Collective):
+            for c in coordinates(case.sizes):
+                check(step, c)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shape", "count"),
+    [
+        ("S0 S0", "R R", (8, 4), 1),
+        ("R S1", "R R", (8, 4), 1),
+        ("S1 S0", "R R", (8, 4), 1),
+        ("S0 S1", "S1 S0", (8, 4), 0),  # the cuts part on both dims: no two ranks exchange alike
+        ("S0 S0", "S1 S1", (8, 4), 2),
+        ("S0 R", "S1 R", (8, 4), 2),
+        ("S0 R", "S1 R", (7, 4), 0),
+        ("P P", "S1 S0", (8, 4), 1),
+        ("P R", "S0 S1", (8, 4), 1),
+        ("P S0", "S1 S0", (9, 3), 0),
+    ],
+)
+def test_even_steps_have_grids(source, target, shape, count):
+    def read(words):
+        return tuple(("P", "sum") if w == "P" else ("R",) if w == "R" else ("S", int(w[1])) for w in words.split())
+
+    steps = Case(read(source), read(target), shape, (2, 2)).steps()
+    step, *_ = [s for s in steps if isinstance(s, Collective) and not isinstance(s, AllReduce)]
+    assert {check(step, c) for c in coordinates((2, 2))} == {count}
+
+
+def test_a_plain_grid_needs_no_copy():
+    assert Grid((2, 3, 4), (0, 1, 2)).plain
+    assert Grid((2, 1, 4), (1, 0, 2)).plain
+    assert not Grid((2, 3, 4), (1, 0, 2)).plain
+    step = Case((("S", 0), ("S", 0)), (("R",), ("R",)), (8, 4), (2, 2)).steps()[0]
+    assert unpack(step, (0, 0)).plain
