@@ -38,6 +38,10 @@ _HELP = {
 }
 
 
+# Degrees that follow from the others if they aren't given.
+_DERIVED = {"dp_replicate": "2 if they fit", "dp_shard": "the ranks that are left", "ep": "as tp"}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the demo; 0 if both runs came through, 1 if one failed, 2 if the arguments make no sense."""
     options = _parser().parse_args(argv)
@@ -72,10 +76,10 @@ def run(config: Config, control: bool = False) -> Result:
     with World(result.first.name, config, False) as first, World(result.second.name, config, not control) as second:
         worlds = [(first, result.first), (second, result.second)]
         for world, side in worlds:
-            side.torch = world.ask("ready")[0]  # all of them, before anything is timed
+            side.torch, side.patches = world.ask("ready")[0]  # all of them, before anything is timed
         for world, side in worlds:
             _set_up(world, side)
-            print(f"{side.name}: torch {side.torch}, meshes built in {1000 * side.build_seconds:.0f} ms", flush=True)
+            print(table.set_up(side), flush=True)
         print(f"\n{table.progress_header(*result.sides)}", flush=True)
         _train(worlds, result)
         for world, side in worlds:
@@ -115,15 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_overlay demo",
         description="Train one small model twice, on stock torch and under the overlay, and compare.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for field in fields(Config):
-        derived = field.name in ("dp_replicate", "dp_shard", "ep")
+        derived = field.name in _DERIVED
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=type(field.default),
             default=None if derived else field.default,
-            help=_HELP[field.name],
+            help=f"{_HELP[field.name]} (default: {_DERIVED.get(field.name, field.default)})",
             choices=("float32", "float64") if field.name == "dtype" else None,
             metavar=None if field.name == "dtype" else "N",
         )

@@ -15,6 +15,7 @@ class Side:
 
     name: str
     torch: str = ""
+    patches: int = 0  # of torch's objects that the overlay replaced or added
     build_seconds: float = 0.0
     groups: int = 0
     new_group_calls: int = 0

@@ -25,6 +25,12 @@ def header(config: Config) -> str:
     )
 
 
+def set_up(side: Side) -> str:
+    """One line: which torch a run is on, and how long its meshes took."""
+    patches = f" with {side.patches} patches" if side.patches else ""
+    return f"{side.name}: torch {side.torch}{patches}, meshes built in {1000 * side.build_seconds:.0f} ms"
+
+
 def progress_header(first: Side, second: Side) -> str:
     titles = (f"{f'{what} {side.name}':>18}" for what in ("loss", "tok/s") for side in (first, second))
     return f"{'step':>9}{''.join(titles)}"

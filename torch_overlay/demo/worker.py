@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 import torch_overlay
-from torch_overlay import versions
 from torch_overlay.demo.config import Config
 from torch_overlay.demo.counters import GroupCounter, count_collectives, threads_and_sockets
 from torch_overlay.demo.meshes import build_meshes
@@ -37,9 +36,10 @@ class Worker:
         self.store: dist.TCPStore | None = None
         self.trainer: Trainer
 
-    def ready(self) -> str:
-        """Answers once torch is imported and this side's overlay is on or off; says which torch runs here."""
-        return versions.running().text
+    def ready(self) -> tuple[str, int]:
+        """Answers once torch is imported and the overlay is on or off: (torch's version, patches in place)."""
+        status = torch_overlay.status()
+        return status.release, sum(row.state == "on" for row in status.rows)
 
     def listen(self) -> int:
         """Rank 0 holds the store; the system picks the port, so two runs never meet."""
