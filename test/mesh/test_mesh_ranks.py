@@ -3,10 +3,12 @@
 from mesh_ranks import EightRanks
 from rank_collectives import CollectiveCases
 from rank_groups import GroupCases
+from rank_pickles import PickleCases
+from rank_training import TrainingCases
 from torch.testing._internal.common_utils import run_tests
 
 
-class TestOnEightRanks(CollectiveCases, GroupCases, EightRanks):
+class TestOnEightRanks(CollectiveCases, GroupCases, PickleCases, TrainingCases, EightRanks):
     """Each method runs on all eight ranks, in a world of its own."""
 
 
