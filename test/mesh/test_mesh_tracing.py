@@ -1,0 +1,263 @@
+"""Meshes where nothing real is at hand: fake tensors, the meta device, compiled code, LocalTensor, threads, subclasses."""
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+
+@pytest.fixture
+def world():
+    with fake_world(3, 8):
+        yield
+    torch._dynamo.reset()
+
+
+def cube() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+
+
+# Every mesh operation, and what it shows on rank 3 of 8.
+OPERATIONS = {
+    "init": (lambda m: cube(), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
+    "constructor": (lambda m: DeviceMesh("cpu", [[0, 3], [1, 2]], mesh_dim_names=("x", "y")), [[0, 3], [1, 2]]),
+    "slice": (lambda m: m["a", "c"], [[2, 3], [6, 7]]),
+    "flatten": (lambda m: m["a", "c"]._flatten("ac"), [2, 3, 6, 7]),
+    "unflatten": (lambda m: m._unflatten("b", (2, 1), ("x", "y"))["y"], [3]),
+    "concatenate": (lambda m: DeviceMesh._concatenate([m["c"], m["a"]]), [[2, 6], [3, 7]]),
+    "submeshes": (lambda m: m._get_all_submeshes("a")[3], [3, 7]),
+    "permute": (lambda m: m.permute(("c", "a", "b"))["b"], [1, 3]),
+    "submesh_at": (lambda m: m.submesh_at("a", at={"b": 0, "c": 0}), [0, 4]),
+}
+OURS = ("permute", "submesh_at")
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=needs_overlay) for what in OPERATIONS])
+def test_all_operations_work_under_fake_tensors(world, what):
+    """Ranks are plain numbers, so a mode that fakes tensors has nothing to fake (stock raises on most)."""
+    before = cube()
+    call, ranks = OPERATIONS[what]
+    with FakeTensorMode():
+        mesh = call(before)
+        assert mesh.mesh.tolist() == ranks and type(mesh.mesh) is torch.Tensor
+        assert 3 in mesh._flatten_rank_map and hash(mesh) == hash(call(before)) and mesh == call(before)
+        assert mesh.get_coordinate() is None or mesh.mesh[mesh.get_coordinate()].item() == 3
+    assert call(before).mesh.tolist() == ranks, "and the same outside"
+
+
+@pytest.mark.parametrize("what", [what for what in OPERATIONS if not STOCK or what not in OURS])
+@pytest.mark.parametrize("mode", ["meta", "inference", "float64"])
+def test_all_operations_ignore_the_defaults_for_tensors(world, what, mode):
+    """A default device, inference mode, a default type: a mesh is a mesh."""
+    call, ranks = OPERATIONS[what]
+    around = {"meta": lambda: torch.device("meta"), "inference": torch.inference_mode, "float64": FloatDefault}[mode]
+    with around():
+        mesh = call(cube())
+        assert mesh.mesh.tolist() == ranks
+    assert mesh.mesh.dtype == torch.int32 and mesh.mesh.device.type == "cpu"
+    assert all(3 in group_ranks(mesh, axis) for axis in range(mesh.ndim) if mesh.get_coordinate())
+
+
+class FloatDefault:
+    """The default type is float64 inside."""
+
+    def __enter__(self):
+        torch.set_default_dtype(torch.float64)
+
+    def __exit__(self, *exc):
+        torch.set_default_dtype(torch.float32)
+
+
+def compiled(function, *args):
+    """The function compiled in one graph, called; twice, so that guards are checked too."""
+    torch._dynamo.reset()
+    fast = torch.compile(function, backend="aot_eager", fullgraph=True)
+    fast(*args)
+    return fast(*args)
+
+
+def test_compiled_code_slices_and_asks_a_mesh(world):
+    """Slices, sizes, coordinates and groups inside one graph, of a mesh that comes in as an argument."""
+    mesh = cube()
+
+    def asks(x, mesh):
+        piece = mesh["a", "c"]
+        return x + piece.size(1) + mesh.get_local_rank("b") + piece.get_coordinate()[1] + mesh.ndim + mesh["c"].size()
+
+    assert torch.equal(compiled(asks, torch.zeros(2), mesh), torch.full((2,), 2.0 + 1 + 1 + 3 + 2))
+
+
+def test_compiled_code_uses_the_groups_of_a_mesh(world):
+    """A functional collective over a mesh axis, and over a group that a slice gives."""
+    import torch.distributed._functional_collectives as funcol
+
+    mesh = cube()
+
+    def reduces(x):
+        return funcol.all_gather_tensor(x, 0, mesh["a"].get_group()) + 1
+
+    assert compiled(reduces, torch.ones(2)).shape == (4,)
+
+
+def test_compiled_code_redistributes_on_a_flattened_mesh(world):
+    """DTensors of a view in, DTensors out."""
+    mesh = cube()
+    for view in (mesh["a", "b"]._flatten("ab"), mesh["a", "b"], mesh):
+        placed = DTensor.from_local(torch.ones(4, 4), view, [Shard(0)] * view.ndim, run_check=False)
+
+        def moves(x):
+            return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local() * 2
+
+        assert compiled(moves, placed).shape == (4 * view.size(), 4)
+
+
+def test_compiled_code_reduces_partial_sums(world):
+    """Partial to Shard on two axes of which the flattened one is known."""
+    mesh = cube()["a", "b"]
+    mesh._flatten("ab")
+    partial = DTensor.from_local(torch.ones(8), mesh, [Partial(), Partial()], run_check=False)
+    assert compiled(lambda x: x.redistribute(placements=[Shard(0), Shard(0)]).to_local(), partial).shape == (2,)
+
+
+def test_another_mesh_recompiles_and_an_equal_one_does_not(world):
+    """Guards see the mesh's value."""
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    fast = torch.compile(lambda x, mesh: x + mesh["a"].size() + mesh.get_local_rank("c"), backend=counting, fullgraph=True)
+    fast(torch.ones(1), cube())
+    fast(torch.ones(1), cube())
+    assert len(graphs) == 1
+    fast(torch.ones(1), init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "c")))
+    assert len(graphs) == 2
+
+
+def test_a_backward_through_compiled_dtensors(world):
+    """Autograd under compile on a view."""
+    view = cube()["b", "c"]._flatten("bc")
+    weight = DTensor.from_local(torch.ones(2, 8), view, [Shard(0)], run_check=False).requires_grad_()
+
+    def loss(w):
+        return (w.redistribute(placements=[Replicate()]) * 3).to_local().sum()
+
+    compiled(loss, weight).backward()
+    assert weight.grad.to_local().shape == (2, 8)
+
+
+def test_local_tensor_mode_plays_all_ranks_in_one_process():
+    """torch's LocalTensorMode: every rank's shard at once, on slices, flattened and unflattened views."""
+    local = pytest.importorskip("torch.distributed._local_tensor")
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = torch.arange(64.0).reshape(8, 8)
+    with fake_world(0, 8), local.LocalTensorMode(8):
+        mesh = cube()
+        views = [mesh, mesh["a", "b"], mesh["a", "c"]._flatten("ac"), mesh._unflatten("c", (1, 2), ("x", "y"))]
+        for view in views:
+            tensor = distribute_tensor(whole, view, [Shard(0)] * view.ndim)
+            assert torch.equal(tensor.full_tensor().reconcile(), whole)
+            moved = tensor.redistribute(placements=[Shard(1)] * view.ndim)
+            assert torch.equal(moved.full_tensor().reconcile(), whole)
+
+
+def test_threads_as_ranks_have_meshes_of_their_own():
+    """torch's threaded test backend: 4 ranks in one process, one world a thread."""
+    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+    dist.destroy_process_group() if dist.is_initialized() else None
+    threaded._install_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    store, failures, seen = dist.HashStore(), [], {}
+
+    def play(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=4, store=store)
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            flat = mesh._flatten("all")
+            for view, axis, line in ((mesh, 1, rank // 2 * 2), (mesh, 0, rank % 2), (flat, 0, 0)):
+                total = torch.tensor([float(rank)])
+                dist.all_reduce(total, group=view.get_group(axis))
+                assert total.item() == sum(group_ranks(view, axis)) and line in group_ranks(view, axis)
+            assert mesh.get_coordinate() == (rank // 2, rank % 2)
+            seen[rank] = mesh
+        except BaseException as error:  # reported by the thread that waits
+            failures.append(error)
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not failures and len(seen) == 4, failures
+        assert seen[0] != seen[1], "meshes of different threads are different meshes"
+    finally:
+        threaded._uninstall_threaded_pg()
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+
+
+class Managed(DeviceMesh):
+    """A mesh that others manage, as torchft's: a subclass with state of its own and none of the base's."""
+
+    def __init__(self, inner: DeviceMesh, lent) -> None:
+        self.inner, self.lent = inner, lent
+
+    @property
+    def mesh(self):
+        return self.inner.mesh
+
+    @property
+    def ndim(self):
+        return self.inner.ndim
+
+    @property
+    def shape(self):
+        return self.inner.shape
+
+    def get_group(self, mesh_dim=None):
+        return self.lent
+
+    def size(self, mesh_dim=None):
+        return self.inner.size(mesh_dim)
+
+    def __getitem__(self, names):
+        return self.inner[names]
+
+    def __hash__(self):
+        return hash(self.inner)
+
+    def __eq__(self, other):
+        return self is other
+
+
+def test_a_subclass_with_state_of_its_own_stays_as_it_is(world):
+    """What it overrides is its own; what it doesn't have is an AttributeError, as on stock, not our state."""
+    inner = cube()
+    managed = Managed(inner, inner.get_group("a"))
+    assert isinstance(managed, DeviceMesh) and managed.get_group() is inner.get_group("a")
+    assert (managed.size(), managed.ndim, managed["a"]) == (8, 3, inner["a"])
+    assert sorted(vars(managed)) == ["inner", "lent"] and managed == managed and inner != managed
+    with pytest.raises(AttributeError):
+        managed.get_coordinate()
+
+
+def test_a_mesh_is_a_context_that_nests(world):
+    """The current mesh, innermost first."""
+    from torch.distributed.device_mesh import _mesh_resources
+
+    outer, inner = cube(), init_device_mesh("cpu", (8,))
+    with outer:
+        with inner:
+            assert _mesh_resources.get_current_mesh() is inner
+        assert _mesh_resources.get_current_mesh() is outer
+    with pytest.raises(RuntimeError, match="No device mesh is currently active"):
+        _mesh_resources.get_current_mesh()
