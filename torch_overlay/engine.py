@@ -303,6 +303,8 @@ def _restore_strays(changes: list[Change]) -> None:
     for module in list(sys.modules.values()):
         if not isinstance(module, types.ModuleType) or module.__name__ in bodies:
             continue
+        if ours.keys().isdisjoint(map(id, vars(module).values())):  # nearly all modules, and so it must be quick
+            continue
         for name, value in list(vars(module).items()):
             change = ours.get(id(value))
             if change is not None:
