@@ -152,11 +152,12 @@ def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Chang
         changes[patch] = [SwapCode(patch.target, old, body)]
         return None
     copies = [(path, *_copy(path)) for path in patch.copies]
-    strange = [f"its copy {path} is {describe(now)}" for path, home, _, now in copies if home and now is not old]
+    copies = [copy for copy in copies if copy[3] is not ABSENT]
+    strange = [f"its copy {path} is {describe(now)}" for path, _, _, now in copies if now is not old]
     if strange:
         return ", ".join(strange)
     changes[patch] = [SetAttribute(patch.target, owner, name, body, old)]
-    changes[patch] += [SetAttribute(path, home, n, body, old) for path, home, n, _ in copies if home]
+    changes[patch] += [SetAttribute(path, home, n, body, old) for path, home, n, _ in copies]
     return None
 
 
@@ -171,17 +172,14 @@ def _target(patch: Patch) -> tuple[Any, str, Any]:
 
 
 def _copy(path: str) -> tuple[Any, str, Any]:
-    """(module, name, value) of a by-name copy; the module is None if it isn't imported, and copies ours when it is."""
+    """(module, name, value) of a by-name copy; ABSENT if it isn't imported, or not yet: it will bind ours."""
     module, _, name = path.partition(":")
     home = sys.modules.get(module)
-    now = ABSENT if home is None else raw(home, name)
-    if now is ABSENT and importing(home):
-        return None, name, now
-    return home, name, now
+    return home, name, ABSENT if home is None else raw(home, name)
 
 
 def importing(module: Any) -> bool:
-    """Whether a module is still running, so that its copy is yet to be made."""
+    """Whether a module is still running, so that its names are yet to be bound."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
@@ -205,13 +203,9 @@ def _with_file(patch: Patch, body: Any) -> Any:
     code = _moved(body.__code__, sys.modules[patch.module].__file__ or "")
     copy = types.FunctionType(code, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
     copy.__kwdefaults__ = body.__kwdefaults__
-    return functools.update_wrapper(copy, body, updated=("__dict__",)) and _unwrapped(copy)
-
-
-def _unwrapped(function: Any) -> Any:
-    """Without the mark that `update_wrapper` leaves: this is a function of its own, not a wrapper."""
-    vars(function).pop("__wrapped__", None)
-    return function
+    functools.update_wrapper(copy, body)
+    del copy.__wrapped__  # type: ignore[attr-defined]  # a function of its own, not a wrapper
+    return copy
 
 
 def _moved(code: types.CodeType, file: str) -> types.CodeType:
@@ -259,20 +253,24 @@ def apply(changes: Iterable[Change]) -> None:
         raise
 
 
-def undo(changes: list[Change], force: bool = False) -> None:
-    """Put back every original, the last first.
+def check_ours(changes: Iterable[Change]) -> None:
+    """ForeignPatch if somebody patched a target after us, naming them.
 
-    If somebody patched a target after us, nothing is put back and ForeignPatch names them: theirs may call ours, and
-    whoever restores what they found would bring ours back to life. With `force` the originals win.
+    Theirs may call ours, and whoever restores what they found (a mode, a test's mock) would bring ours back to life:
+    so the safe way is to take nothing away before they have.
     """
     foreign = [found for found in (change.foreign() for change in changes) if found]
-    if foreign and not force:
+    if foreign:
         raise ForeignPatch(
             "The overlay can't be taken away, since somebody patched torch after it: "
             + "; ".join(foreign)
             + ". Take that back first (leave its context, undo its patch), or call disable(force=True), which puts "
             "torch's own objects there. Nothing was changed."
         )
+
+
+def undo(changes: list[Change]) -> None:
+    """Put back every original, the last first, whatever is there now; OverlayError at the end if one failed."""
     problems = _undo_all(changes)
     _restore_strays(changes)
     if problems:

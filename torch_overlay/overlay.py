@@ -93,9 +93,14 @@ class Session:
         self.refused |= engine.fallen((p for p in self.patches if p not in self.changes), self.refused)
 
     def end(self, force: bool) -> None:
-        engine.undo([change for group in self.changes.values() for change in group], force)
+        """Put everything back and wait for nothing more; ForeignPatch if that's refused, and then all is as it was."""
+        changes = [change for group in self.changes.values() for change in group]
+        if not force:
+            engine.check_ours(changes)
         if self.hook is not None:
             self.hook.remove()
+        self.changes = {}
+        engine.undo(changes)
 
 
 def ready(module: str) -> bool:
@@ -153,23 +158,14 @@ def disable(force: bool = False) -> None:
     """See `torch_overlay.disable`."""
     global _session
     with _lock:
-        session = _session
-        if session is None:
+        if _session is None:
             return
         try:
-            session.end(force)
-        except OverlayError as error:
-            if type(error) is not OverlayError:
-                raise  # refused before anything was put back: the overlay is still on
-            _off()
-            raise
-        _off()
-
-
-def _off() -> None:
-    global _session
-    _session = None
-    set_settings(DEFAULT)
+            _session.end(force)
+        finally:
+            if not _session.changes:
+                _session = None
+                set_settings(DEFAULT)
 
 
 @contextlib.contextmanager
@@ -223,7 +219,8 @@ def _row(patch: Patch) -> report.RowStatus:
         elif patch in _session.refused:
             state, why = "left out", _session.refused[patch]
         elif not _session.release.in_range(patch):
-            state, why = "stands down", f"for torch {patch.since or versions.SUPPORTED[0]} up to {patch.until or 'now'}"
+            bounds = [f"from {patch.since}" if patch.since else "", f"before {patch.until}" if patch.until else ""]
+            state, why = "stands down", f"for torch {' and '.join(filter(None, bounds))}"
             why += f" (ended by {patch.ends})" if patch.ends else ""
         else:
             state, why = "waiting", f"until {patch.module} is imported"

@@ -81,8 +81,8 @@ def test_code_swapped_by_somebody_else_is_noticed(tree):
     engine.apply(changes)
     core.make.__code__ = (lambda n: "theirs").__code__
     with pytest.raises(ForeignPatch, match="core:make now runs the code of <lambda>"):
-        engine.undo(changes)
-    engine.undo(changes, force=True)
+        engine.check_ours(changes)
+    engine.undo(changes)
     assert core.make() == ("stock", 1)
 
 

@@ -284,3 +284,14 @@ def test_status_reads_as_text(tree, monkeypatch):
         "  topology: (('tp', 1000000000.0, 1e-06),)",
     ):
         assert line in text.splitlines(), f"{line!r} isn't in\n{text}"
+
+
+def test_an_undo_that_fails_still_turns_the_overlay_off(tree):
+    tree.rows(*ALL)
+    finders = list(sys.meta_path)
+    torch_overlay.enable(flatten="existing")
+    tree.get("fakebody").calls = None  # so that the hook's undo raises
+    with pytest.raises(errors.OverlayError, match="The overlay is off, but not everything went back"):
+        torch_overlay.disable()
+    assert not torch_overlay.is_enabled() and sys.meta_path == finders and torch_overlay.options().flatten == "any"
+    assert tree.get("fakelib.core").make() == ("stock", 1)
