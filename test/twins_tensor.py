@@ -303,9 +303,6 @@ def _all_to_all(step, locals_):
         members = step.members(c)
         arrived = [(p, sent.pop((members[p.member], c))) for p in step.receives(c)]
         out[c] = _paste(step, c, arrived)
-        if step.op == "avg":
-            terms = math.prod(step.before.sizes[a] for a in step.reduced)
-            out[c] = [Fraction(element, terms) for element in out[c]]
     assert not sent, (step, "sent to somebody who doesn't expect it", sorted(sent))
     return out
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ._cost import Cost
 from ._moves import Groups, crossed, move, push
 from ._regions import Regions
-from ._steps import AllReduce, AllToAll, Narrow, ReduceScatter, Step
+from ._steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
 
 Steps = tuple[Step, ...]
 
@@ -34,7 +34,8 @@ class Reduction:
         """The plan that the cost prefers."""
         if not crossed(self.before, self.after) and self.axes.isdisjoint(self.after.sharded):
             return next(self.whole())  # no plan can do with less
-        ways = (self.whole, self.scattered, self.part_whole, self.moved_first, self.in_one)
+        # Of equals the first is taken: those that sum in the order in which torch's own plans do.
+        ways = (self.whole, self.part_whole, self.scattered, self.moved_first, self.in_one)
         return self.cost.choose((plan for way in ways for plan in way()), self.itemsize)
 
     def whole(self) -> Iterator[Steps]:
@@ -77,7 +78,9 @@ class Reduction:
         """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
         around = self.groups.around(self.axes | crossed(self.before, self.after))
         if around is not None:
-            yield (AllToAll(self.before, self.after, around, self.op, tuple(sorted(self.axes))),)
+            reduced = tuple(sorted(self.axes))
+            op, mean = (self.op, ()) if self.op != "avg" else ("sum", (Divide(self.groups.count(reduced)),))
+            yield (AllToAll(self.before, self.after, around, op, reduced), *mean)
 
     def _move(self, now: Regions) -> Steps:
         return move(now, self.after, self.groups, self.itemsize, self.cost)
@@ -91,7 +94,11 @@ class Reduction:
         start = narrow.settled(self.axes)
         for allowed in (self.axes, start.free):
             cut = push(start, self.after, allowed)
-            yield _spread(cut, sorted(self.axes - cut.sharded))
+            cut = _spread(cut, sorted(self.axes - cut.sharded))
+            yield cut
+        if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
+            # Padded, and by more than one axis after the other would be: all of them where there is least padding.
+            yield _spread(start, sorted(self.axes))
 
     def _all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> list[Step]:
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]

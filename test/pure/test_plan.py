@@ -1,0 +1,224 @@
+"""What plans promise, case by case: the conventions for pending values, groups that are missing, costs, the line."""
+
+import math
+
+import pytest
+
+from torch_overlay.distributed.tensor import _moves
+from torch_overlay.distributed.tensor._cost import Cost, collectives
+from torch_overlay.distributed.tensor._plan import line, plan
+from torch_overlay.distributed.tensor._regions import NotOurs
+from torch_overlay.distributed.tensor._steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+)
+from twins_tensor import Case, regions, run, start
+
+OPS = {"P": "sum", "A": "avg", "X": "max", "M": "product"}
+
+
+def case(words, shape=(8, 4), sizes=(2, 2), **more):
+    """`P S0 > R R` as a case: one word an axis, P a pending sum, A average, X maximum, M product."""
+    source, target = words.split(">")
+
+    def read(side):
+        return tuple(("R",) if w == "R" else ("S", int(w[1])) if w[0] == "S" else ("P", OPS[w]) for w in side.split())
+
+    return Case(read(source), read(target), shape, sizes, **more)
+
+
+def shown(words, **more):
+    found = case(words, **more)
+    assert found.problem() is None
+    return line(*found.ends(), found.steps(), found.itemsize).split(": ")[1]
+
+
+def kinds(words, **more):
+    """The types of the steps, after the case was run."""
+    found = case(words, **more)
+    assert found.problem() is None
+    return [type(step) for step in found.steps()]
+
+
+# --- pending values: torch's conventions ---
+
+
+def test_a_replica_becomes_a_term_as_torch_makes_it():
+    # Partial._partition_value (2.13 to 2.15): a sum is split in equal parts, what equal values reduce to stays.
+    assert case("R R > P R", sizes=(3, 2)).steps() == (Divide(3),)
+    assert case("R R > P P", sizes=(3, 2)).steps() == (Divide(6),)
+    assert case("R R > A R").steps() == case("R R > X X").steps() == ()
+
+
+def test_a_shard_becomes_a_term_of_a_sum_with_zeros_elsewhere():
+    # Shard._to_partial_tensor (2.14 and later).
+    found = case("S0 > P", shape=(3,), sizes=(2,))
+    (step,) = found.steps()
+    assert isinstance(step, Embed)
+    assert run([step], {(0,): [5, 6], (1,): [7]}) == {(0,): [5, 6, 0], (1,): [0, 0, 7]}
+
+
+def test_what_stays_pending_is_left_alone():
+    assert case("P S0 > P S0").steps() == ()
+    assert kinds("P S0 > P R") == [AllGather]
+    assert case("P P > R P").steps()[0].axes == (0,)
+
+
+def test_a_shard_that_moves_before_it_becomes_a_term_moves_once():
+    assert kinds("S0 S0 > P S0") == [AllToAll, Embed]
+    assert kinds("S0 S1 > P S1") == [Embed]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("P R > A R", "a pending sum can't become a pending avg"),
+        ("S0 R > X R", "a shard can't become a term of max"),
+        ("R R > M R", "a value can't be split into terms of product"),
+    ],
+)
+def test_what_torch_refuses_is_not_ours(words, reason):
+    with pytest.raises(NotOurs, match=reason):
+        case(words).steps()
+
+
+def test_sums_and_averages_reduce_together_and_are_divided_once():
+    reduce, divide = case("P A > R R", sizes=(2, 3)).steps()
+    assert (reduce.axes, reduce.op, divide) == ((0, 1), "sum", Divide(3))
+    assert case("P A > R R", sizes=(2, 3)).problem() is None
+    assert [step.op for step in case("A A > R R").steps()] == ["avg"]
+    assert [step.op for step in case("X X > R R").steps()] == ["max"]
+
+
+# --- which collective ---
+
+
+def test_what_is_here_already_is_not_fetched():
+    assert kinds("R R > S0 S1") == kinds("S0 R > S0 S0") == [Narrow]
+    assert case("S0 S0 > S0 S0").steps() == ()
+    assert case("S0 S1 > S1 S0", shape=(0, 5)).steps()[0].box((0, 0)).elements == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "step", "axes"),
+    [
+        ("S0 S0 > R R", AllGather, (0, 1)),
+        ("S0 S0 > S0 R", AllGather, (1,)),
+        ("S0 S1 > R R", AllGather, (0, 1)),
+        ("S0 R > S1 R", AllToAll, (0,)),
+        ("S0 R > R S0", AllToAll, (0,)),  # the other axis has the rows at hand, from the same place on it
+        ("S0 S1 > S1 S0", AllToAll, (0, 1)),
+        ("S0 S0 > R S0", AllToAll, (0, 1)),
+        ("P P > R R", AllReduce, (0, 1)),
+        ("P P > S1 S0", ReduceScatter, (0, 1)),
+        ("R P > S1 R", AllReduce, (1,)),
+    ],
+)
+def test_one_collective_over_the_axes_that_it_takes(words, step, axes):
+    (found,) = [s for s in case(words).steps() if isinstance(s, Collective)]
+    assert (type(found), found.axes) == (step, axes)
+    assert case(words).problem() is None
+
+
+def test_a_shared_cut_that_stays_put_is_not_crossed():
+    # S·S·R to R·S·S on one dim, cut 2 x 2 and again: the middle axis is where the piece is, before and after.
+    order = (2, 1, 0)
+    found = Case((("S", 0), ("S", 0), ("R",)), (("R",), ("S", 0), ("S", 0)), (8,), (2, 2, 2), None, None, order)
+    assert found.problem() is None
+    assert [s.axes for s in found.steps() if isinstance(s, Collective)] == [(0,)]
+
+
+def test_padding_is_taken_only_while_it_is_cheap():
+    assert kinds("S0 > R", shape=(1024,), sizes=(7,)) == [AllGather]
+    assert kinds("S0 > R", shape=(1, 1024), sizes=(7,)) == [AllToAll]
+
+
+# --- groups at hand ---
+
+
+def test_without_the_joint_group_one_axis_follows_the_other():
+    assert shown("S0 S0 > R R", groups=()) == "all_gather(b) 32 B, all_gather(a) 64 B"
+    assert shown("P P > R R", groups=()) == "all_reduce(a) 128 B, all_reduce(b) 128 B"
+    assert shown("P P > S0 S1", groups=()) == "reduce_scatter(a) 64 B, reduce_scatter(b) 32 B"
+
+
+def test_a_wider_group_carries_an_exchange():
+    groups = ((0, 1, 2),)
+    found = case("S0 S1 R > S1 S0 R", sizes=(2, 2, 2), groups=groups)
+    assert found.problem() is None
+    assert [s.axes for s in found.steps()] == [(0, 1, 2)]
+    assert sum(s.received((1, 0, 1)) for s in found.steps()) == 8
+
+
+def test_groups_are_read_without_order_and_without_axes_of_size_one():
+    assert case("S0 S0 R > R R R", sizes=(2, 2, 1), groups=((2, 1, 0),)).steps()[0].axes == (0, 1)
+
+
+# --- costs ---
+
+
+def test_bytes_come_first_unless_thrift_allows_more():
+    words = "P P > S0 R"
+    assert collectives(case(words).steps()) == 2
+    hurried = Cost(latency=1.0, thrift=math.inf)
+    assert collectives(case(words, cost=hurried).steps()) == 1
+    assert case(words, cost=hurried).problem() is None
+
+
+def test_a_slow_axis_is_crossed_with_few_bytes():
+    fast, slow = (1e-6, 1e12), (1e-6, 1e6)
+    both = Cost(axes=(slow, fast), thrift=math.inf)
+    first, second = (s for s in case("P P > S1 R", shape=(64, 64), cost=both).steps() if isinstance(s, Collective))
+    even = Cost(axes=(fast, slow), thrift=math.inf)
+    other = [s for s in case("P P > S1 R", shape=(64, 64), cost=even).steps() if isinstance(s, Collective)]
+    assert both.seconds(first, 4) + both.seconds(second, 4) <= sum(both.seconds(s, 4) for s in other)
+
+
+def test_planning_stays_cheap_on_many_axes(monkeypatch):
+    calls = []
+    crossed = _moves.crossed
+    monkeypatch.setattr(_moves, "crossed", lambda *a: calls.append(a) or crossed(*a))
+    for axes in (2, 4, 6, 8):
+        words = " ".join(["S0", "S1"] * (axes // 2)) + " > " + " ".join(["S1", "S0"] * (axes // 2))
+        calls.clear()
+        case(words, shape=(64, 64), sizes=(2,) * axes, groups=()).steps()
+        assert len(calls) <= 6 * axes
+
+
+# --- values ---
+
+
+def test_plans_are_hashable_and_equal_for_equal_arguments():
+    one, other = case("P S0 > S0 R").steps(), case("P S0 > S0 R").steps()
+    assert one == other and hash(one) == hash(other) and one is not other
+    assert one != case("P S0 > S0 R", shape=(8, 6)).steps()
+
+
+def test_specs_of_different_tensors_have_no_plan():
+    one, other = (regions((("R",),), shape, (2,)) for shape in ((4,), (5,)))
+    with pytest.raises(ValueError, match=r"no way from \(4,\) on \(2,\) to \(5,\) on \(2,\)"):
+        plan(one, other, 4)
+
+
+def test_the_line_names_axes_and_bytes():
+    found = case("P A > S1 R", shape=(8, 6), sizes=(2, 3))
+    text = line(*found.ends(), found.steps(), 4, names=("dp", "tp"))
+    assert text == "P·P(avg) → S1·R: reduce_scatter(dp) 96 B, all_reduce(tp) 128 B, divide by 3"
+    assert line(*case("R R > R R").ends(), (), 4) == "R·R → R·R: nothing to do"
+    assert shown("P S0 > R R") == "all_reduce(a) 64 B, all_gather(b) 64 B"
+
+
+def test_terms_of_one_sum_come_in_one_order_everywhere():
+    found = case("P P > S0 R", cost=Cost(latency=1.0, thrift=math.inf))
+    one = next(iter(found.steps()))
+    exchange = AllToAll(*found.ends(), (0, 1), "sum", (0, 1))
+    orders = {tuple(exchange.members(c)[p.member] for p in exchange.receives(c)) for c in ((0, 0), (0, 1), (1, 1))}
+    assert len(orders) == 1 and isinstance(one, AllReduce | AllToAll)
+    after = run([exchange], start(found.source, found.shape, found.sizes))
+    assert after[0, 0] == after[0, 1]
