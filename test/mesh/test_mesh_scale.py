@@ -1,0 +1,109 @@
+"""Over a million ranks: what a view holds doesn't grow with the world. Sizes and ratios of sizes, no clocks."""
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+from mesh_harness import counted_groups, fake_world, needs_overlay
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+pytestmark = needs_overlay
+MILLION = 1_048_576
+KEPT = 16 * 1024  # bytes that one view may hold
+
+
+@pytest.fixture
+def million():
+    """(16384, 8, 8) as one of its ranks sees it."""
+    with fake_world(777_777, MILLION):
+        yield init_device_mesh("cpu", (16384, 8, 8), mesh_dim_names=("dp", "cp", "tp"))
+
+
+def bytes_of(make) -> int:
+    """What stays allocated in Python after making one, with what it calls already warm."""
+    make()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = make()
+        gc.collect()
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    del kept
+    return size
+
+
+def peak_of(make) -> int:
+    """The most that is allocated in Python while making one."""
+    make()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        make()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+VIEWS = {
+    "slice": lambda mesh: mesh["cp"],
+    "two axes": lambda mesh: mesh["dp", "tp"],
+    "unflattened": lambda mesh: mesh._unflatten("cp", (2, 4), ("x", "y")),
+    "permuted": lambda mesh: mesh.permute(("tp", "dp", "cp")),
+    "concatenated": lambda mesh: DeviceMesh._concatenate([mesh["tp"], mesh["cp"]]),
+    "elsewhere": lambda mesh: mesh.submesh_at("cp", at={"dp": 5, "tp": 3}),
+}
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_a_view_of_a_million_ranks_is_small(million, what):
+    """At most 16 KB each, hashed, compared and asked for all that it can say without a tensor (stock: 42 MB)."""
+
+    def make():
+        view = VIEWS[what](million)
+        assert view == VIEWS[what](million) and isinstance(hash(view), int)
+        assert view.get_coordinate() is None or len(view.get_coordinate()) == view.ndim
+        return view, view.shape, view.size(), repr(view)
+
+    assert bytes_of(make) <= KEPT
+    assert peak_of(make) <= 4 * KEPT
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_a_view_costs_at_a_million_what_it_costs_at_64(million, what):
+    """Bytes held, within a quarter: nothing in a view is per rank."""
+    at_scale = bytes_of(lambda: VIEWS[what](million))
+    small = DeviceMesh("cpu", torch.arange(64).reshape(1, 8, 8), mesh_dim_names=("dp", "cp", "tp"), _init_backend=False, _rank=21)
+    if what == "elsewhere":
+        small_view = lambda: small.submesh_at("cp", at={"dp": 0, "tp": 3})
+    else:
+        small_view = lambda: VIEWS[what](small)
+    assert at_scale <= 1.25 * bytes_of(small_view) + 512
+
+
+def test_a_million_ranks_are_right(million):
+    """Coordinates and lines, by arithmetic."""
+    rank = 777_777
+    assert million.get_coordinate() == (rank // 64, rank // 8 % 8, rank % 8)
+    assert million["cp"].mesh.tolist() == [rank // 64 * 64 + i * 8 + rank % 8 for i in range(8)]
+    assert million["tp"].get_group().size() == 8 and million.get_group("dp").size() == 16384
+    assert million.submesh_at("tp", at={"dp": 16383, "cp": 7}).mesh.tolist() == list(range(MILLION - 8, MILLION))
+
+
+def test_the_same_mesh_again_makes_no_call(million):
+    """Groups of a million-rank mesh are found, not made."""
+    with counted_groups() as calls:
+        again = init_device_mesh("cpu", (16384, 8, 8), mesh_dim_names=("a", "b", "c"))
+    assert len(calls) == 0 and again.get_group("b") is million.get_group("cp")
+
+
+def test_a_permuted_million_is_stored_once():
+    """A rank map that is no identity: one copy for the root and all views."""
+    with fake_world(5, 65536):
+        root = DeviceMesh("cpu", torch.arange(65535, -1, -1).reshape(1024, 8, 8), mesh_dim_names=("dp", "cp", "tp"))
+        assert root.get_coordinate() == (1023, 7, 2)
+        assert bytes_of(lambda: root["cp"]) <= KEPT
+        assert bytes_of(lambda: root._unflatten("cp", (4, 2), ("x", "y"))["x"]) <= 3 * KEPT
+        assert root["tp"].mesh.tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
