@@ -1,0 +1,60 @@
+"""Stock torch and the overlay, measured side by side in one run.
+
+    python tools/bench.py mesh --full            views and meshes of 64 to 1,048,576 ranks
+    python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
+    python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
+    python tools/bench.py overhead               time per redistribute call where nothing moves
+    python tools/bench.py enable                 turning the overlay on and off
+
+Each prints a table with ratios; ``--json FILE`` and ``--plot FILE.png`` keep it. With ``--strict`` the exit status is 1
+if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[level]) for level in (0, 1)]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the ranks share the cores
+
+from benchmarks import report, table  # noqa: E402
+
+BENCHES = ("mesh", "groups", "enable")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    chosen = parser.add_subparsers(dest="bench", required=True)
+    for name in BENCHES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        summary, _, more = (module.__doc__ or "").partition("\n")
+        sub = chosen.add_parser(name, help=summary, description=summary + more)
+        module.add_arguments(sub)
+        sub.add_argument("--json", metavar="FILE", help="write what was measured")
+        sub.add_argument("--plot", metavar="FILE", help="draw it (needs matplotlib)")
+        sub.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    shown = {k: v for k, v in vars(arguments).items() if k not in ("bench", "json", "plot", "strict")}
+    found = report.Report(arguments.bench, importlib.metadata.version("torch"), arguments=shown)
+    importlib.import_module(f"benchmarks.{arguments.bench}").run(arguments, found)
+    table.print_report(found)
+    if arguments.json:
+        found.write(arguments.json)
+    if arguments.plot:
+        from benchmarks import plot
+
+        plot.draw(found, arguments.plot)
+    return 1 if arguments.strict and not all(target.met for target in found.targets) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What `tools/bench.py` measures, one noun a file: stock torch and the overlay side by side, in one run."""

@@ -1,0 +1,157 @@
+"""Process groups: how many real trainers get, how many calls make them, and what that takes on 8 gloo ranks.
+
+The counts are of one rank on the fake backend, each side in a process of its own. The times are of real groups: on both
+sides in turn, in the same processes, each turn on a world made anew, from barrier to barrier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from . import clock, process
+from .report import Report, Row, Target
+from .sides import OVERLAY, SIDES, STOCK, TURNS, on
+
+REBUILDS = 5
+TITAN = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)  # torchtitan's recipe, on 64 ranks
+CALLS, GROUPS, SETS = "new_group calls", "groups", "distinct rank sets"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ones", type=int, default=8192, metavar="W", help="ranks of the mesh (1, W, 1, 1)")
+    parser.add_argument("--ranks", type=int, default=8, help="gloo ranks, a multiple of 8; 0 leaves the times out")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds of four turns: stock, overlay, overlay, stock")
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    if arguments.ranks % 8:
+        raise SystemExit(f"bench groups: --ranks must be a multiple of 8, got {arguments.ranks}")
+    found = {}
+    for side in SIDES:
+        print(f"groups: counting on {side}", file=sys.stderr)
+        found[side] = process.fresh("groups:count", side=side, ones=arguments.ones)
+    for recipe in found[STOCK]:
+        for name in (GROUPS, SETS, CALLS):
+            row = Row(name, "", found[STOCK][recipe][name], found[OVERLAY][recipe][name], {"recipe": recipe})
+            report.rows.append(row)
+    for recipe, bound in (("torchtitan", 9), ("accelerate", 2)):
+        row = report.row(GROUPS, recipe=recipe)
+        report.targets.append(Target(f"groups of a rank, {recipe}", row.overlay, bound))
+    report.targets.append(Target("new_group calls of (1, W, 1, 1)", report.row(CALLS, recipe="ones").overlay, 6))
+    report.notes += [
+        f"torchtitan: 64 ranks, {', '.join(f'{k} {v}' for k, v in TITAN.items())}, five views and a flattened one",
+        f"accelerate: (8, 8), one axis flattened three times; ones: (1, {arguments.ones}, 1, 1); "
+        f"loop: (2, 4) with a slice, a flatten and an unflatten, built {REBUILDS} times",
+        "groups of one rank, the world's own not counted",
+    ]
+    if arguments.ranks:
+        _time_real_groups(arguments, report)
+
+
+def _time_real_groups(arguments: argparse.Namespace, report: Report) -> None:
+    size = arguments.ranks
+    print(f"groups: making them on {size} gloo ranks", file=sys.stderr)
+    found = process.ranks("groups:make", size, rounds=arguments.repeats)
+    where = {"recipe": f"{size} gloo ranks"}
+    for name, unit in (("mesh and views", "s"), ("a new_group call", "s"), (CALLS, "")):
+        report.rows.append(Row(name, unit, *(clock.median(found[side][name]) for side in SIDES), where))
+    report.notes.append(
+        f"{size} gloo ranks: a mesh of the world unflattened three times as torchtitan does; wall time, median of "
+        f"{len(found[STOCK]['mesh and views'])} worlds a side"
+    )
+
+
+# --- counts, in a process of one side
+
+
+def count(side: str, ones: int) -> dict[str, dict[str, int]]:
+    """Groups, distinct rank sets and calls of each recipe on one rank."""
+    recipes = {
+        "torchtitan": (64, torchtitan),
+        "accelerate": (64, accelerate),
+        "ones": (ones, unit_axes),
+        "loop": (8, rebuild),
+    }
+    from .fake_world import GroupCounter, fake_world
+
+    found = {}
+    with on(side):
+        for name, (world, recipe) in recipes.items():
+            with fake_world(world // 2 + 1, world), GroupCounter() as counter:
+                recipe(world)
+                groups = counter.open()
+                found[name] = {GROUPS: len(groups), SETS: len(set(groups)), CALLS: counter.calls}
+    return found
+
+
+def _mesh(sizes: tuple[int, ...], names: tuple[str, ...]):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+def torchtitan(world: int) -> None:
+    """The five views of one world that torchtitan trains a mixture of experts on, and the loss flattened from one."""
+    d = TITAN
+    root = _mesh((world,), ("world",))
+    dp, efsdp = d["dp_replicate"] * d["dp_shard"], d["dp_shard"] * d["cp"] * d["tp"] // d["ep"]
+
+    def view(**axes: int):
+        return root._unflatten(0, tuple(axes.values()), tuple(axes))
+
+    loading = view(pp=d["pp"], batch=dp, cp=d["cp"], tp=d["tp"])
+    loading["batch", "cp"]._flatten("loss")
+    view(pp=d["pp"], dp_replicate=d["dp_replicate"], dp_shard=d["dp_shard"], cp=d["cp"], tp=d["tp"])
+    view(pp=d["pp"], dp=dp, cp=d["cp"], tp=d["tp"])
+    view(pp=d["pp"], dp_replicate=d["dp_replicate"], efsdp=efsdp, ep=d["ep"])
+
+
+def accelerate(world: int) -> None:
+    """FSDP and TP: one axis flattened under three names."""
+    mesh = _mesh((world // 8, 8), ("dp_shard", "tp"))
+    for name in ("dp", "dp_shard_cp", "dp_cp"):
+        mesh["dp_shard",]._flatten(name)
+
+
+def unit_axes(world: int) -> None:
+    """What a trainer builds when all parallelism but one is off."""
+    _mesh((1, world, 1, 1), ("pp", "dp", "cp", "tp"))
+
+
+def rebuild(world: int) -> None:
+    """A mesh made again and again, as in a notebook or a test."""
+    for _ in range(REBUILDS):
+        mesh = _mesh((world // 4, 4), ("dp", "tp"))
+        mesh["dp"], mesh._flatten("all"), mesh._unflatten(1, (2, 2), ("x", "y"))
+
+
+# --- times, on real ranks
+
+
+def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds and calls of making one mesh and its views, by side, one entry a world."""
+    import torch.distributed as dist
+
+    from .fake_world import GroupCounter
+
+    names = ("mesh and views", "a new_group call", CALLS)
+    found: dict[str, dict[str, list[float]]] = {side: {name: [] for name in names} for side in SIDES}
+    store = dist.TCPStore("localhost", port, is_master=False)
+    for turn in range(4 * rounds + 1):
+        side = TURNS[turn % 4 - 1] if turn else OVERLAY  # the first warms up both the processes and the overlay
+        dist.init_process_group("gloo", store=dist.PrefixStore(str(turn), store), rank=rank, world_size=size)
+        with on(side), GroupCounter() as counter:
+            dist.barrier()
+            begun = time.perf_counter()
+            root = _mesh((size,), ("world",))
+            for view in (("pp", "batch", "cp"), ("pp", "dp_replicate", "fsdp"), ("pp", "efsdp", "ep")):
+                root._unflatten(0, (2, size // 4, 2), view)
+            dist.barrier()
+            seconds = time.perf_counter() - begun
+            if turn:
+                for name, value in zip(names, (seconds, seconds / counter.calls, counter.calls)):
+                    found[side][name].append(value)
+        dist.destroy_process_group()
+    return found

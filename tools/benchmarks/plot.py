@@ -1,0 +1,95 @@
+"""Draws a report: curves where a row was measured at several sizes, bars where it wasn't."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .report import Report, Row
+from .sides import OVERLAY, SIDES, STOCK
+from .table import shown, times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLORS = {STOCK: "#8d99ae", OVERLAY: "#e4572e"}
+_INK = "#2b2d42"
+_STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK}
+
+
+def draw(report: Report, path: str) -> None:
+    """Write the picture to `path`, in the format of its ending."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display needed
+    from matplotlib import pyplot
+
+    panels = _curves(report) or _bars(report)
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    with pyplot.rc_context(_STYLE | {"axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}):
+        figure, grid = pyplot.subplots(lines, columns, figsize=(4.4 * columns, 3.2 * lines), squeeze=False)
+        for axes, (title, rows, kind) in zip(grid.flat, panels):
+            kind(axes, rows)
+            axes.set_title(title, loc="left", fontsize=10)
+        for axes in list(grid.flat)[len(panels) :]:
+            axes.set_visible(False)
+        figure.suptitle(f"bench {report.bench}: stock torch {report.torch} and the overlay", fontweight="bold")
+        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="upper right", frameon=False, ncols=2)
+        figure.tight_layout()
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)
+
+
+def _curves(report: Report) -> list:
+    """(title, rows, how to draw) for each name that was measured at two or more numbers of one key."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in report.rows:
+        keys = [key for key, value in row.where.items() if isinstance(value, int)]
+        if len(keys) == 1 and row.stock and row.overlay:
+            place = " ".join(str(value) for value in row.where.values() if isinstance(value, str))
+            found.setdefault((f"{row.name} {place}".strip(), keys[0]), []).append(row)
+    if not any(len(rows) > 1 for rows in found.values()):
+        return []
+    return [(title, rows, _curve(key)) for (title, key), rows in found.items()]
+
+
+def _curve(key: str):
+    def draw_curve(axes: Axes, rows: list[Row]) -> None:
+        at = [row.where[key] for row in rows]
+        for side in SIDES:
+            axes.plot(at, [getattr(row, side) for row in rows], "o-", color=_COLORS[side], label=side, markersize=4)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel(key)
+        axes.set_ylabel({"s": "seconds", "B": "bytes"}.get(rows[0].unit, rows[0].unit))
+        axes.grid(alpha=0.25)
+        where = dict(textcoords="offset points", xytext=(-2, -14), ha="right", fontsize=9)
+        axes.annotate(times(rows[-1].gain), (at[-1], rows[-1].stock), **where)
+
+    return draw_curve
+
+
+def _bars(report: Report) -> list:
+    """One panel a place and unit: the rows as pairs of bars."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in report.rows:
+        place = ", ".join(str(value) for value in row.where.values())
+        found.setdefault((place, row.unit), []).append(row)
+    return [(place, rows, _pairs) for (place, _), rows in found.items()]
+
+
+def _pairs(axes: Axes, rows: list[Row]) -> None:
+    for index, side in enumerate(SIDES):
+        values = [getattr(row, side) for row in rows]
+        at = [line + (index - 0.5) * 0.4 for line in range(len(rows))]
+        bars = axes.barh(at, [value or 0 for value in values], height=0.38, color=_COLORS[side], label=side)
+        labels = ["" if value is None else shown(value, row.unit) for value, row in zip(values, rows)]
+        axes.bar_label(bars, labels, padding=3, fontsize=8, color=_INK)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    positive = [value for row in rows for value in (row.stock, row.overlay) if value]
+    if positive and max(positive) > 50 * min(positive):
+        axes.set_xscale("log")
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.margins(x=0.25)

@@ -1,0 +1,35 @@
+"""The two sides of every comparison: torch as released, and torch under the overlay. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch_overlay
+
+STOCK, OVERLAY = "stock", "overlay"
+SIDES = (STOCK, OVERLAY)
+# Each side once before and once after the other, so that a machine that gets slower or faster is fair to both.
+TURNS = (STOCK, OVERLAY, OVERLAY, STOCK)
+_REDISTRIBUTION = "torch.distributed.tensor"
+
+
+@contextlib.contextmanager
+def on(side: str) -> Iterator[None]:
+    """Run the block on this side; raises RuntimeError if the overlay is on already, since stock would not be stock."""
+    if torch_overlay.is_enabled():
+        raise RuntimeError(f"the overlay is on already: what is measured as {side!r} would be something else")
+    if side == STOCK:
+        yield
+        return
+    with torch_overlay.enabled():
+        yield
+
+
+def redistribution_patched() -> bool:
+    """Whether the overlay, when on, replaces anything of DTensor's; call it with torch.distributed.tensor imported."""
+    with on(OVERLAY):
+        return any(row.state == "on" and row.target.startswith(_REDISTRIBUTION) for row in torch_overlay.status().rows)
+
+
+NOT_PATCHED = "redistribution isn't patched by this overlay: both sides run torch's own, and the ratio shows the noise"
