@@ -31,6 +31,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._redistribute": {
             "file": "39ee270d5c24b77b81217daad22d9376",
+            "redistribute_local_tensor": "88a185afa16012bfd0afb54c2cfc5a64",
         },
     },
     "2.14.1": {
@@ -63,6 +64,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
+            "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
         },
     },
     "2.15.0": {
@@ -96,6 +98,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
+            "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
         },
     },
 }

@@ -4,6 +4,7 @@ from .patch import Kind, Patch
 
 C10D = "torch.distributed.distributed_c10d"
 MESH = "torch.distributed.device_mesh"
+REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 OURS = "torch_overlay.distributed"
 BODIES = f"{OURS}.device_mesh:_DeviceMesh"
 
@@ -59,5 +60,12 @@ PATCHES: tuple[Patch, ...] = (
         Kind.HOOK,
         undo="torch_overlay.doors:settle_meshes",
         unit="mesh",
+    ),
+    Patch(
+        f"{REDISTRIBUTE}:redistribute_local_tensor",
+        "torch_overlay.doors:redistribute_local_tensor",
+        Kind.CODE,
+        unit="redistribute",
+        torch_file=True,
     ),
 )

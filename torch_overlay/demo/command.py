@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -47,12 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         config = _config(options)
+        _check_outputs(options)
     except ValueError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     try:
         result = run(config, control=options.control)
-    except WorkerError as error:
+    except RuntimeError as error:  # a worker failed, or ranks disagree; no torch runs in this process
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -134,6 +136,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the result (needs matplotlib)")
     parser.add_argument("--control", action="store_true", help="run stock against stock: the machine's noise")
     return parser
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Say now what would else spoil the end of a run that takes a minute."""
+    for path in filter(None, (options.json, options.plot)):
+        if not Path(path).absolute().parent.is_dir():
+            raise ValueError(f"the folder of {path} must exist")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: python -m pip install matplotlib")
 
 
 def _config(options: argparse.Namespace) -> Config:

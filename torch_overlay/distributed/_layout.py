@@ -119,6 +119,11 @@ class Layout:
             found = [index + step * stride for index in found for step in range(size)]
         return found
 
+    def ascending(self) -> Layout:
+        """The same indices from the lowest to the highest, for an orthogonal layout: the set, apart from its order."""
+        modes = sorted(zip(self.strides, self.sizes, strict=True), reverse=True)
+        return Layout((size for _, size in modes), (stride for stride, _ in modes))
+
     def is_sorted(self) -> bool:
         """Whether the indices ascend with the coordinate's modes (strides descend)."""
         return all(outer >= inner for outer, inner in itertools.pairwise(self.strides))

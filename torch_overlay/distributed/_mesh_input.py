@@ -109,9 +109,7 @@ def check_names(mesh_shape: Any, names: Any) -> None:
     if names is None:
         return
     if len(set(names)) != len(names):
-        raise RuntimeError(
-            f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {names}"
-        )
+        raise RuntimeError(f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {names}")
     if len(mesh_shape) != len(names):
         raise RuntimeError(
             "mesh_shape and mesh_dim_names should have same length! "

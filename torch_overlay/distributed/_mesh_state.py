@@ -26,12 +26,12 @@ _living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDiction
 
 def view_of(mesh: DeviceMesh) -> View:
     """The mesh's view over its universe's rank map."""
-    return (mesh.__dict__.get("_view") or _adopt(mesh)["_view"])
+    return mesh.__dict__.get("_view") or _adopt(mesh)["_view"]
 
 
 def shared_state(mesh: DeviceMesh) -> SharedState:
     """What the mesh has in common with its root and all the root's views."""
-    return (mesh.__dict__.get("_shared_state") or _adopt(mesh)["_shared_state"])
+    return mesh.__dict__.get("_shared_state") or _adopt(mesh)["_shared_state"]
 
 
 def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:

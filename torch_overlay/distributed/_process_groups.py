@@ -25,7 +25,8 @@ from torch.distributed import config as dist_config
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from ._layout import Layout
+from ._layout import Layout, MeshLayout
+from ._rank_map import RankMap
 from ._settings import get_settings
 from ._view import View
 
@@ -73,11 +74,14 @@ class GroupTable:
     Attributes:
         groups: by key; None stands for a group that was made and that this rank isn't in.
         names: the mesh axes that each group serves, in the order in which they asked.
+        axes: by rank map, the layouts of the axes that got shared groups without options of their own; the same on
+            every rank that makes the same mesh calls, whichever of the groups it is in.
         meshes: how many times ranks compared meshes (see `check_same_mesh`).
     """
 
     groups: dict[Key, ProcessGroup | None] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
+    axes: dict[RankMap, list[Layout]] = field(default_factory=dict)
     meshes: int = 0
     _named: Counter[tuple[int, ...]] = field(default_factory=Counter)
     _options: list[Any] = field(default_factory=list)
@@ -104,6 +108,33 @@ class GroupTable:
             del self.groups[key]
             return False, None
         return True, group
+
+    def remember(self, rank_map: RankMap, axis: Layout) -> None:
+        """Note that the groups along this axis are there."""
+        known = self.axes.setdefault(rank_map, [])
+        if axis not in known:
+            known.append(axis)
+            _count_epoch()
+
+    def layouts(self, rank_map: RankMap) -> list[Layout]:
+        """The axes over a rank map that have groups, the whole world among them."""
+        known = self.axes.get(rank_map, [])
+        world = distributed_c10d._get_default_group()
+        whole = [Layout((world.size(),))] if rank_map.numel == world.size() and not _needs_device_group(world) else []
+        return known + whole
+
+    def group_of(self, view: View, axis: Layout, rank: int) -> ProcessGroup | None:
+        """This rank's group over the indices of an axis, whatever its order; None if it isn't there."""
+        world = distributed_c10d._get_default_group()
+        if axis.numel == world.size() == view.rank_map.numel and not _needs_device_group(world):
+            return world
+        for known in self.axes.get(view.rank_map, []):
+            if known.ascending() == axis.ascending():
+                start = view.show(MeshLayout((known,))).start(rank)
+                group = self.find(self.key([view.rank_map[start + i] for i in known.indices()], (None, None)))[1]
+                if group is not None:
+                    return group
+        return None
 
     def _options_key(self, options: Any) -> Any:
         """Options by value: their fields as they are before a backend writes into them."""
@@ -137,13 +168,28 @@ def _plain(value: Any) -> Any:
 
 
 _tables: weakref.WeakKeyDictionary[ProcessGroup, GroupTable] = weakref.WeakKeyDictionary()
+_epoch = 0
+
+
+def groups_epoch() -> int:
+    """A number that changes whenever groups come within reach that weren't, for whoever remembers which there are."""
+    return _epoch
+
+
+def _count_epoch() -> None:
+    global _epoch
+    _epoch += 1
 
 
 def group_table() -> GroupTable:
     """The table of the world that this thread is in now. Raises ValueError if there is none, as torch does."""
     world = distributed_c10d._get_default_group()
     with _lock:
-        return _tables.setdefault(world, GroupTable())
+        table = _tables.get(world)
+        if table is None:
+            table = _tables[world] = GroupTable()
+            _count_epoch()
+        return table
 
 
 def is_alive(group: ProcessGroup) -> bool:
@@ -216,6 +262,8 @@ def axis_group(request: Request) -> ProcessGroup | None:
     """
     world = distributed_c10d._get_default_group()
     private = _private.get()
+    if not private and get_settings().share_groups and request.override == (None, None):
+        group_table().remember(request.view.rank_map, request.axis)
     if not private and request.covers_world(world.size()) and not _needs_device_group(world):
         _counted.shared += 1
         return world

@@ -1,0 +1,92 @@
+"""Joint groups: which process group serves several axes of a mesh together.
+
+Whether one is there is told from what every rank has, the history of mesh calls, so that all ranks plan alike: a group
+is at hand if some mesh over the same rank map, or the world, has an axis over exactly these ranks. In which order a
+group holds its ranks is its own affair; `Group` says at which place each member of the joint axes sits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
+
+from .._layout import Layout, MeshLayout
+from .._mesh_state import shared_state, view_of
+from .._process_groups import Request, axis_group, group_table
+from .._settings import get_settings
+
+
+class Group(NamedTuple):
+    """A process group as a plan's step needs it.
+
+    Attributes:
+        name: by which torch's collectives find it.
+        places: for each member, row-major over the step's axes, its rank in the group.
+    """
+
+    name: str
+    places: tuple[int, ...]
+
+    @property
+    def in_order(self) -> bool:
+        return self.places == tuple(range(len(self.places)))
+
+
+def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
+    """The sets of axes, two and more, for which a group is at hand; none of size 1."""
+    axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+    subsets = itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
+    if get_settings().flatten == "create":
+        return frozenset(subsets)
+    known = {layout.ascending() for layout in _layouts(mesh)}
+    layout = view_of(mesh).layout
+    return frozenset(subset for subset in subsets if layout.select(subset).joint().ascending() in known)
+
+
+def _layouts(mesh: DeviceMesh) -> Iterator[Layout]:
+    """Axes over the mesh's rank map that have groups, on every rank alike."""
+    for flattened in shared_state(mesh).flattened.values():
+        if "_dim_group_names" in flattened.__dict__:
+            yield view_of(flattened).layout.axes[0]
+    if get_settings().flatten != "existing":
+        yield from group_table().layouts(view_of(mesh).rank_map)
+
+
+def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
+    """This rank's group over some axes of a mesh; of one axis, the mesh's own.
+
+    Raises:
+        LookupError: there is none; `joint_axes` says for which there is.
+    """
+    joint = view_of(mesh).layout.select(axes)
+    start = view_of(mesh).rank_map.index(rank)
+    assert start is not None, f"rank {rank} isn't in {mesh}, so it has no part in its collectives"
+    first = joint.origin(start)
+    members = [view_of(mesh).rank_map[first + offset] for offset in joint.joint().indices()]
+    group = mesh.get_group(axes[0]) if len(axes) == 1 else _joint(mesh, joint, rank)
+    if group is None:
+        raise LookupError(f"no group over axes {tuple(axes)} of {mesh}")
+    ranks = get_process_group_ranks(group)
+    if sorted(ranks) != sorted(members):
+        raise LookupError(f"the group over axes {tuple(axes)} of {mesh} holds {ranks}, not {members}")
+    place = {member: number for number, member in enumerate(ranks)}
+    return Group(group.group_name, tuple(place[member] for member in members))
+
+
+def _joint(mesh: DeviceMesh, joint: MeshLayout, rank: int) -> ProcessGroup | None:
+    wanted = joint.joint().ascending()
+    for flattened in shared_state(mesh).flattened.values():
+        names = flattened.__dict__.get("_dim_group_names")
+        if names and view_of(flattened).layout.axes[0].ascending() == wanted:
+            return flattened.get_group()
+    if get_settings().flatten != "existing":
+        group = group_table().group_of(view_of(mesh), wanted, rank)
+        if group is not None:
+            return group
+    if get_settings().flatten == "create":
+        return axis_group(Request(view_of(mesh), joint.joint(), "joint", (None, None), mesh.device_type))
+    return None

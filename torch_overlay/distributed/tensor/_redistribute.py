@@ -1,0 +1,228 @@
+"""Redistribute a local tensor by one cached plan; the body that replaces torch's, and the way back to torch's own.
+
+What can't be planned (symbolic shapes, uneven strided shards, other Partial classes, modes that stand for many ranks at
+once) runs torch's own code, with its merging of collectives switched off, since that is wrong on uneven shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections import Counter, OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from torch.utils._debug_mode import get_active_debug_mode
+
+from .._process_groups import groups_epoch
+from .._settings import Settings, get_settings
+from ._cost import Cost
+from ._joint_groups import find_group, joint_axes
+from ._plan import line, plan
+from ._regions import NotOurs
+from ._run import Local, runners
+from ._specs import read_spec
+from ._steps import Narrow, Step
+
+CACHED_PLANS = 4096
+
+
+class Planned(NamedTuple):
+    """A plan, made to run on this rank.
+
+    Attributes:
+        steps: the plan; `run` has a function for each.
+        held: the shape that the local tensor must have.
+        text: the plan as one line.
+        trim: whether the last step leaves a view of something bigger.
+        aliases: whether that is the local tensor itself.
+    """
+
+    steps: tuple[Step, ...]
+    run: tuple[Local, ...]
+    held: tuple[int, ...]
+    text: str
+    trim: bool
+    aliases: bool
+
+
+_stock = torch_redistribute.redistribute_local_tensor
+# Torch's own body under another name: ours takes the place of its code, and this one keeps it.
+stock_redistribute_local_tensor = types.FunctionType(
+    _stock.__code__, _stock.__globals__, _stock.__name__, _stock.__defaults__, _stock.__closure__
+)
+stock_redistribute_local_tensor.__kwdefaults__ = dict(_stock.__kwdefaults__ or {})
+
+_plans: OrderedDict[Any, Planned | str] = OrderedDict()
+_counted: Counter[str] = Counter()
+
+
+def counters() -> dict[str, object]:
+    """What was redistributed in this process, and how."""
+    fallbacks = {name.removeprefix("torch: "): n for name, n in sorted(_counted.items()) if name.startswith("torch: ")}
+    return {
+        "redistributions by plan": _counted["planned"],
+        "plans made": _counted["made"],
+        "plans in the cache": len(_plans),
+        "redistributions by torch's own code": fallbacks,
+    }
+
+
+def forget_plans() -> None:
+    """Empty the cache of plans."""
+    _plans.clear()
+
+
+def redistribute_local_tensor(
+    local_tensor: torch.Tensor,
+    current_spec: DTensorSpec,
+    target_spec: DTensorSpec,
+    *,
+    async_op: bool = False,
+    use_graph_based_transform: bool | None = None,
+    is_explicit: bool = False,
+    **others: Any,
+) -> torch.Tensor:
+    """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
+    mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
+    found = _find(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
+    if isinstance(found, str):
+        _counted[f"torch: {found}"] += 1
+        kept = dict(others, async_op=async_op, use_graph_based_transform=use_graph_based_transform)
+        with _safely(current_spec, target_spec):
+            return stock_redistribute_local_tensor(
+                local_tensor, current_spec, target_spec, is_explicit=is_explicit, **kept
+            )
+    _counted["planned"] += 1
+    debug_mode = get_active_debug_mode()
+    if debug_mode is None:
+        return _execute(found, local_tensor)
+    with debug_mode.record_redistribute_calls(
+        local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
+    ):
+        return _execute(found, local_tensor)
+
+
+def _execute(found: Planned, local: torch.Tensor) -> torch.Tensor:
+    result = local
+    for run in found.run:
+        result = run(result)
+    if not found.trim:
+        return result
+    return result.clone(memory_format=torch.contiguous_format) if found.aliases else result.contiguous()
+
+
+def _find(
+    mesh: DeviceMesh,
+    local: torch.Tensor,
+    source: DTensorSpec,
+    target: DTensorSpec,
+    async_op: bool,
+    forced: bool | None,
+) -> Planned | str:
+    """The plan, from the cache or made now; or why there is none."""
+    why = _not_ours(mesh, source, target, forced)
+    if why is not None:
+        return why
+    key = (
+        mesh,
+        tuple(mesh._dim_group_names),
+        source.placements,
+        target.placements,
+        source.shape,
+        local.element_size(),
+        source.shard_order,
+        target.shard_order,
+        groups_epoch(),
+        get_settings(),
+        async_op,
+    )
+    found = _plans.get(key)
+    if found is None:
+        found = _make(mesh, source, target, local.element_size(), async_op)
+        _counted["made"] += 1
+        _plans[key] = found
+        if len(_plans) > CACHED_PLANS:
+            _plans.popitem(last=False)
+    if not isinstance(found, str) and tuple(local.shape) != found.held:
+        return "a local tensor of another shape than its spec says"
+    return found
+
+
+def _not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None) -> str | None:
+    """What the cache's key can't hold."""
+    if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
+        return "torch's graph search was asked for"
+    if type(mesh) is not DeviceMesh or "_dim_group_names" not in mesh.__dict__:
+        return "a mesh that isn't DeviceMesh's own, or has no groups"
+    if source.mesh is not target.mesh and source.mesh != target.mesh:
+        return "another mesh"
+    if mesh._coordinate_on_dim is None:
+        return "this rank isn't in the mesh"
+    if _stands_for_many_ranks():
+        return "a mode in which one process stands for many ranks"
+    if not all(type(size) is int for size in source.shape):
+        return "a symbolic shape"
+    return None
+
+
+def _stands_for_many_ranks() -> bool:
+    config = getattr(torch.compiler.config, "compile_on_one_rank", None)
+    if config is None:
+        config = getattr(torch.distributed.config, "compile_on_one_rank", False)
+    local_tensor = sys.modules.get("torch.distributed._local_tensor")
+    return bool(config) or (local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None)
+
+
+def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool) -> Planned | str:
+    coordinate, shape = mesh._coordinate_on_dim, tuple(source.shape)
+    try:
+        before, after = (
+            read_spec(
+                spec.placements,
+                shape,
+                mesh.shape,
+                spec.shard_order,
+                DTensorSpec.is_default_device_order(spec.shard_order),
+            )
+            for spec in (source, target)
+        )
+        groups = joint_axes(mesh)
+        steps = plan(before, after, itemsize, groups, _cost(mesh, get_settings()))
+        run = runners(steps, coordinate, lambda axes: find_group(mesh, axes, mesh._rank), async_op)
+    except (NotOurs, LookupError) as error:
+        return str(error)
+    text = line(before, after, steps, itemsize, mesh.mesh_dim_names)
+    trim = bool(steps) and isinstance(steps[-1], Narrow)
+    return Planned(steps, run, before.box(coordinate).length, text, trim, all(isinstance(s, Narrow) for s in steps))
+
+
+def _cost(mesh: DeviceMesh, settings: Settings) -> Cost:
+    """The cost model, with what the user said of the mesh's axes."""
+    if not settings.topology or not mesh.mesh_dim_names:
+        return Cost()
+    known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
+    default = (Cost().latency, Cost().bandwidth)
+    return Cost(axes=tuple(known.get(name, default) for name in mesh.mesh_dim_names))
+
+
+def _safely(*specs: DTensorSpec) -> contextlib.AbstractContextManager[None]:
+    """Torch merges collectives where shards are uneven, too, and is wrong there; elsewhere it may."""
+    if all(_merges_safely(spec) for spec in specs):
+        return contextlib.nullcontext()
+    return torch_redistribute.disable_redistribute_transform_optimization()
+
+
+def _merges_safely(spec: DTensorSpec) -> bool:
+    cut = [1] * len(spec.shape)
+    for axis, placement in enumerate(spec.placements):
+        if isinstance(placement, _StridedShard):
+            return False
+        if isinstance(placement, Shard):
+            cut[placement.dim] *= spec.mesh.size(axis)
+    return all(type(size) is int and size % parts == 0 for size, parts in zip(spec.shape, cut, strict=True))

@@ -1,0 +1,287 @@
+"""Run a plan on one rank: each step becomes a function of the local tensor, made once and kept with the plan.
+
+Collectives are torch's functional ones, so that compiling, fake tensors and CommDebugMode see what runs. Even splits
+pack and unpack with one copy at most; the others piece by piece.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
+
+from ._boxes import Box
+from ._grids import Grid, pack, unpack
+from ._joint_groups import Group
+from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, Piece, ReduceScatter, Step
+
+Local = Callable[[torch.Tensor], torch.Tensor]
+Coordinate = Sequence[int]
+
+_functional = torch.ops._c10d_functional
+
+# What every backend moves; other types travel as their bytes.
+_MOVED = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
+
+_REDUCE = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "product": torch.mul,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+
+
+def runners(
+    steps: Sequence[Step], coordinate: Coordinate, group_of: Callable[[tuple[int, ...]], Group], async_op: bool = False
+) -> tuple[Local, ...]:
+    """One function a step; together they take the local tensor of the source to that of the target.
+
+    With `async_op` the last collective isn't waited for where nothing but a view follows it.
+    """
+    last = max((number for number, step in enumerate(steps) if isinstance(step, Collective)), default=-1)
+    made: list[Local] = []
+    for number, step in enumerate(steps):
+        finish = _later if async_op and number == last else _wait
+        made.append(_runner(step, coordinate, group_of, finish))
+    return tuple(made)
+
+
+def _runner(step: Step, coordinate: Coordinate, group_of: Callable[[tuple[int, ...]], Group], finish: Local) -> Local:
+    if isinstance(step, Narrow):
+        box, whole = step.box(coordinate), step.before.box(coordinate)
+        return lambda local: _narrow(local, box, whole)
+    if isinstance(step, Divide):
+        return lambda local: local / step.by
+    if isinstance(step, Embed):
+        return _embed(step, coordinate)
+    make = {AllGather: _all_gather, AllReduce: _all_reduce, ReduceScatter: _reduce_scatter, AllToAll: _all_to_all}
+    return make[type(step)](step, coordinate, group_of(step.axes), finish)  # type: ignore[operator]
+
+
+def _narrow(local: torch.Tensor, box: Box, whole: Box) -> torch.Tensor:
+    if 0 in box.length:
+        return local.new_empty(box.length)
+    for dim, (start, length) in enumerate(zip(*box, strict=True)):
+        if length != whole.length[dim]:
+            local = local.narrow(dim, start, length)
+    return local
+
+
+def _embed(step: Embed, coordinate: Coordinate) -> Local:
+    box, shape = step.box(coordinate), step.after.box(coordinate).length
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        whole = local.new_zeros(shape)
+        _part(whole, box).copy_(local)
+        return whole
+
+    return run
+
+
+def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(*box, strict=True)):
+        if length != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def _wait(tensor: torch.Tensor) -> torch.Tensor:
+    return _functional.wait_tensor(tensor)
+
+
+def _later(tensor: torch.Tensor) -> torch.Tensor:
+    """Waited for when it is first used, except while tracing, where torch waits too."""
+    return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
+
+
+def _all_reduce(step: AllReduce, coordinate: Coordinate, group: Group, finish: Local) -> Local:
+    return lambda local: finish(_functional.all_reduce(local.contiguous(), step.op, group.name))
+
+
+def _moved(run: Local) -> Local:
+    """A collective on a flat tensor of a type that backends move, for any type."""
+
+    def on_bytes(flat: torch.Tensor) -> torch.Tensor:
+        if flat.dtype in _MOVED:
+            return run(flat)
+        return run(flat.view(torch.uint8)).view(flat.dtype)
+
+    return on_bytes
+
+
+def _pack(grid: Grid) -> Local:
+    """From the local tensor to what goes to the members, flat."""
+    lengths, order = grid
+    if grid.plain:
+        return lambda local: local.reshape(-1)
+    return lambda local: local.reshape(lengths).permute(order).reshape(-1)
+
+
+def _unpack(grid: Grid, shape: Sequence[int]) -> Local:
+    """From what came from the members, flat, to the local tensor."""
+    lengths, order = grid
+    if grid.plain:
+        return lambda flat: flat.view(shape)
+    return lambda flat: flat.view(lengths).permute(order).reshape(shape)
+
+
+def _all_gather(step: AllGather, coordinate: Coordinate, group: Group, finish: Local) -> Local:
+    size, chunk = step.ranks, step.chunk
+    shape, held = step.after.box(coordinate).length, step.before.box(coordinate).elements
+    gather = _moved(lambda flat: finish(_functional.all_gather_into_tensor(flat, size, group.name)))
+    grid = unpack(step, coordinate) if group.in_order else None
+    if grid is not None:
+        land = _unpack(grid, shape)
+    else:
+        pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(coordinate)]
+        land = lambda flat: _assemble(flat, pieces, shape)  # noqa: E731
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        flat = local.reshape(-1)
+        if held < chunk:
+            flat = torch.cat([flat, flat.new_zeros(chunk - held)])
+        return land(gather(flat))
+
+    return run
+
+
+def _assemble(flat: torch.Tensor, pieces: Sequence[tuple[int, Box]], shape: Sequence[int]) -> torch.Tensor:
+    """A tensor of this shape from blocks that lie at these offsets of a flat one."""
+    views = [flat.narrow(0, at, box.elements).view(box.length) for at, box in pieces]
+    dim = _row(pieces, shape)
+    if dim is not None:
+        return torch.cat(views, dim) if len(views) > 1 else views[0].clone()
+    whole = flat.new_empty(shape)
+    for view, (_, box) in zip(views, pieces, strict=True):
+        _part(whole, box).copy_(view)
+    return whole
+
+
+def _row(pieces: Sequence[tuple[int, Box]], shape: Sequence[int]) -> int | None:
+    """The dim along which the boxes follow one another and fill the shape, if there is one."""
+    for dim in range(len(shape)):
+        at = 0
+        for _, box in pieces:
+            across = all(n == m for d, (n, m) in enumerate(zip(box.length, shape, strict=True)) if d != dim)
+            if not across or box.start[dim] != at:
+                break
+            at += box.length[dim]
+        else:
+            if pieces and at == shape[dim]:
+                return dim
+    return None
+
+
+def _reduce_scatter(step: ReduceScatter, coordinate: Coordinate, group: Group, finish: Local) -> Local:
+    size, shape = step.ranks, step.after.box(coordinate).length
+    grid = pack(step, coordinate) if group.in_order else None
+    gather_up = _pack(grid) if grid is not None else _pack_padded(step, coordinate, group)
+    mine = math.prod(shape)
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        scattered = finish(_functional.reduce_scatter_tensor(gather_up(local), step.op, size, group.name))
+        return (scattered if scattered.numel() == mine else scattered.narrow(0, 0, mine)).view(shape)
+
+    return run
+
+
+def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> Local:
+    """Each member's piece, padded to the length of the longest, in the order of the group."""
+    boxes: list[Box | None] = [None] * step.ranks
+    for piece in step.pieces(coordinate):
+        boxes[group.places[piece.member]] = piece.box
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        packed: list[torch.Tensor] = []
+        for box in boxes:
+            if box is not None:
+                packed.append(_part(local, box).reshape(-1))
+            padding = step.chunk - (box.elements if box is not None else 0)
+            if padding:
+                packed.append(local.new_zeros(padding))
+        return torch.cat(packed)
+
+    return run
+
+
+def _splits(pieces: Sequence[Piece], group: Group) -> list[int]:
+    """How many elements go to, or come from, each rank of the group."""
+    counts = [0] * len(group.places)
+    for piece in pieces:
+        counts[group.places[piece.member]] += piece.box.elements
+    return counts
+
+
+def _all_to_all(step: AllToAll, coordinate: Coordinate, group: Group, finish: Local) -> Local:
+    sends, receives = step.sends(coordinate), step.receives(coordinate)
+    send_splits, receive_splits = _splits(sends, group), _splits(receives, group)
+    packing, landing = (pack(step, coordinate), unpack(step, coordinate)) if group.in_order else (None, None)
+    whole = step.after.box(coordinate).length
+    gather_up = _pack(packing) if packing is not None else _pack_pieces(sends, group)
+    land = (
+        _unpack(landing, whole) if landing is not None else _land_pieces(step, receives, receive_splits, group, whole)
+    )
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        flat = gather_up(local)
+        if flat.dtype in _MOVED:
+            return land(finish(_functional.all_to_all_single(flat, receive_splits, send_splits, group.name)))
+        width = flat.element_size()
+        sent, received = [n * width for n in send_splits], [n * width for n in receive_splits]
+        arrived = finish(_functional.all_to_all_single(flat.view(torch.uint8), received, sent, group.name))
+        return land(arrived.view(local.dtype))
+
+    return run
+
+
+def _pack_pieces(sends: Sequence[Piece], group: Group) -> Local:
+    boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        parts = [_part(local, box).reshape(-1) for box in boxes]
+        return torch.cat(parts) if parts else local.new_empty(0)
+
+    return run
+
+
+def _land_pieces(
+    step: AllToAll, receives: Sequence[Piece], splits: Sequence[int], group: Group, shape: Sequence[int]
+) -> Local:
+    starts = [0, *itertools.accumulate(splits)]
+    landing = [(starts[group.places[piece.member]], piece) for piece in receives]
+    if step.op is None:
+        pieces = [(start, piece.box) for start, piece in landing]
+        return lambda flat: _assemble(flat, pieces, shape)
+    return lambda flat: _reduced(flat, landing, shape, step)
+
+
+def _reduced(
+    flat: torch.Tensor, landing: Sequence[tuple[int, Piece]], shape: Sequence[int], step: AllToAll
+) -> torch.Tensor:
+    """Every term into its box; all ranks add in the same order."""
+    whole = flat.new_empty(shape)
+    combine = _REDUCE[step.op or "sum"]
+    for offset, piece in landing:
+        target = _part(whole, piece.box)
+        term = flat.narrow(0, offset, piece.box.elements).view(piece.box.length)
+        target.copy_(combine(target, term) if piece.add else term)
+    if step.op == "avg":
+        whole = whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
+    return whole

@@ -1,0 +1,52 @@
+"""The door from torch's DTensorSpec to the planner's Regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from . import _regions
+from ._regions import NotOurs, Regions
+
+
+@lru_cache(maxsize=1024)
+def _read_placement(placement: Placement) -> _regions.Placement:
+    """Exactly torch's own classes: a subclass may mean anything."""
+    kind = type(placement)
+    if kind is Shard:
+        return _regions.Shard(placement.dim)
+    if kind is Replicate:
+        return _regions.Replicate()
+    if kind is Partial:
+        return _regions.Partial(placement.reduce_op)
+    if kind is _StridedShard:
+        return _regions.StridedShard(placement.dim, placement.split_factor)
+    raise NotOurs(f"a placement of the class {kind.__name__}")
+
+
+def read_spec(
+    placements: Sequence[Placement], shape: Sequence[int], sizes: Sequence[int], shard_order: Any, default_order: bool
+) -> Regions:
+    """What each coordinate holds.
+
+    Args:
+        shard_order: torch's entries (tensor_dim, mesh_dims), looked at unless the order is the default one.
+
+    Raises:
+        NotOurs: symbolic sizes, other placements than torch's own, or shards that are no boxes.
+    """
+    if not all(type(size) is int for size in shape):
+        raise NotOurs("a symbolic shape")
+    read = [_read_placement(placement) for placement in placements]
+    strided = any(isinstance(placement, _regions.StridedShard) for placement in read)
+    order = None
+    if not (default_order or strided):
+        order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
+    try:
+        return Regions.of(read, shape, sizes, order)
+    except ValueError as error:  # torch has its own words for specs that are wrong
+        raise NotOurs(str(error)) from error
