@@ -11,6 +11,7 @@ import pytest
 
 from torch_overlay.demo.command import main
 from torch_overlay.demo.config import Config
+from torch_overlay.demo.result import Side
 from torch_overlay.demo.text import Text
 from torch_overlay.demo.worlds import WorkerError, World
 
@@ -105,12 +106,24 @@ def test_worker_that_is_late_ends_the_command(capsys):
         (["--batch=6"], "batch must be a multiple of dp_replicate * dp_shard, got 6 and 4"),
         (["--ranks=0"], "ranks must be at least 1, got 0"),
         (["--steps=3"], "steps must be at least warmup + 2"),
+        (["--json=no/such/folder.json"], "the folder of no/such/folder.json must exist"),
         (["--top-k=5"], "top_k must be between 1 and experts (4), got 5"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_picture_without_matplotlib_is_refused_before_it_runs(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["--plot=demo.png"]) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+def test_ranks_that_disagree_on_the_loss_are_an_error():
+    with pytest.raises(RuntimeError, match=r"overlay: ranks disagree on the loss of step 0: \[1.0, 2.0\]"):
+        Side("overlay").add_loss([1.0, 2.0])
 
 
 def test_text_is_the_same_for_everyone_and_bounded():
