@@ -8,6 +8,7 @@ a rearrangement of short lists.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -25,6 +26,10 @@ class MeshTwin:
     sizes: tuple[int, ...]
     tiles: tuple[tuple[int, ...], ...]
 
+    @functools.cached_property
+    def _place(self) -> dict[int, int]:
+        return {rank: i for i, rank in enumerate(self.root)}
+
     @classmethod
     def of(cls, ranks, sizes, names) -> MeshTwin:
         """The root mesh: every rank's tile is the whole of it."""
@@ -34,7 +39,7 @@ class MeshTwin:
 
     def tile(self, rank: int) -> tuple[int, ...] | None:
         """The ranks of this rank's own copy of the mesh, row-major; None outside the mesh."""
-        return self.tiles[self.root.index(rank)] if rank in self.root else None
+        return self.tiles[self._place[rank]] if rank in self._place else None
 
     def coordinates(self):
         """All coordinates of the mesh, row-major."""
@@ -48,7 +53,10 @@ class MeshTwin:
 
     def at(self, rank: int, coordinate) -> int:
         """The rank at a coordinate of this rank's tile."""
-        return self.tile(rank)[list(self.coordinates()).index(tuple(coordinate))]
+        position = 0
+        for size, i in zip(self.sizes, coordinate, strict=True):
+            position = position * size + i
+        return self.tile(rank)[position]
 
     def line(self, rank: int, axis: int) -> tuple[int, ...]:
         """The ranks that differ from this one in one axis only, in mesh order: its group on that axis."""

@@ -1,7 +1,7 @@
 """The algebra of mesh bookkeeping: layouts, which map coordinates to indices.
 
-A :class:`Layout` is one axis of a mesh: a function from ``0 .. numel-1`` to indices, given by sizes and strides with the
-last size varying fastest (the order of a row-major tensor). A :class:`MeshLayout` is a tuple of them, one an axis.
+A :class:`Layout` is one axis of a mesh: a function from ``0 .. numel-1`` to indices, given by sizes and strides with
+the last size varying fastest (the order of a row-major tensor). A :class:`MeshLayout` is a tuple of them, one an axis.
 Slicing, flattening, unflattening, concatenating and permuting a mesh are all functions from layouts to layouts; none
 of them depends on how many ranks the world has.
 

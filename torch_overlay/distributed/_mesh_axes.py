@@ -21,9 +21,8 @@ def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
     own = dict(zip(mesh._mesh_dim_names or (), view_of(mesh).layout.axes, strict=True))
     flattened = shared_state(mesh).flattened
     if not all(name in own or name in flattened for name in names):
-        raise KeyError(
-            f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are {list(dict.fromkeys([*own, *flattened]))}."
-        )
+        valid = list(dict.fromkeys([*own, *flattened]))
+        raise KeyError(f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are {valid}.")
     axes: list[Layout] = [own[name] if name in own else view_of(flattened[name]).layout.axes[0] for name in names]
     return MeshLayout(tuple(axes))
 

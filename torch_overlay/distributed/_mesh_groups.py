@@ -36,16 +36,14 @@ def make_groups(
 def _describe(mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:
     """One line about axes that are about to get groups: equal on two ranks exactly if they mean the same."""
     rank_map = view_of(mesh).rank_map
-    axes = [f"{name}={size}" for name, size in zip(names or (), layout.sizes, strict=False)] or list(
-        map(str, layout.sizes)
+    axes = [f"{name}={size}" for name, size in zip(names, layout.sizes, strict=True)] if names else layout.sizes
+    ranks = (
+        f"0 to {rank_map.numel - 1}" if rank_map.is_identity else f"{_short(rank_map.ranks())} #{rank_map.key[1][:8]}"
     )
-    ranks = f"ranks 0 to {rank_map.numel - 1}" if rank_map.is_identity else f"ranks {_short(rank_map.ranks())}"
-    backends = "".join(
-        f" {backend or ''}{'+options' if options else ''}" for backend, options in overrides if backend or options
-    )
-    exact = "" if rank_map.is_identity else f" #{rank_map.key[1][:8]}"
+    asked = [f"{backend or ''}{'+options' if options else ''}" for backend, options in overrides]
+    backends = f", backends {asked}" if any(asked) else ""
     strides = ", ".join(str(axis) for axis in layout.axes)
-    return f"({', '.join(axes)}) on {mesh._device_type} over {ranks}{exact} as {strides}{backends}"
+    return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}"
 
 
 def _short(ranks: Sequence[int]) -> str:
