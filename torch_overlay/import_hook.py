@@ -62,9 +62,6 @@ class AfterImport:
     def started(self, name: str) -> None:
         self._running.add(name)
 
-    def failed(self, name: str) -> None:
-        self._running.discard(name)
-
     def finished(self, name: str) -> None:
         self._running.discard(name)
         if name in self.wanted:
@@ -94,11 +91,7 @@ class _TellingLoader:
         name = module.__spec__.name
         module.__spec__.loader = module.__loader__ = self._loader
         self._finder.started(name)
-        try:
-            self._loader.exec_module(module)
-        except BaseException:
-            self._finder.failed(name)
-            raise
+        self._loader.exec_module(module)  # if it fails, a later try ends what this one started
         self._finder.finished(name)
 
 

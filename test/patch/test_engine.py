@@ -109,3 +109,10 @@ def test_an_undo_that_fails_does_not_keep_the_others(tree):
     with pytest.raises(engine.OverlayError, match=r"not everything went back: fakelib\.core:make: AttributeError"):
         engine.undo(changes)
     assert core.Mesh().size() == "stock size" and core.make() == ("stock", 1)
+
+
+def test_what_was_set_last_goes_back_first():
+    order = []
+    engine.apply(changes := [engine.Hook(name, lambda n=name: n, order.append) for name in "abc"])
+    engine.undo(changes)
+    assert order == ["c", "b", "a"]

@@ -29,6 +29,26 @@ def test_modules_of_a_package_arrive_when_the_package_is_there(arrived, monkeypa
     assert arrived == ["fakelib.late.inner", "fakelib.late.friend"]
 
 
+def test_by_then_the_package_is_whole(tree):
+    whole = []
+    hook = AfterImport(
+        ["fakelib.late.inner"], lambda names: whole.append(hasattr(sys.modules["fakelib.late"], "friend"))
+    )
+    hook.install()
+    importlib.import_module("fakelib.late")
+    hook.remove()
+    assert whole == [True]
+
+
+def test_a_hook_that_is_removed_while_its_module_runs_is_silent(arrived, tree, monkeypatch):
+    hook = AfterImport(["fakelib.user"], arrived.extend)
+    hook.install()
+    monkeypatch.setattr(sys, "remove_hook", hook.remove, raising=False)
+    tree.edit("fakelib.user", "def", "import sys; sys.remove_hook()\ndef")
+    importlib.import_module("fakelib")
+    assert arrived == []
+
+
 def test_the_call_comes_once_and_in_the_importing_thread(arrived):
     importlib.import_module("fakelib.late.inner")
     importlib.import_module("fakelib.late.inner")

@@ -9,6 +9,7 @@ import fake_tree
 import torch_overlay
 from fake_tree import ALL, BUILD, MAKE, NOTE, SHAPE, SIZE, WORK
 from torch_overlay import errors, patch
+from torch_overlay.distributed import _settings
 
 
 def states(status):
@@ -210,6 +211,8 @@ def test_a_second_enable_changes_only_what_it_names(tree, monkeypatch):
     now = torch_overlay.options()
     assert (now.cost, now.flatten, now.check_mesh, now.share_groups) == ("plan", "existing", True, True)
     torch_overlay.disable()
+    assert _settings.get_settings() is _settings.DEFAULT
+    assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("any", "plan")
     torch_overlay.enable()
     assert torch_overlay.options().flatten == "any"
 
@@ -274,6 +277,8 @@ def test_status_reads_as_text(tree, monkeypatch):
     tree.rows(*ALL)
     torch_overlay.enable(topology={"tp": (1e9, 1e-6)})
     text = str(torch_overlay.status())
+    torch_overlay.disable()
+    assert str(torch_overlay.status()).startswith("torch_overlay is off (torch 2.13.0)\n")
     for line in (
         "torch_overlay is on, 6 of 7 patches in place (torch 2.13.0)",
         "  core.Mesh.size   replaced",
