@@ -116,7 +116,15 @@ def serve(config: Config, rank: int, overlay: bool, parent: Connection, log: str
     except EOFError:
         pass  # the parent is gone
     except Exception:
-        parent.send((False, traceback.format_exc()))
+        parent.send((False, _shorten(traceback.format_exc())))
+
+
+def _shorten(report: str, head: int = 15, tail: int = 25) -> str:
+    """The ends of a long report: what was called and what went wrong; a recursion's middle is thousands of lines."""
+    lines = report.splitlines()
+    if len(lines) > head + tail:
+        lines[head:-tail] = [f"  ... {len(lines) - head - tail} lines ..."]
+    return "\n".join(lines)
 
 
 def _redirect_output(log: str) -> None:
