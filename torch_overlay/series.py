@@ -61,6 +61,14 @@ PATCHES: tuple[Patch, ...] = (
         undo="torch_overlay.doors:settle_meshes",
         unit="mesh",
     ),
+    # Comes first, for its module takes torch's own code along as the way back.
+    Patch(
+        REDISTRIBUTE,
+        f"{OURS}.tensor._redistribute:forget_plans",
+        Kind.HOOK,
+        undo=f"{OURS}.tensor._redistribute:forget_plans",
+        unit="redistribute",
+    ),
     Patch(
         f"{REDISTRIBUTE}:redistribute_local_tensor",
         "torch_overlay.doors:redistribute_local_tensor",

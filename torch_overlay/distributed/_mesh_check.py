@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch.distributed import distributed_c10d
 
-from ._process_groups import group_table
+from ._group_table import group_table
 from ._settings import get_settings
 
 
@@ -33,6 +33,7 @@ def check_same_mesh(mesh: str) -> None:
     prefix = f"torch_overlay/mesh/{table.meshes}"
     seconds = _timeout_seconds(world)
     store.set(f"{prefix}/{world.rank()}", mesh)
+    verdict: str | None
     if world.rank() == 0:
         verdict = _compare(store, prefix, world.size(), 0.8 * seconds)
         store.set(f"{prefix}/verdict", verdict)

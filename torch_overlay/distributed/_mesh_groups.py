@@ -7,13 +7,18 @@ from typing import Any
 
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+from torch.distributed.distributed_c10d import (
+    ProcessGroup,
+    _cleanup_process_group_global_state,
+    _resolve_process_group,
+)
 
+from ._group_table import Override
 from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
 from ._mesh_pickle import UNBOUND, bind_groups
 from ._mesh_state import shared_state, view_of
-from ._process_groups import Override, Request, axis_group
+from ._process_groups import Request, axis_group
 
 
 def make_groups(
@@ -37,9 +42,9 @@ def _describe(mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None,
     """One line about axes that are about to get groups: equal on two ranks exactly if they mean the same."""
     rank_map = view_of(mesh).rank_map
     axes = [f"{name}={size}" for name, size in zip(names, layout.sizes, strict=True)] if names else layout.sizes
-    ranks = (
-        f"0 to {rank_map.numel - 1}" if rank_map.is_identity else f"{_short(rank_map.ranks())} #{rank_map.key[1][:8]}"
-    )
+    ranks = f"0 to {rank_map.numel - 1}"
+    if not rank_map.is_identity:
+        ranks = f"{_short(rank_map.ranks())} #{rank_map.key[1][:8]}"
     asked = [f"{backend or ''}{'+options' if options else ''}" for backend, options in overrides]
     backends = f", backends {asked}" if any(asked) else ""
     strides = ", ".join(str(axis) for axis in layout.axes)
@@ -72,3 +77,18 @@ def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessG
             )
         root._pg_registry[name] = _resolve_process_group(name)
     return device_mesh._get_pg_from_name(root, name)
+
+
+def abort_groups(mesh: DeviceMesh) -> None:
+    """Abort every group of a root mesh and its views, each once, and take them out of torch's books."""
+    groups: dict[str, ProcessGroup] = {}
+    for name in (*mesh.__dict__.get("_dim_group_names", ()), *mesh._pg_registry):
+        try:
+            groups[name] = _resolve_process_group(name)
+        except RuntimeError:
+            continue  # gone already
+    for group in groups.values():
+        group.abort()
+    for group in groups.values():
+        _cleanup_process_group_global_state(group)
+    mesh._pg_registry.clear()

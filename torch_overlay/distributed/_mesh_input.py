@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import get_world_size
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ._group_table import Override
 from ._layout import MeshLayout
-from ._process_groups import Override
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View
@@ -124,3 +125,30 @@ def check_device_type(device_type: str) -> None:
             f"Device type with index is not supported but got {device_type}. ",
             "If you maintained a 'torch.device' object, it's recommended to pass in 'device.type'.",
         )
+
+
+def normalize_overrides(
+    given: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
+) -> tuple[Override, ...]:
+    """One (backend, options) an axis, from a dict by number or name.
+
+    Raises:
+        RuntimeError: an axis given twice, or a key that is no axis.
+    """
+    names = tuple(mesh_dim_names or ())
+    found: list[Override] = []
+    for dim in range(ndim):
+        named = dim < len(names) and names[dim] in given
+        if named and dim in given:
+            raise RuntimeError(f"Found redundant dim index {dim} and name {names[dim]} in backend_override")
+        value = given[names[dim]] if named else given.get(dim, (None, None))
+        if isinstance(value, str):
+            value = (value, None)
+        found.append(value if isinstance(value, tuple) else (None, value))
+    left = [key for key in given if key not in names and key not in range(ndim)]
+    if left:
+        raise RuntimeError(
+            f"Found invalid keys in backend_override: got {left}, "
+            f"expected integers in range [0, {ndim}) or one of {names}"
+        )
+    return tuple(found)

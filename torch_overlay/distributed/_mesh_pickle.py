@@ -13,9 +13,9 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_rank, get_world_size, is_initialized
 
+from ._group_table import group_table
 from ._layout import Layout
 from ._mesh_state import shared_state, thread_id, view_of
-from ._process_groups import group_table
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View

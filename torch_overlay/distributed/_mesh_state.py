@@ -114,6 +114,27 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | N
     return mesh
 
 
+# Since 2.15 the rank order is part of a mesh's value.
+_ORDER_IS_HASHED = "_preserve_rank_order" in DeviceMesh.__annotations__
+
+
+class _Hashed:
+    """Stands in a key for a value of which only the hash is at hand."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.value
+
+
+def torch_hash(mesh: DeviceMesh) -> int:
+    """What torch's own code hashes an equal mesh to."""
+    ranks = _Hashed(view_of(mesh).rank_map.ranks_hash)
+    key = (ranks, mesh._layout, mesh._device_type, mesh._mesh_dim_names, mesh._thread_id)
+    return hash((*key, mesh._preserve_rank_order) if _ORDER_IS_HASHED else key)
+
+
 def thread_id() -> int | None:
     """Meshes of torch's threaded test backend belong to their thread."""
     return threading.get_ident() if is_initialized() and get_backend() == "threaded" else None

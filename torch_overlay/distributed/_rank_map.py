@@ -76,6 +76,11 @@ class RankMap:
             return (self.numel, "")
         return (self.numel, hashlib.blake2b(array("q", self.ranks()).tobytes(), digest_size=16).hexdigest())
 
+    @cached_property
+    def ranks_hash(self) -> int:
+        """What the tuple of all ranks hashes to; as long as the map, once."""
+        return hash(tuple(self.ranks()))
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True

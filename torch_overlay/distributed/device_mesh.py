@@ -18,19 +18,19 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import (
     ProcessGroup,
-    _cleanup_process_group_global_state,
-    _resolve_process_group,
     get_rank,
     is_initialized,
 )
 
+from ._group_table import Override
 from ._layout import MeshLayout
 from ._mesh_axes import ascending, select, select_groups, start_at
-from ._mesh_groups import group_by_name, make_groups
+from ._mesh_groups import abort_groups, group_by_name, make_groups
 from ._mesh_input import (
     check_device_type,
     check_in_world,
     check_names,
+    normalize_overrides,
     read_layout,
     read_mesh,
     read_names,
@@ -38,8 +38,8 @@ from ._mesh_input import (
     read_sizes,
 )
 from ._mesh_pickle import load_state, saved_state
-from ._mesh_state import make_view, make_window, put_state, shared_state, thread_id, view_of
-from ._process_groups import Override, Request, axis_group
+from ._mesh_state import make_view, make_window, put_state, shared_state, thread_id, torch_hash, view_of
+from ._process_groups import Request, axis_group
 from ._rank_map import RankMap
 from ._shared_state import SharedState, plain_tensor
 from ._torch_layout import from_torch, to_torch
@@ -91,7 +91,8 @@ class _DeviceMesh:
             return
         if _init_backend:
             self._setup_world_group_and_device()
-            check_in_world(shared.rank_map)
+            if view.layout.axes:
+                check_in_world(shared.rank_map)
             self._dim_group_names = make_groups(self, view.layout, self._mesh_dim_names, overrides)
         self._thread_id = thread_id()
         self._rank = get_rank() if _rank is None else _rank
@@ -128,8 +129,9 @@ class _DeviceMesh:
         return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id
 
     def __hash__(self: DeviceMesh) -> int:
+        """Torch's own number, so that a dict filled before the overlay came, or while it is on, goes on working."""
         if self._hash is None:
-            self._hash = hash(self._hash_key())
+            self._hash = torch_hash(self)
         return self._hash
 
     def __eq__(self: DeviceMesh, other: object) -> bool:
@@ -137,7 +139,7 @@ class _DeviceMesh:
             return True
         if not isinstance(other, DeviceMesh):
             return False
-        other = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
+        other: DeviceMesh = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
         mine, others = view_of(self), view_of(other)
         return (
             mine.layout == others.layout
@@ -365,17 +367,7 @@ class _DeviceMesh:
         """Abort every group of this mesh and its views, for ranks whose peers died; call it on the root mesh."""
         if self._root_mesh is not None:
             raise RuntimeError("abort() is not supported on a submesh. Call abort() on the root mesh instead.")
-        groups: dict[str, ProcessGroup] = {}
-        for name in (*self.__dict__.get("_dim_group_names", ()), *self._pg_registry):
-            try:
-                groups[name] = _resolve_process_group(name)
-            except RuntimeError:
-                continue  # gone already
-        for group in groups.values():
-            group.abort()
-        for group in groups.values():
-            _cleanup_process_group_global_state(group)
-        self._pg_registry.clear()
+        abort_groups(self)
 
 
 def init_device_mesh(
@@ -389,7 +381,7 @@ def init_device_mesh(
     check_names(mesh_shape, mesh_dim_names)
     overrides = None
     if backend_override is not None:
-        overrides = tuple(_normalize_backend_override(backend_override, len(mesh_shape), mesh_dim_names))
+        overrides = normalize_overrides(backend_override, len(mesh_shape), mesh_dim_names)
     check_device_type(device_type)
     layout = MeshLayout.dense(read_sizes(mesh_shape))
     return DeviceMesh(
@@ -405,21 +397,4 @@ def _normalize_backend_override(
     backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: Names | None = None
 ) -> Iterator[Override]:
     """One (backend, options) an axis, from a dict by number or name; the caller's dict stays as it is."""
-    names = tuple(mesh_dim_names or ())
-    for dim in range(ndim):
-        named = dim < len(names) and names[dim] in backend_override
-        if named and dim in backend_override:
-            raise RuntimeError(f"Found redundant dim index {dim} and name {names[dim]} in backend_override")
-        given = backend_override[names[dim]] if named else backend_override.get(dim, (None, None))
-        if isinstance(given, str):
-            yield given, None
-        elif isinstance(given, tuple):
-            yield given
-        else:
-            yield None, given
-    left = [key for key in backend_override if key not in names and key not in range(ndim)]
-    if left:
-        raise RuntimeError(
-            f"Found invalid keys in backend_override: got {left}, "
-            f"expected integers in range [0, {ndim}) or one of {names}"
-        )
+    return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))

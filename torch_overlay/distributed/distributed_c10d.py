@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.distributed import distributed_c10d
 
-from ._process_groups import group_table
+from ._group_table import group_table
 
 
 def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
+from .._group_table import group_table
 from .._layout import Layout, MeshLayout
 from .._mesh_state import shared_state, view_of
-from .._process_groups import Request, axis_group, group_table
+from .._process_groups import Request, axis_group
 from .._settings import get_settings
 
 

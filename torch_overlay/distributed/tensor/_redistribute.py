@@ -19,7 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode
 
-from .._process_groups import groups_epoch
+from .._group_table import groups_epoch
 from .._settings import Settings, get_settings
 from ._cost import Cost
 from ._joint_groups import find_group, joint_axes
@@ -73,7 +73,7 @@ def counters() -> dict[str, object]:
     }
 
 
-def forget_plans() -> None:
+def forget_plans(_: None = None) -> None:
     """Empty the cache of plans."""
     _plans.clear()
 
