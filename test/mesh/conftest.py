@@ -1,6 +1,7 @@
 """Every test of meshes runs under the overlay; one that toggles it itself asks for ``overlay_off``."""
 
 import pytest
+
 from mesh_harness import overlay
 
 

@@ -8,8 +8,9 @@ import os
 
 import torch
 import torch.distributed as dist
-from mesh_harness import STOCK, make_root, permuted
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+from mesh_harness import STOCK, make_root, permuted
 from twins import MeshTwin
 
 WORLD = 8
@@ -93,7 +94,10 @@ def all_views() -> dict[str, tuple]:
         "shuffled": (other, other_twin),
         "shuffled line": (line, line_twin),
         "shuffled, flattened": (other._flatten("xy"), other_twin.flatten("xy")),
-        "shuffled, unflattened": (other._unflatten("y", (2, 2), ("u", "v")), other_twin.unflatten(1, (2, 2), ("u", "v"))),
+        "shuffled, unflattened": (
+            other._unflatten("y", (2, 2), ("u", "v")),
+            other_twin.unflatten(1, (2, 2), ("u", "v")),
+        ),
     }
 
 

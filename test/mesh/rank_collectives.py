@@ -5,9 +5,10 @@ import itertools
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import WORLD, all_views, make_root
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 UNSORTED = ("permuted", "pair", "shuffled")  # where stock's groups, being sorted, put data in other places
 
@@ -53,7 +54,9 @@ class CollectiveCases:
         """distribute, replicate again, shard again: shards by coordinate, the whole tensor back."""
         whole = torch.arange(16 * 24, dtype=torch.float64).reshape(16, 24)
         for name, (mesh, twin) in sorted_views().items():
-            for placements in itertools.islice(itertools.product([Shard(0), Shard(1), Replicate()], repeat=mesh.ndim), 9):
+            for placements in itertools.islice(
+                itertools.product([Shard(0), Shard(1), Replicate()], repeat=mesh.ndim), 9
+            ):
                 sharded = distribute_tensor(whole, mesh, placements, src_data_rank=None)
                 mine = shard_of(whole, placements, twin, self.rank)
                 label = f"{name}, {placements}"
@@ -71,7 +74,9 @@ class CollectiveCases:
             partial = DTensor.from_local(local, mesh, [Partial()] * mesh.ndim, run_check=False)
             self.assertEqual(partial.full_tensor(), total, name)
             placements = [Shard(0)] * mesh.ndim
-            self.assertEqual(partial.redistribute(placements=placements).to_local(), shard_of(total, placements, twin, self.rank))
+            self.assertEqual(
+                partial.redistribute(placements=placements).to_local(), shard_of(total, placements, twin, self.rank)
+            )
 
     def test_a_broadcast_starts_at_the_rank_that_was_named(self):
         """distribute_tensor from the first rank of the mesh: its data is everyone's."""
@@ -85,7 +90,10 @@ class CollectiveCases:
         """Made before, used after, and the other way round: groups, slices, redistribution."""
         import torch_overlay
 
-        for before, after in ((torch_overlay.disable, torch_overlay.enable), (torch_overlay.enable, torch_overlay.disable)):
+        for before, after in (
+            (torch_overlay.disable, torch_overlay.enable),
+            (torch_overlay.enable, torch_overlay.disable),
+        ):
             before()
             mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
             flat, piece = mesh._flatten("flat"), mesh["tp"]

@@ -5,9 +5,10 @@ import datetime
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
 from mesh_harness import STOCK, needs_overlay, open_groups
 from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views, make_root
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 CPU = torch.device("cpu")
 
@@ -38,9 +39,7 @@ class GroupCases:
         """What the user says of one axis holds for that axis."""
         options = dist.ProcessGroupGloo._Options()
         options._timeout = datetime.timedelta(seconds=77)
-        mesh = init_device_mesh(
-            "cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("gloo", options)}
-        )
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("gloo", options)})
         self.assertEqual(timeout_of(mesh.get_group("tp")), datetime.timedelta(seconds=77))
         self.assertEqual(timeout_of(mesh.get_group("dp")).total_seconds(), 1800 if STOCK else 25)
 

@@ -10,10 +10,11 @@ import tempfile
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from mesh_harness import STOCK, group_ranks, needs_overlay
-from mesh_ranks import WORLD, all_views, make_root
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from mesh_harness import STOCK, group_ranks, needs_overlay
+from mesh_ranks import WORLD, all_views, make_root
 
 
 def toggle() -> None:
@@ -120,7 +121,9 @@ class PickleCases:
             early.get_group("y")
         built = init_device_mesh("cpu", (4, 2), mesh_dim_names=("x", "y"))
         self.assertTrue(early.get_group("y") is built.get_group("y"))
-        self.assertEqual(distribute_tensor(torch.arange(8.0), early, [Shard(0), Shard(0)]).full_tensor(), torch.arange(8.0))
+        self.assertEqual(
+            distribute_tensor(torch.arange(8.0), early, [Shard(0), Shard(0)]).full_tensor(), torch.arange(8.0)
+        )
 
     @needs_overlay
     def test_a_mesh_from_another_rank_is_this_rank_s(self):
@@ -129,7 +132,9 @@ class PickleCases:
         sent = [mesh["tp"], mesh, mesh._flatten("all")]
         dist.broadcast_object_list(sent, src=0)
         self.assertEqual(sent[1].get_coordinate(), (self.rank // 4, self.rank % 4))
-        self.assertEqual([group_ranks(sent[1], axis) for axis in "dp tp".split()], [group_ranks(mesh, "dp"), group_ranks(mesh, "tp")])
+        self.assertEqual(
+            [group_ranks(sent[1], axis) for axis in ["dp", "tp"]], [group_ranks(mesh, "dp"), group_ranks(mesh, "tp")]
+        )
         self.assertEqual(group_ranks(sent[0], 0), group_ranks(mesh, "tp"))
         self.assertEqual(group_ranks(sent[2], 0), tuple(range(8)))
 

@@ -2,10 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from mesh_ranks import WORLD, make_root
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from mesh_ranks import WORLD, make_root
 
 STEPS, BATCH, WIDTH = 3, 8, 12
 

@@ -1,8 +1,9 @@
 """How many groups real trainers get: integers, each with what stock makes beside it."""
 
 import pytest
-from mesh_harness import STOCK, counted_groups, fake_world, group_ranks, needs_overlay, open_groups, quiet
 from torch.distributed.device_mesh import init_device_mesh
+
+from mesh_harness import STOCK, counted_groups, fake_world, group_ranks, needs_overlay, open_groups, quiet
 
 DEGREES = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)
 

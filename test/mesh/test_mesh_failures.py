@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from mesh_harness import needs_overlay
 from torch.distributed.device_mesh import init_device_mesh
+
+from mesh_harness import needs_overlay
 
 pytestmark = needs_overlay
 RANKS, SECONDS = 4, 8

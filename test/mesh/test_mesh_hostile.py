@@ -5,9 +5,10 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from mesh_harness import STOCK, fake_world, needs_overlay, overlay_rooms, quiet
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mesh_harness import STOCK, fake_world, needs_overlay, overlay_rooms, quiet
 
 WORLD = 12
 CLEAR = (ValueError, RuntimeError, KeyError, TypeError, IndexError, NotImplementedError)
@@ -106,7 +107,11 @@ STOCK_REFUSES = {
         RuntimeError,
         "Device type with index is not supported but got cpu:0",
     ),
-    "a name twice": (lambda m: grid(2, 6, mesh_dim_names=("a", "a")), RuntimeError, "Each mesh_dim_name must be unique"),
+    "a name twice": (
+        lambda m: grid(2, 6, mesh_dim_names=("a", "a")),
+        RuntimeError,
+        "Each mesh_dim_name must be unique",
+    ),
     "too few names": (
         lambda m: grid(2, 6, mesh_dim_names=("a",)),
         RuntimeError,
@@ -206,7 +211,9 @@ def test_whole_numbers_of_any_type_are_ranks(mesh, kind):
     assert DeviceMesh("cpu", torch.tensor([4, 3], dtype=kind)).mesh.tolist() == [4, 3]
 
 
-@pytest.mark.parametrize("view", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(1, 4), lambda t: t[0, 2]])
+@pytest.mark.parametrize(
+    "view", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(1, 4), lambda t: t[0, 2]]
+)
 def test_tensors_that_are_views_read_as_their_values(mesh, view):
     """Transposed, strided, of no axes: what counts is what the tensor shows."""
     ranks = view(torch.arange(12).reshape(3, 4))

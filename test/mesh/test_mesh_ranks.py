@@ -1,11 +1,12 @@
 """All cases that need real ranks, in one class: eight gloo processes are spawned once."""
 
+from torch.testing._internal.common_utils import run_tests
+
 from mesh_ranks import EightRanks
 from rank_collectives import CollectiveCases
 from rank_groups import GroupCases
 from rank_pickles import PickleCases
 from rank_training import TrainingCases
-from torch.testing._internal.common_utils import run_tests
 
 
 class TestOnEightRanks(CollectiveCases, GroupCases, PickleCases, TrainingCases, EightRanks):

@@ -5,8 +5,9 @@ import tracemalloc
 
 import pytest
 import torch
-from mesh_harness import counted_groups, fake_world, needs_overlay
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mesh_harness import counted_groups, fake_world, needs_overlay
 
 pytestmark = needs_overlay
 MILLION = 1_048_576
@@ -75,7 +76,9 @@ def test_a_view_of_a_million_ranks_is_small(million, what):
 def test_a_view_costs_at_a_million_what_it_costs_at_64(million, what):
     """Bytes held, within a quarter: nothing in a view is per rank."""
     at_scale = bytes_of(lambda: VIEWS[what](million))
-    small = DeviceMesh("cpu", torch.arange(64).reshape(1, 8, 8), mesh_dim_names=("dp", "cp", "tp"), _init_backend=False, _rank=21)
+    small = DeviceMesh(
+        "cpu", torch.arange(64).reshape(1, 8, 8), mesh_dim_names=("dp", "cp", "tp"), _init_backend=False, _rank=21
+    )
     if what == "elsewhere":
         small_view = lambda: small.submesh_at("cp", at={"dp": 0, "tp": 3})
     else:

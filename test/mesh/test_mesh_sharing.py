@@ -4,10 +4,11 @@ import datetime
 
 import pytest
 import torch.distributed as dist
-from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
 
 pytestmark = needs_overlay
 

@@ -5,10 +5,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
 
 
 @pytest.fixture
@@ -134,7 +135,9 @@ def test_another_mesh_recompiles_and_an_equal_one_does_not(world):
         return graph
 
     torch._dynamo.reset()
-    fast = torch.compile(lambda x, mesh: x + mesh["a"].size() + mesh.get_local_rank("c"), backend=counting, fullgraph=True)
+    fast = torch.compile(
+        lambda x, mesh: x + mesh["a"].size() + mesh.get_local_rank("c"), backend=counting, fullgraph=True
+    )
     fast(torch.ones(1), cube())
     fast(torch.ones(1), cube())
     assert len(graphs) == 1

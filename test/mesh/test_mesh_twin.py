@@ -6,8 +6,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mesh_harness import STOCK, fake_world, group_ranks, make_root, permuted, quiet
 from torch.distributed.device_mesh import DeviceMesh
+
+from mesh_harness import STOCK, fake_world, group_ranks, make_root, permuted, quiet
 from twins import MeshTwin
 
 MOST_RANKS = 24
@@ -162,7 +163,7 @@ def test_submeshes_at_any_coordinate_agree_with_lists_of_ranks(drawn):
             assert {tuple(one.mesh.tolist()) for one in found} == set(copies) and len(found) == len(set(copies))
             assert [bool(one._dim_group_names) for one in found] == [rank in one.mesh.tolist() for one in found]
             others = root.names[:axis] + root.names[axis + 1 :]
-            for at in ([] if STOCK else root.coordinates()):
+            for at in [] if STOCK else root.coordinates():
                 where = dict(zip(root.names, at, strict=True))
                 one = mesh.submesh_at(name, at={other: where[other] for other in others})
                 assert tuple(one.mesh.tolist()) == root.slice((name,)).tile(root.at(rank, at))
