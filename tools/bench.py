@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "enable")
+BENCHES = ("mesh", "groups", "redistribute", "overhead", "enable")
 
 
 def parse() -> argparse.Namespace:

@@ -22,12 +22,13 @@ NAMES = ("import torch_overlay", "first enable", "first disable", "enable again"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="processes for each row")
+    parser.add_argument("--after", nargs="+", default=list(AFTER), metavar="MODULE", help="what is imported before")
     parser.add_argument("--cycles", type=int, default=20, help="enable and disable again, in each process")
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     """Stock has nothing to turn on: its column holds what importing torch itself takes."""
-    for module in AFTER:
+    for module in arguments.after:
         print(f"enable: after {module}", file=sys.stderr)
         process.fresh("enable:measure", module=module, cycles=1)  # writes the bytecode, as installing the package does
         how = dict(module=module, cycles=arguments.cycles)

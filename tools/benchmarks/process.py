@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -77,6 +78,7 @@ def _serve(pipe: Any, function: str, rank: int, size: int, port: int, arguments:
     import torch
 
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # what stock says on every rank of gloo: it gathers where it is asked to exchange
     try:
         pipe.send((True, _call(function, rank, size, port, **arguments)))
     except Exception:

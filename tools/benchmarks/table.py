@@ -59,7 +59,7 @@ def _rows(report: Report) -> Table:
         table.add_column(column, justify="right")
     before = None
     for row in report.rows:
-        place = [_place(row.where.get(key)) for key in keys]
+        place = [_place(key, row.where.get(key)) for key in keys]
         if before is not None and place != before:
             table.add_section()
         cells = place if place != before else [""] * len(keys)
@@ -68,7 +68,9 @@ def _rows(report: Report) -> Table:
     return table
 
 
-def _place(value: object) -> str:
+def _place(key: str, value: object) -> str:
+    if key == "bytes" and isinstance(value, int):
+        return shown(value, "B")
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 

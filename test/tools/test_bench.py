@@ -1,0 +1,171 @@
+"""tools/bench.py on tiny sizes: its JSON has what it says, its counts are what they should be; no times are held."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from benchmarks import mesh, pairs, redistribute  # noqa: E402
+from benchmarks.report import Report, Row, Target  # noqa: E402
+from benchmarks.table import shown, times  # noqa: E402
+
+KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "facts"}
+
+
+def bench(folder, *arguments):
+    """The JSON of one run from another folder; what it prints has every row's name."""
+    command = [sys.executable, str(ROOT / "tools" / "bench.py"), *arguments, "--json", "found.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "found.json").read_text())
+    assert found.keys() == KEYS and found["bench"] == arguments[0]
+    for row in found["rows"]:
+        assert row.keys() == {"name", "unit", "stock", "overlay", "where", "gain"}
+        assert row["name"] in done.stdout
+    for note in found["notes"]:
+        assert note in done.stdout
+    return found
+
+
+def value(found, name, side, **where):
+    (row,) = [row for row in found["rows"] if row["name"] == name and row["where"] == where]
+    return row[side]
+
+
+def is_png(path):
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_mesh(tmp_path):
+    found = bench(tmp_path, "mesh", "--worlds", "64", "128", "--repeats", "1", "--plot", "found.png")
+    for world in (64, 128):
+        for name in (*mesh.PARTS, mesh.TOTAL, mesh.SIZE, mesh.INIT):
+            assert value(found, name, "stock", ranks=world) > 0 and value(found, name, "overlay", ranks=world) > 0
+        total = sum(found["facts"][str(world)][side]["new_group_calls"] for side in ("stock", "overlay"))
+        # On (W / 64, 8, 8) stock asks for the group of every copy of each axis, the overlay for this rank's three.
+        assert total == 64 + 2 * (world // 8) + 3
+    assert is_png(tmp_path / "found.png")
+
+
+def test_groups(tmp_path):
+    found = bench(tmp_path, "groups", "--ones", "16", "--repeats", "1", "--plot", "found.png")
+    expected = {  # groups of stock and overlay, and the sets of ranks that they are for
+        "torchtitan": (18, 9, 9),
+        "accelerate": (5, 2, 2),
+        "ones": (3, 1, 1),
+        "loop": (20, 4, 4),
+    }
+    for recipe, (stock, overlay, sets) in expected.items():
+        assert value(found, "groups", "stock", recipe=recipe) == stock
+        assert value(found, "groups", "overlay", recipe=recipe) == overlay
+        assert {value(found, "distinct rank sets", side, recipe=recipe) for side in ("stock", "overlay")} == {sets}
+    assert value(found, "new_group calls", "stock", recipe="ones") == 3 * 16
+    assert value(found, "new_group calls", "overlay", recipe="ones") <= 2
+    assert value(found, "new_group calls", "stock", recipe="8 gloo ranks") == 36
+    assert value(found, "new_group calls", "overlay", recipe="8 gloo ranks") == 3
+    assert value(found, "mesh and views", "stock", recipe="8 gloo ranks") > 0
+    assert all(target["met"] for target in found["targets"])
+    assert is_png(tmp_path / "found.png")
+
+
+def test_redistribute(tmp_path):
+    found = bench(tmp_path, "redistribute", "--sizes", "1024", "--pairs", "13", "--batches", "1", "--each")
+    assert len(found["facts"]["pairs"]) == 13
+    for one in found["facts"]["pairs"]:
+        assert one["wrong"] == {"stock": False, "overlay": False}
+        assert one["bytes"] == 1024 and min(one["seconds"].values()) > 0 and min(one["collectives"].values()) >= 1
+    assert value(found, "wrong results of 13", "overlay") == 0
+    if found["facts"]["patched"]:
+        assert value(found, "collectives of 12 moves", "overlay") == 12
+    else:
+        assert any("isn't patched" in note for note in found["notes"])
+
+
+def test_overhead(tmp_path):
+    found = bench(tmp_path, "overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
+    for kind in ("plan hit", "plan miss"):
+        assert value(found, f"{kind}, mean of 5", "stock", axes=1) > 0
+        assert value(found, f"{kind}, mean of 5", "overlay", axes=1) > 0
+
+
+def test_enable(tmp_path):
+    after = ("torch", "torch.distributed.tensor")
+    found = bench(tmp_path, "enable", "--repeats", "1", "--cycles", "1", "--after", *after)
+    for module in after:
+        assert value(found, "first enable, wall", "overlay", after=f"import {module}") > 0
+        assert value(found, "first enable, wall", "stock", after=f"import {module}") is None
+        assert value(found, "the import itself, wall", "stock", after=f"import {module}") > 0
+
+
+@pytest.mark.parametrize("arguments", [("mesh", "--worlds", "100"), ("groups", "--ranks", "6")])
+def test_sizes_that_cannot_be_measured_are_refused(arguments):
+    command = [sys.executable, str(ROOT / "tools" / "bench.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "must be" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- what checks the results of `redistribute`
+
+
+@pytest.mark.parametrize("text", ["P,P", "A,P", "R,A", "A,A", "P,R"])
+def test_expected_result_of_a_reduction_is_the_stacked_sources_reduced(text):
+    import torch
+
+    codes = tuple(text.split(","))
+    pair = pairs.Pair((4, 2), codes, ("R", "R"))
+    cells = [(i, j) for i in range(4) for j in range(2)]
+    stacked = torch.stack([pairs.local_source(pair, at, (8, 8)) for at in cells]).view(4, 2, 8, 8)
+    for axis, code in enumerate(codes):
+        if code != "R":
+            reduced = stacked.sum(axis, keepdim=True) if code == "P" else stacked.mean(axis, keepdim=True)
+            stacked = reduced.expand_as(stacked)
+    for at in cells:
+        assert torch.equal(pairs.local_target(pair, at, (8, 8)), stacked[at])
+
+
+def test_expected_shards_tile_the_whole():
+    import torch
+
+    pair = pairs.Pair((2, 2, 2), ("R", "R", "R"), ("S0", "S1", "S0"))
+    parts = {(i, j, k): pairs.local_target(pair, (i, j, k), (16, 16)) for i in (0, 1) for j in (0, 1) for k in (0, 1)}
+    rows = [torch.cat([parts[i, j, k] for j in (0, 1)], dim=1) for i in (0, 1) for k in (0, 1)]
+    assert torch.equal(torch.cat(rows), pairs.local_source(pair, (1, 0, 1), (16, 16)))
+
+
+def test_a_wrong_result_is_a_missed_target_and_named():
+    one = dict(bytes=1024, pair="2,2: S0,S0 -> R,R", move=True, seconds={}, collectives=dict(stock=2, overlay=1))
+    report = Report("redistribute", "0")
+    redistribute._add_counts(report, [one | dict(wrong=dict(stock=False, overlay=True))])
+    assert [target.met for target in report.targets] == [False]
+    assert report.notes == ["overlay: wrong at 1,024 bytes: 2,2: S0,S0 -> R,R"]
+
+
+def test_random_moves_are_the_same_on_every_rank():
+    assert pairs.random_moves(20, 3, 8) == pairs.random_moves(20, 3, 8) != pairs.random_moves(20, 4, 8)
+    assert all(pair.is_move and pair.source != pair.target for pair in pairs.random_moves(50, 0, 8))
+
+
+def test_a_size_that_no_mesh_cuts_evenly_is_refused():
+    with pytest.raises(ValueError, match=r"multiples of 8 float32.*got 1000"):
+        pairs.shape_of(1000)
+    for size in redistribute.SIZES:
+        rows, columns = pairs.shape_of(size)
+        assert rows * columns * 4 == size
+
+
+# --- how numbers are shown
+
+
+def test_numbers_are_shown_in_the_unit_that_fits():
+    assert [shown(0.0000421, "s"), shown(45e6, "B"), shown(9, ""), shown(None, "s")] == ["42.1 us", "42.9 MB", "9", "-"]
+    assert [times(0.974), times(12.34), times(1250.4), times(None)] == ["0.97x", "12.3x", "1,250x", "-"]
+
+
+def test_gain_is_stock_over_overlay_and_a_target_includes_its_bound():
+    assert Row("a", "s", 6.0, 2.0).gain == 3.0 and Row("a", "s", None, 2.0).gain is None
+    assert Target("a", 2.0, 2.0).met and not Target("a", 2.1, 2.0).met

@@ -1,0 +1,138 @@
+"""What one redistribute call costs the CPU where nothing moves: fake backend, small tensors, 1 to 4 axes.
+
+`hit` is a call that was made before, `miss` one with a shape that was not seen before, so that it must be planned. Both
+sides in one process, in turns, on meshes with the same flattened views. CPU time, the median over blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from . import clock, process
+from .report import Report, Row, Target
+from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, TURNS, on, redistribution_patched
+
+HIT, MISS = "plan hit", "plan miss"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--axes", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N", help="meshes of 2 ** N ranks")
+    parser.add_argument("--calls", type=int, default=50, help="calls in a block of hits")
+    parser.add_argument("--rounds", type=int, default=2, help="of four turns: stock, overlay, overlay, stock")
+    parser.add_argument("--each", action="store_true", help="a row for every pair")
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    for axes in arguments.axes:
+        print(f"overhead: {axes} axes", file=sys.stderr)
+        how = dict(axes=axes, calls=arguments.calls, rounds=arguments.rounds)
+        found = process.fresh("overhead:measure", **how)
+        report.facts[str(axes)] = found["pairs"]
+        for kind in (HIT, MISS):
+            _add_rows(report, found["pairs"], kind, axes, arguments.each)
+    report.notes.append(
+        "CPU time by call of DTensor.redistribute, autograd off; mean: geometric, over the pairs of a mesh"
+    )
+    if not found["patched"]:
+        report.notes.append(NOT_PATCHED)
+
+
+def _add_rows(report: Report, pairs: dict[str, Any], kind: str, axes: int, each: bool) -> None:
+    where = {"axes": axes}
+    means = [clock.geometric_mean(pair[kind][side] for pair in pairs.values()) for side in SIDES]
+    report.rows.append(Row(f"{kind}, mean of {len(pairs)}", "s", *means, where))
+    name, worst = max(pairs.items(), key=lambda item: item[1][kind][OVERLAY] / item[1][kind][STOCK])
+    report.rows.append(Row(f"{kind}, worst: {name}", "s", worst[kind][STOCK], worst[kind][OVERLAY], where))
+    report.targets.append(Target(f"{kind}, {axes} axes, overlay's time over stock's", means[1] / means[0], 1.0))
+    if each:
+        report.rows += [
+            Row(f"{kind}, {name}", "s", one[kind][STOCK], one[kind][OVERLAY], where) for name, one in pairs.items()
+        ]
+
+
+def patterns(axes: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Sources and targets that have a meaning on any number of axes."""
+
+    def turning(*codes: str) -> tuple[str, ...]:
+        return tuple(codes[axis % len(codes)] for axis in range(axes))
+
+    found = [
+        (turning("S0"), turning("R")),
+        (turning("R"), turning("S0")),
+        (turning("S0"), turning("S1")),
+        (turning("P"), turning("R")),
+        (turning("P"), turning("S0")),
+    ]
+    if axes > 1:
+        found += [(turning("S0", "S1"), turning("S1", "S0")), (turning("P", "S0"), turning("R", "S1"))]
+    return found
+
+
+# --- in a process of its own
+
+
+def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
+    """CPU seconds a call, by pair, kind and side."""
+    import torch
+
+    from . import pairs
+    from .fake_world import fake_world
+
+    sizes = (2,) * axes
+    chosen = [pairs.Pair(sizes, source, target) for source, target in patterns(axes)]
+    found = {str(pair): {kind: {side: [] for side in SIDES} for kind in (HIT, MISS)} for pair in chosen}
+    with fake_world(2**axes // 2, 2**axes), torch.no_grad():
+        patched = redistribution_patched()
+        meshes = {}
+        for side in SIDES:
+            with on(side):
+                meshes[side] = pairs.flattened_mesh(sizes)
+        extra = 0  # makes each shape a new one, for both sides alike
+        for side in (*SIDES, *(TURNS * rounds)):
+            extra += 1 + _MISSES
+            with on(side):
+                for pair in chosen:
+                    for kind, seconds in _one_turn(pair, meshes[side], calls, extra).items():
+                        found[str(pair)][kind][side].append(seconds)
+    # The first turn of each side imports and warms up.
+    pairs_found = {
+        name: {kind: {side: clock.median(times[1:]) for side, times in by.items()} for kind, by in kinds.items()}
+        for name, kinds in found.items()
+    }
+    return {"patched": patched, "pairs": pairs_found}
+
+
+_MISSES = 8
+
+
+def _one_turn(pair, mesh, calls: int, extra: int) -> dict[str, float]:
+    """CPU seconds of a hit and of a miss."""
+    from .pairs import placements
+
+    target = placements(pair.target)
+    hit = _source(pair, mesh, 1)
+    for _ in range(3):
+        hit.redistribute(mesh, target)
+    seconds = {HIT: clock.each(lambda _: hit.redistribute(mesh, target), range(calls))[0]}
+    new = [_source(pair, mesh, extra + index) for index in range(_MISSES)]
+    seconds[MISS] = clock.each(lambda source: source.redistribute(mesh, target), new)[0]
+    return seconds
+
+
+def _source(pair, mesh, depth: int):
+    """A DTensor of 16 x 16 x depth; nobody looks at its values."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from .pairs import placements
+
+    shape = [16, 16, depth]
+    for code, size in zip(pair.source, pair.sizes):
+        if code.startswith("S"):
+            shape[int(code[1:])] //= size
+    whole = (16, 16, depth)
+    strides = (16 * depth, depth, 1)
+    local = torch.zeros(shape)
+    return DTensor.from_local(local, mesh, placements(pair.source), run_check=False, shape=whole, stride=strides)

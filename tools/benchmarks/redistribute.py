@@ -1,0 +1,182 @@
+"""Redistribution by size, from 1 KB to 64 MB, on 8 gloo ranks over a fixed set of pairs of placements.
+
+Both sides in the same processes, in turns, on meshes with the same flattened views. A size is that of the whole
+tensor in float32. Every result is compared with the whole tensor cut by hand. A time is wall time, the best of several
+batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from . import clock, process
+from .report import Report, Row, Target
+from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, TURNS, on, redistribution_patched
+from .table import shown
+
+KB, MB = 1 << 10, 1 << 20
+SIZES = (KB, 16 * KB, 256 * KB, MB, 16 * MB, 64 * MB)
+MOVES, REDUCTIONS = "moves", "with a reduction"
+HELD = (MB, 16 * MB)  # where issue 3 asks for twice the speed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
+    parser.add_argument("--pairs", type=int, default=None, metavar="N", help="only the first N of the fixed set")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N random moves in place of the fixed set")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1, help="of four turns: stock, overlay, overlay, stock")
+    parser.add_argument("--batches", type=int, default=2, help="timed batches a turn")
+    parser.add_argument("--each", action="store_true", help="a row for every pair")
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    from . import pairs
+
+    ranks = 8
+    chosen = pairs.random_moves(arguments.random, arguments.seed, ranks) if arguments.random else pairs.fixed(ranks)
+    chosen = chosen[: arguments.pairs]
+    for size in arguments.sizes:
+        pairs.shape_of(size)
+    print(f"redistribute: {len(chosen)} pairs, {len(arguments.sizes)} sizes, {ranks} gloo ranks", file=sys.stderr)
+    how = dict(rounds=arguments.rounds, batches=arguments.batches)
+    which = dict(count=len(chosen), random=arguments.random, seed=arguments.seed)
+    found = process.ranks("redistribute:measure", ranks, sizes=arguments.sizes, which=which, **how)
+    report.facts |= found
+    for size in arguments.sizes:
+        _add_rows(report, [one for one in found["pairs"] if one["bytes"] == size], size, arguments.each)
+    _add_counts(report, found["pairs"])
+    report.notes.append("time: from barrier to barrier on rank 0, by call, best batch; mean: geometric")
+    if not found["patched"]:
+        report.notes.append(NOT_PATCHED)
+
+
+def _add_rows(report: Report, found: list[dict[str, Any]], size: int, each: bool) -> None:
+    """The geometric mean of both kinds, the pair that gained least, and each pair if asked; then the targets."""
+    where = {"bytes": size}
+    for kind in (MOVES, REDUCTIONS):
+        times = [one["seconds"] for one in found if one["move"] == (kind == MOVES)]
+        if times:
+            means = (clock.geometric_mean(one[side] for one in times) for side in SIDES)
+            report.rows.append(Row(f"{kind}, mean of {len(times)}", "s", *means, where))
+            if kind == MOVES and size in HELD:
+                gain = report.rows[-1].gain or 0
+                report.targets.append(Target(f"{size // MB} MB, {kind}, overlay's time over stock's", 1 / gain, 0.5))
+    slowest = max(found, key=lambda one: one["seconds"][OVERLAY] / one["seconds"][STOCK])
+    seconds = slowest["seconds"]
+    report.rows.append(Row("worst pair", "s", seconds[STOCK], seconds[OVERLAY], where))
+    report.notes.append(f"worst at {shown(size, 'B')}: {slowest['pair']}")
+    if size in HELD:
+        over = seconds[OVERLAY] / seconds[STOCK]
+        report.targets.append(Target(f"{size // MB} MB, worst ({slowest['pair']}), overlay over stock", over, 1.1))
+    if each:
+        report.rows += [Row(one["pair"], "s", one["seconds"][STOCK], one["seconds"][OVERLAY], where) for one in found]
+
+
+def _add_counts(report: Report, found: list[dict[str, Any]]) -> None:
+    """Collectives that a rank ran, each pair once at each size, and how many results were wrong on any rank."""
+    for kind in (MOVES, REDUCTIONS):
+        some = [one for one in found if one["move"] == (kind == MOVES)]
+        counts = (sum(one["collectives"][side] for one in some) for side in SIDES)
+        if some:
+            report.rows.append(Row(f"collectives of {len(some)} {kind}", "", *counts))
+    wrong = {side: [one for one in found if one["wrong"][side]] for side in SIDES}
+    report.rows.append(Row(f"wrong results of {len(found)}", "", *(len(wrong[side]) for side in SIDES)))
+    report.targets.append(Target("wrong results, overlay", len(wrong[OVERLAY]), 0))
+    for side in SIDES:
+        report.notes += [f"{side}: wrong at {one['bytes']:,} bytes: {one['pair']}" for one in wrong[side]]
+
+
+# --- on every rank
+
+
+def measure(rank: int, size: int, port: int, sizes: list[int], which: dict[str, Any], rounds: int, batches: int) -> Any:
+    """Times, checks and counts of every pair at every size, as rank 0 sees them (wrong: as any rank does)."""
+    import torch
+    import torch.distributed as dist
+
+    from . import pairs
+
+    store = dist.TCPStore("localhost", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    fixed = pairs.random_moves(which["random"], which["seed"], size) if which["random"] else pairs.fixed(size)
+    chosen = fixed[: which["count"]]
+    patched = redistribution_patched()
+    meshes = {}
+    for side in SIDES:
+        with on(side):
+            meshes[side] = {sizes: pairs.flattened_mesh(sizes) for sizes in dict.fromkeys(p.sizes for p in chosen)}
+    found = []
+    with torch.no_grad():
+        for size_in_bytes in sizes:
+            found += _one_size(chosen, meshes, size_in_bytes, rounds, batches)
+    dist.destroy_process_group()
+    return {"patched": patched, "pairs": found}
+
+
+def _one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -> list[dict[str, Any]]:
+    """All pairs on one side, then on the other: turning the overlay on and off for each call would be measured too."""
+    from . import pairs
+
+    best = {(pair, side): float("inf") for pair in chosen for side in SIDES}
+    facts = {}
+    for turn, side in enumerate(TURNS * rounds):
+        with on(side):
+            for pair in chosen:
+                mesh = meshes[side][pair.sizes]
+                source = pairs.source_tensor(pair, mesh, pairs.shape_of(size))
+                if turn < 3 and (pair, side) not in facts:
+                    facts[pair, side] = _check(pair, source, mesh)
+                seconds = _best_batch(source, mesh, pairs.placements(pair.target), calls_of(size), batches)
+                best[pair, side] = min(best[pair, side], seconds)
+    return [
+        {
+            "bytes": size,
+            "pair": str(pair),
+            "move": pair.is_move,
+            "seconds": {side: best[pair, side] for side in SIDES},
+            "wrong": {side: facts[pair, side][0] for side in SIDES},
+            "collectives": {side: facts[pair, side][1] for side in SIDES},
+        }
+        for pair in chosen
+    ]
+
+
+def calls_of(size: int) -> int:
+    """Calls in a batch: the same on every rank without asking, enough to drown the barrier."""
+    return max(2, min(16, 4 * MB // size))
+
+
+def _check(pair, source, mesh) -> tuple[bool, int]:
+    """(whether any rank got a wrong result, collectives that rank 0 ran)."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from . import pairs
+
+    with CommDebugMode() as counted:
+        result = source.redistribute(mesh, pairs.placements(pair.target))
+    expected = pairs.local_target(pair, tuple(mesh.get_coordinate()), tuple(source.shape))
+    wrong = torch.tensor(int(not torch.equal(result.to_local(), expected)))
+    dist.all_reduce(wrong)
+    return bool(wrong), counted.get_total_counts()
+
+
+def _best_batch(source, mesh, target, calls: int, batches: int) -> float:
+    """Wall seconds of one call, in the best batch."""
+    import torch.distributed as dist
+
+    source.redistribute(mesh, target)  # the first of a turn plans and allocates
+    best = float("inf")
+    for _ in range(batches):
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(calls):
+            source.redistribute(mesh, target).to_local()
+        dist.barrier()
+        best = min(best, (time.perf_counter() - begun) / calls)
+    return best
