@@ -1,8 +1,8 @@
 """Slow twins: what the fast code must agree with, written so that nobody can doubt them.
 
-``MeshTwin`` is a device mesh as plain lists of ranks. It knows no layouts, strides or tensors: a mesh is, for every rank of the
-root, the list of ranks that this rank's own copy of the mesh holds (its tile), in row-major order. Every mesh operation is then
-a rearrangement of short lists.
+``MeshTwin`` is a device mesh as plain lists of ranks. It knows no layouts, strides or tensors: a mesh is, for every
+rank of the root, the list of ranks that this rank's own copy of the mesh holds (its tile), in row-major order. Every
+mesh operation is then a rearrangement of short lists.
 """
 
 from __future__ import annotations

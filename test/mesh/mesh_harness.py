@@ -1,7 +1,7 @@
 """What the mesh tests share: a world of one process, the overlay around a test, and counting.
 
-``TORCH_OVERLAY_TEST=stock`` runs the suite on torch as released: tests that state what stock does must pass there too (so that
-what we call stock's behaviour is stock's), and those that need the overlay are skipped.
+``TORCH_OVERLAY_TEST=stock`` runs the suite on torch as released: tests that state what stock does must pass there too
+(so that what we call stock's behaviour is stock's), and those that need the overlay are skipped.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ DEGREES = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)
 
 
 def torchtitan_views(world: int, pp: int, dp_replicate: int, dp_shard: int, cp: int, tp: int, ep: int):
-    """The meshes that torchtitan builds for a mixture of experts: views of one world, and the loss flattened from one."""
+    """torchtitan's meshes for a mixture of experts: views of one world, and the loss flattened from one."""
     root = init_device_mesh("cpu", (world,), mesh_dim_names=("world",))
     dp, efsdp = dp_replicate * dp_shard, dp_shard * cp * tp // ep
 

@@ -1,4 +1,4 @@
-"""Meshes where nothing real is at hand: fake tensors, the meta device, compiled code, LocalTensor, threads, subclasses."""
+"""Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, threads, subclasses."""
 
 import threading
 

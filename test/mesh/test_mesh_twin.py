@@ -25,7 +25,7 @@ MESH_VERBS = {
 
 
 def twin_of(views: list[MeshTwin], verb: str, *how) -> MeshTwin | None:
-    """What a step gives on lists of ranks; None where it has to be refused: no mesh, or stock's rule of ascending axes."""
+    """What a step gives on lists of ranks; None where it must be refused: no mesh, or axes that don't ascend."""
     if verb == "slice":
         i, names = how
         twin = views[i].slice(names)
@@ -153,7 +153,7 @@ def test_any_sequence_agrees_with_lists_of_ranks(drawn):
 @given(programs())
 def test_submeshes_at_any_coordinate_agree_with_lists_of_ranks(drawn):
     """Every copy of an axis, and (ours) the axis as it is at each coordinate of the others."""
-    world, root, program = drawn
+    world, root, _ = drawn
     rank = root.root[0]
     with fake_world(rank, world), quiet():
         mesh = make_root(root.root, root.sizes, root.names)
