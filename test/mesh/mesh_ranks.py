@@ -18,6 +18,14 @@ WORLD_TIMEOUT = datetime.timedelta(seconds=25)
 SHUFFLED = (3, 1, 2, 0, 7, 5, 6, 4)
 
 
+def overlay_on() -> None:
+    """On for the whole process, with meshes compared across ranks; on stock runs nothing is."""
+    if not STOCK:
+        import torch_overlay
+
+        torch_overlay.enable(check_mesh=True)
+
+
 class EightRanks(MultiProcContinuousTest):
     """Spawns once. A test that fails on some ranks doesn't take the others with it: the next one has a new world."""
 
@@ -41,10 +49,7 @@ class EightRanks(MultiProcContinuousTest):
         """In each rank, once: the overlay on, one store for all worlds, the first world."""
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
-        if not STOCK:
-            import torch_overlay
-
-            torch_overlay.enable(check_mesh=True)
+        overlay_on()
         cls._file = dist.FileStore(rdvz_file, world_size)
         if rank == 0:
             cls._store = dist.TCPStore("127.0.0.1", 0, None, True, WORLD_TIMEOUT, wait_for_workers=False)
@@ -63,6 +68,7 @@ class EightRanks(MultiProcContinuousTest):
     def _run_test_given_id(cls, test_id: str, **kwargs) -> None:
         with contextlib.suppress(Exception):  # a world that failed in the test before
             dist.destroy_process_group()
+        overlay_on()  # a test that failed between two toggles may have left it off
         cls._worlds += 100  # ranks that left a failed test early count alike again
         cls._worlds -= cls._worlds % 100
         cls._open_world()

@@ -147,6 +147,7 @@ class PickleCases:
         self.assertTrue(all(x is y for x, y in zip(copied.get_all_groups(), mesh.get_all_groups(), strict=True)))
         flat = mesh["a", "b"]._flatten("ab")
         self.assertEqual(copied["ab"], flat)
+        self.assertTrue(copied.get_group("ab") is flat.get_group())
         piece = copy.deepcopy(mesh["b", "c"])
         self.assertEqual(piece, mesh["b", "c"])
         self.assertTrue(piece._get_root_mesh() is mesh)
