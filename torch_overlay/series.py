@@ -41,19 +41,35 @@ _ADDED = (
 )
 
 
-def _mesh(name: str, kind: Kind = Kind.REPLACE, since: str | None = None, until: str | None = None) -> Patch:
+# The upstream changes that would bring the same: one shared state a universe; safe merging of uneven shards.
+SHARED_STATE = "pytorch/pytorch#175571"
+SAFE_MERGING = "pytorch/pytorch#194457"
+
+
+def _mesh(name: str, kind: Kind = Kind.REPLACE, until: str | None = None, ends: str = SHARED_STATE) -> Patch:
     """A row for one attribute of DeviceMesh; the mesh rows make sense only together."""
-    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, since=since, until=until, unit="mesh")
+    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, until=until, ends=ends, unit="mesh")
 
 
 PATCHES: tuple[Patch, ...] = (
-    Patch(f"{C10D}:_process_group_name", f"{OURS}.distributed_c10d:_process_group_name", unit="mesh"),
+    Patch(
+        f"{C10D}:_process_group_name",
+        f"{OURS}.distributed_c10d:_process_group_name",
+        ends="pytorch/pytorch#190431",
+        unit="mesh",
+    ),
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
-    _mesh("abort", Kind.ADD, until="2.15.0"),
-    _mesh("abort", since="2.15.0"),
-    Patch(f"{MESH}:_normalize_backend_override", f"{OURS}.device_mesh:_normalize_backend_override", unit="mesh"),
-    Patch(f"{MESH}:init_device_mesh", "torch_overlay.doors:init_device_mesh", Kind.CODE, unit="mesh"),
+    _mesh("abort", Kind.ADD, until="2.15.0", ends="pytorch/pytorch#173815"),
+    Patch(
+        f"{MESH}:_normalize_backend_override",
+        f"{OURS}.device_mesh:_normalize_backend_override",
+        ends=SHARED_STATE,
+        unit="mesh",
+    ),
+    Patch(
+        f"{MESH}:init_device_mesh", "torch_overlay.doors:init_device_mesh", Kind.CODE, ends=SHARED_STATE, unit="mesh"
+    ),
     Patch(
         MESH,
         "torch_overlay.doors:meshes_need_nothing",
@@ -73,6 +89,7 @@ PATCHES: tuple[Patch, ...] = (
         f"{REDISTRIBUTE}:redistribute_local_tensor",
         "torch_overlay.doors:redistribute_local_tensor",
         Kind.CODE,
+        ends=SAFE_MERGING,
         unit="redistribute",
         torch_file=True,
     ),

@@ -141,14 +141,8 @@ class _DeviceMesh:
             return False
         other: DeviceMesh = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
         mine, others = view_of(self), view_of(other)
-        return (
-            mine.layout == others.layout
-            and self._mesh_dim_names == other._mesh_dim_names
-            and self._device_type == other._device_type
-            and self._thread_id == other._thread_id
-            and self._preserve_rank_order == other._preserve_rank_order
-            and mine.rank_map == others.rank_map
-        )
+        traits = ("_mesh_dim_names", "_device_type", "_thread_id", "_preserve_rank_order")
+        return mine == others and all(getattr(self, trait) == getattr(other, trait) for trait in traits)
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""

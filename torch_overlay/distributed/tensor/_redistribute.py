@@ -26,7 +26,7 @@ from ._joint_groups import find_group, joint_axes
 from ._plan import line, plan
 from ._regions import NotOurs
 from ._run import Local, runners
-from ._specs import read_spec
+from ._specs import norm_ended, read_spec
 from ._steps import Narrow, Step
 
 CACHED_PLANS = 4096
@@ -192,12 +192,15 @@ def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: 
             )
             for spec in (source, target)
         )
+        norm = norm_ended(source, target)
         groups = joint_axes(mesh)
         steps = plan(before, after, itemsize, groups, _cost(mesh, get_settings()))
         run = runners(steps, coordinate, lambda axes: find_group(mesh, axes, mesh._rank), async_op)
     except (NotOurs, LookupError) as error:
         return str(error)
     text = line(before, after, steps, itemsize, mesh.mesh_dim_names)
+    if norm is not None:
+        run = (norm._pre_reduce_transform, *run, norm._post_reduce_transform)
     trim = bool(steps) and isinstance(steps[-1], Narrow)
     return Planned(steps, run, before.box(coordinate).length, text, trim, all(isinstance(s, Narrow) for s in steps))
 

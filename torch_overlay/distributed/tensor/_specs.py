@@ -7,10 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from . import _regions
 from ._regions import NotOurs, Regions
+
+_SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
 @lru_cache(maxsize=1024)
@@ -25,7 +29,27 @@ def _read_placement(placement: Placement) -> _regions.Placement:
         return _regions.Partial(placement.reduce_op)
     if kind is _StridedShard:
         return _regions.StridedShard(placement.dim, placement.split_factor)
+    if kind is _NormPartial:
+        return _regions.Partial("sum")  # of powers: see `norm_ended`
     raise NotOurs(f"a placement of the class {kind.__name__}")
+
+
+def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
+    """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
+
+    Raises:
+        NotOurs: terms of a norm beside terms of something else, or made from what is none.
+    """
+    pending = {placement for placement in source.placements if placement.is_partial()}
+    norm = next((placement for placement in pending if type(placement) is _NormPartial), None)
+    if norm is not None and len(pending) > 1:
+        raise NotOurs("terms of a norm beside terms of another reduction")
+    pairs = list(zip(source.placements, target.placements, strict=True))
+    if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in pairs):
+        raise NotOurs("a shard becomes a term of a sum, which torch refuses before 2.14")
+    if any(type(new) is _NormPartial and new != old for old, new in pairs):
+        raise NotOurs("terms of a norm from what isn't pending")
+    return norm if any(old == norm != new for old, new in pairs) else None
 
 
 def read_spec(
