@@ -55,7 +55,7 @@ def _time_real_groups(arguments: argparse.Namespace, report: Report) -> None:
     print(f"groups: making them on {size} gloo ranks", file=sys.stderr)
     found = process.ranks("groups:make", size, rounds=arguments.repeats)
     where = {"recipe": f"{size} gloo ranks"}
-    for name, unit in (("mesh and views", "s"), ("a new_group call", "s"), (CALLS, "")):
+    for name, unit in (("mesh and views", "s"), (GROUPS, ""), (CALLS, "")):
         report.rows.append(Row(name, unit, *(clock.median(found[side][name]) for side in SIDES), where))
     report.notes.append(
         f"{size} gloo ranks: a mesh of the world unflattened three times as torchtitan does; wall time, median of "
@@ -136,7 +136,7 @@ def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, li
 
     from .fake_world import GroupCounter
 
-    names = ("mesh and views", "a new_group call", CALLS)
+    names = ("mesh and views", GROUPS, CALLS)
     found: dict[str, dict[str, list[float]]] = {side: {name: [] for name in names} for side in SIDES}
     store = dist.TCPStore("localhost", port, is_master=False)
     for turn in range(4 * rounds + 1):
@@ -151,7 +151,7 @@ def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, li
             dist.barrier()
             seconds = time.perf_counter() - begun
             if turn:
-                for name, value in zip(names, (seconds, seconds / counter.calls, counter.calls)):
+                for name, value in zip(names, (seconds, len(counter.open()), counter.calls)):
                     found[side][name].append(value)
         dist.destroy_process_group()
     return found

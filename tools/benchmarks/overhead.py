@@ -42,9 +42,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 def _add_rows(report: Report, pairs: dict[str, Any], kind: str, axes: int, each: bool) -> None:
     where = {"axes": axes}
     means = [clock.geometric_mean(pair[kind][side] for pair in pairs.values()) for side in SIDES]
-    report.rows.append(Row(f"{kind}, mean of {len(pairs)}", "s", *means, where))
+    report.rows.append(Row(f"{kind}, mean", "s", *means, where))
     name, worst = max(pairs.items(), key=lambda item: item[1][kind][OVERLAY] / item[1][kind][STOCK])
-    report.rows.append(Row(f"{kind}, worst: {name}", "s", worst[kind][STOCK], worst[kind][OVERLAY], where))
+    report.rows.append(Row(f"{kind}, worst pair", "s", worst[kind][STOCK], worst[kind][OVERLAY], where))
+    report.notes.append(f"{kind}, worst of {len(pairs)} pairs: {name}")
     report.targets.append(Target(f"{kind}, {axes} axes, overlay's time over stock's", means[1] / means[0], 1.0))
     if each:
         report.rows += [

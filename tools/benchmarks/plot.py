@@ -33,7 +33,9 @@ def draw(report: Report, path: str) -> None:
             axes.set_title(title, loc="left", fontsize=10)
         for axes in list(grid.flat)[len(panels) :]:
             axes.set_visible(False)
-        figure.suptitle(f"bench {report.bench}: stock torch {report.torch} and the overlay", fontweight="bold")
+        figure.suptitle(
+            f"bench {report.bench}: stock torch {report.torch} and the overlay", x=0.01, ha="left", fontweight="bold"
+        )
         figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="upper right", frameon=False, ncols=2)
         figure.tight_layout()
         figure.savefig(path, dpi=130)
@@ -48,23 +50,34 @@ def _curves(report: Report) -> list:
         if len(keys) == 1 and row.stock and row.overlay:
             place = " ".join(str(value) for value in row.where.values() if isinstance(value, str))
             found.setdefault((f"{row.name} {place}".strip(), keys[0]), []).append(row)
-    if not any(len(rows) > 1 for rows in found.values()):
-        return []
-    return [(title, rows, _curve(key)) for (title, key), rows in found.items()]
+    curves = {name: rows for name, rows in found.items() if len(rows) > 1}
+    return [(title, rows, _curve(key, _range(curves, rows[0].unit))) for (title, key), rows in curves.items()]
 
 
-def _curve(key: str):
+def _range(curves: dict, unit: str) -> tuple[float, float]:
+    """The y axis that all panels of a unit share, so that their heights can be compared."""
+    values = [
+        value for rows in curves.values() for row in rows if row.unit == unit for value in (row.stock, row.overlay)
+    ]
+    return min(values) / 2, max(values) * 2
+
+
+def _curve(key: str, limits: tuple[float, float]):
     def draw_curve(axes: Axes, rows: list[Row]) -> None:
         at = [row.where[key] for row in rows]
         for side in SIDES:
             axes.plot(at, [getattr(row, side) for row in rows], "o-", color=_COLORS[side], label=side, markersize=4)
-        axes.set_xscale("log", base=2)
+        if at[-1] > 8 * at[0]:
+            axes.set_xscale("log", base=2)
+        else:
+            axes.set_xticks(at)
         axes.set_yscale("log")
+        axes.set_ylim(*limits)
         axes.set_xlabel(key)
         axes.set_ylabel({"s": "seconds", "B": "bytes"}.get(rows[0].unit, rows[0].unit))
         axes.grid(alpha=0.25)
-        where = dict(textcoords="offset points", xytext=(-2, -14), ha="right", fontsize=9)
-        axes.annotate(times(rows[-1].gain), (at[-1], rows[-1].stock), **where)
+        where = dict(textcoords="offset points", xytext=(0, 6), ha="right", fontsize=9)
+        axes.annotate(times(rows[-1].gain), (at[-1], max(rows[-1].stock, rows[-1].overlay)), **where)
 
     return draw_curve
 
