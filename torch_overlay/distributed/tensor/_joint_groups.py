@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
-from .._group_table import group_table
+from .._group_table import group_table, groups_epoch
 from .._layout import Layout, MeshLayout
 from .._mesh_state import shared_state, view_of
 from .._process_groups import Request, axis_group
-from .._settings import get_settings
+from .._settings import Settings, get_settings
+
+Names = tuple[str, ...]
 
 
 class Group(NamedTuple):
@@ -39,9 +42,14 @@ class Group(NamedTuple):
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
+    return _joint_axes(mesh, tuple(shared_state(mesh).flattened), groups_epoch(), get_settings())
+
+
+@lru_cache(maxsize=256)
+def _joint_axes(mesh: DeviceMesh, flattened: Names, epoch: int, settings: Settings) -> frozenset[tuple[int, ...]]:
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     subsets = itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
-    if get_settings().flatten == "create":
+    if settings.flatten == "create":
         return frozenset(subsets)
     known = {layout.ascending() for layout in _layouts(mesh)}
     layout = view_of(mesh).layout
@@ -63,19 +71,36 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     Raises:
         LookupError: there is none; `joint_axes` says for which there is.
     """
-    joint = view_of(mesh).layout.select(axes)
-    start = view_of(mesh).rank_map.index(rank)
-    assert start is not None, f"rank {rank} isn't in {mesh}, so it has no part in its collectives"
-    first = joint.origin(start)
-    members = [view_of(mesh).rank_map[first + offset] for offset in joint.joint().indices()]
+    held = (tuple(mesh._dim_group_names), tuple(shared_state(mesh).flattened))
+    return _find_group(mesh, tuple(axes), rank, held, groups_epoch(), get_settings())
+
+
+@lru_cache(maxsize=256)
+def _find_group(
+    mesh: DeviceMesh, axes: tuple[int, ...], rank: int, held: tuple[Names, Names], epoch: int, settings: Settings
+) -> Group:
+    view = view_of(mesh)
+    joint = view.layout.select(axes)
+    index = view.rank_map.index(rank)
+    assert index is not None, f"rank {rank} isn't in {mesh}, so it has no part in its collectives"
+    start = joint.origin(index)
+    members = [view.rank_map[start + offset] for offset in joint.joint().indices()]
     group = mesh.get_group(axes[0]) if len(axes) == 1 else _joint(mesh, joint, rank)
     if group is None:
-        raise LookupError(f"no group over axes {tuple(axes)} of {mesh}")
+        raise LookupError(f"no group over axes {axes} of {mesh}")
     ranks = get_process_group_ranks(group)
+    if ranks == members:
+        return Group(group.group_name, tuple(range(len(ranks))))
     if sorted(ranks) != sorted(members):
-        raise LookupError(f"the group over axes {tuple(axes)} of {mesh} holds {ranks}, not {members}")
+        raise LookupError(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
     place = {member: number for number, member in enumerate(ranks)}
     return Group(group.group_name, tuple(place[member] for member in members))
+
+
+def forget_groups() -> None:
+    """Look again at the next request."""
+    _joint_axes.cache_clear()
+    _find_group.cache_clear()
 
 
 def _joint(mesh: DeviceMesh, joint: MeshLayout, rank: int) -> ProcessGroup | None:

@@ -22,7 +22,7 @@ from torch.utils._debug_mode import get_active_debug_mode
 from .._group_table import groups_epoch
 from .._settings import Settings, get_settings
 from ._cost import Cost
-from ._joint_groups import find_group, joint_axes
+from ._joint_groups import find_group, forget_groups, joint_axes
 from ._plan import line, plan
 from ._regions import NotOurs
 from ._run import Local, runners
@@ -74,8 +74,9 @@ def counters() -> dict[str, object]:
 
 
 def forget_plans(_: None = None) -> None:
-    """Empty the cache of plans."""
+    """Empty the cache of plans, and what was found out about groups."""
     _plans.clear()
+    forget_groups()
 
 
 def redistribute_local_tensor(

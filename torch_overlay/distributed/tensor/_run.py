@@ -230,14 +230,22 @@ def _splits(pieces: Sequence[Piece], group: Group) -> list[int]:
 
 
 def _all_to_all(step: AllToAll, coordinate: Coordinate, group: Group, finish: Local) -> Local:
-    sends, receives = step.sends(coordinate), step.receives(coordinate)
-    send_splits, receive_splits = _splits(sends, group), _splits(receives, group)
-    packing, landing = (pack(step, coordinate), unpack(step, coordinate)) if group.in_order else (None, None)
+    grids = (pack(step, coordinate), unpack(step, coordinate)) if group.in_order else (None, None)
     whole = step.after.box(coordinate).length
-    gather_up = _pack(packing) if packing is not None else _pack_pieces(sends, group)
-    land = (
-        _unpack(landing, whole) if landing is not None else _land_pieces(step, receives, receive_splits, group, whole)
-    )
+    if grids[0] is not None:
+        send_splits = [step.before.box(coordinate).elements // step.ranks] * step.ranks
+        gather_up = _pack(grids[0])
+    else:
+        sends = step.sends(coordinate)
+        send_splits = _splits(sends, group)
+        gather_up = _pack_pieces(sends, group)
+    if grids[1] is not None:
+        receive_splits = [math.prod(whole) // step.ranks] * step.ranks
+        land = _unpack(grids[1], whole)
+    else:
+        receives = step.receives(coordinate)
+        receive_splits = _splits(receives, group)
+        land = _land_pieces(step, receives, receive_splits, group, whole)
 
     def run(local: torch.Tensor) -> torch.Tensor:
         flat = gather_up(local)
