@@ -3,6 +3,8 @@
 A swapped code object runs with torch's globals, so a trampoline looks its body up in our module at each call.
 """
 
+import os
+
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):  # type: ignore[no-untyped-def]
     """Reaches every ``from torch.distributed import init_device_mesh`` that was run before enable()."""
@@ -27,3 +29,21 @@ def settle_meshes(_: None) -> None:
     from torch_overlay.distributed._mesh_state import settle
 
     settle()
+
+
+def trace_as_torch() -> str:
+    """Dynamo goes by files: our bodies get what ``torch/distributed`` has, not traced by itself, inlined when called."""
+    from torch._dynamo import trace_rules  # imported already: the row waits for it
+
+    folder = os.path.join(os.path.dirname(__file__), "distributed", "").replace(os.sep, "/")
+    for files in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
+        files.add(folder)
+    return folder
+
+
+def trace_as_user_code(folder: str) -> None:
+    """Take it back."""
+    from torch._dynamo import trace_rules
+
+    for files in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
+        files.discard(folder)

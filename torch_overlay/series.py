@@ -93,4 +93,11 @@ PATCHES: tuple[Patch, ...] = (
         unit="redistribute",
         torch_file=True,
     ),
+    Patch(
+        "torch._dynamo.trace_rules",
+        "torch_overlay.doors:trace_as_torch",
+        Kind.HOOK,
+        undo="torch_overlay.doors:trace_as_user_code",
+        unit="tracing",
+    ),
 )

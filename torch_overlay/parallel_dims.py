@@ -1,0 +1,339 @@
+"""Named meshes from degrees of parallelism: what trainers otherwise work out by hand.
+
+`ParallelDims` holds degrees and knows which fit; `ParallelDims.build` makes the meshes of a run, a `ParallelMeshes`.
+Everything goes through torch's mesh calls (``init_device_mesh``, unflatten, flatten, slicing), so it runs on stock
+torch as well; under the overlay equal axes of different meshes have one process group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+__all__ = ["ParallelDims", "ParallelMeshes"]
+
+# The degrees whose product is the world, outermost first; and those that experts may be spread over.
+_WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+_REGION = ("dp_shard", "cp", "tp")
+_EXPERT = ("ep", "etp")
+
+_DENSE = ("pp", "dp_replicate", "fsdp", "tp")
+_SPARSE = ("pp", "dp_replicate", "efsdp", "ep", "etp")
+_DATA = ("pp", "batch", "cp", "tp")
+_LOSS = ("batch", "cp")
+
+
+@dataclass(frozen=True)
+class ParallelDims:
+    """Degrees of parallelism, each a number of ranks; one of them may be -1, whatever is left.
+
+    Attributes:
+        pp: stages of the pipeline.
+        dp_replicate: copies of the model that each hold all its shards (DDP, HSDP).
+        dp_shard: ranks of one copy that read different data and shard the weights (FSDP).
+        cp: ranks that share a sequence; weights are sharded over them too.
+        tp: ranks that share each layer.
+        ep: ranks that the experts are spread over, out of the ``dp_shard * cp * tp`` of one copy and stage.
+        etp: ranks that share each expert.
+
+    ``pp * dp_replicate * dp_shard * cp * tp`` is the world size, and ``ep * etp`` divides ``dp_shard * cp * tp``: it may
+    span any part of the three.
+
+    Raises ValueError for a degree that can't be one, and for more than one -1.
+
+    >>> ParallelDims(tp=2, ep=4).fit(16)  # how sixteen ranks are used
+    ParallelDims(pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=4, etp=1)
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = -1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    def __post_init__(self) -> None:
+        degrees = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, degree in degrees.items():
+            if not isinstance(degree, int) or isinstance(degree, bool) or (degree < 1 and degree != -1):
+                raise ValueError(f"{name} must be a whole number of ranks, at least 1, or -1 for what is left; got {degree!r}")
+        left = [name for name, degree in degrees.items() if degree == -1]
+        if len(left) > 1:
+            hint = "; dp_shard is -1 unless you give it" if "dp_shard" in left else ""
+            raise ValueError(f"only one degree can be -1, got {' and '.join(left)}{hint}")
+
+    def fit(self, world_size: int) -> ParallelDims:
+        """The same with nothing left open, for a world of this many ranks.
+
+        Raises:
+            ValueError: the degrees don't fit; says what was needed, what came, and which degrees would fit.
+        """
+        fitted = self._fill(_WORLD, world_size, "the world size", exact=True)
+        region = math.prod(fitted._degrees(_REGION).values())
+        return fitted._fill(_EXPERT, region, " * ".join(_REGION), exact=False)
+
+    def build(self, device_type: str, *, world_group: bool = True, backend: str | None = None) -> ParallelMeshes:
+        """Make the meshes over all ranks of the job; every rank calls it, after ``init_process_group``.
+
+        Args:
+            device_type: as ``init_device_mesh`` takes it, such as ``"cuda"``.
+            world_group: whether the meshes are views of a world mesh, whose axis has a group of all ranks (the default
+                group, where it serves the device). With a device-bound NCCL world each axis is then one split of that
+                group. False makes each mesh by itself, and nothing but the groups of its axes: no communicator of all
+                ranks is asked for, unless an axis spans them. `ParallelMeshes.world` is None then.
+            backend: of the axes' groups, where it isn't the default group's.
+
+        Raises:
+            RuntimeError: the job has no default group yet.
+            ValueError: the degrees don't fit its size.
+        """
+        if not dist.is_initialized():
+            raise RuntimeError("ParallelDims.build needs the ranks of the job: call torch.distributed.init_process_group first")
+        fitted = self.fit(dist.get_world_size())
+        sizes = fitted.sizes()
+        world = None
+        if world_group:
+            world = init_device_mesh(device_type, (sizes["world"],), mesh_dim_names=("world",), **_on(backend, "world"))
+
+        def mesh(names: tuple[str, ...]) -> DeviceMesh:
+            shape = tuple(sizes[name] for name in names)
+            if world is None:
+                return init_device_mesh(device_type, shape, mesh_dim_names=names, **_on(backend, *names))
+            return _call(world, "unflatten")(0, shape, names, **_on(backend, *names))
+
+        data = mesh(_DATA)
+        loss = _call(data[_LOSS], "flatten")("loss", **({} if backend is None else {"backend_override": backend}))
+        return ParallelMeshes(fitted, world, mesh(_DENSE), mesh(_SPARSE), data, loss)
+
+    def sizes(self) -> dict[str, int]:
+        """Ranks on each axis, by name, of degrees that `fit` gave."""
+        if -1 in self._degrees(_WORLD + _EXPERT).values():
+            raise ValueError(f"sizes() needs every degree, call fit(world_size) first; got {self}")
+        return {
+            "world": math.prod(self._degrees(_WORLD).values()),
+            "pp": self.pp,
+            "dp_replicate": self.dp_replicate,
+            "fsdp": self.dp_shard * self.cp,
+            "tp": self.tp,
+            "efsdp": _rest(math.prod(self._degrees(_REGION).values()), [self.ep, self.etp]) or 0,
+            "ep": self.ep,
+            "etp": self.etp,
+            "batch": self.dp_replicate * self.dp_shard,
+            "cp": self.cp,
+            "loss": self.dp_replicate * self.dp_shard * self.cp,
+        }
+
+    def _degrees(self, names: tuple[str, ...]) -> dict[str, int]:
+        return {name: getattr(self, name) for name in names}
+
+    def _fill(self, names: tuple[str, ...], total: int, what: str, exact: bool) -> ParallelDims:
+        """Infer the one of `names` that is -1 from the total; without one, hold their product to it.
+
+        The product must be the total (`exact`) or divide it; `what` says what the total is.
+        """
+        degrees = self._degrees(names)
+        left = [name for name, degree in degrees.items() if degree == -1]
+        known = {name: degree for name, degree in degrees.items() if degree != -1}
+        rest = _rest(total, known.values())
+        if left and rest:
+            return replace(self, **{left[0]: rest})
+        if not left and (rest == 1 if exact else rest):
+            return self
+        exact = exact and not left
+        need = "be" if exact else "divide"
+        spelled = " * ".join(map(str, known.values()))
+        came = spelled if len(known) == 1 else f"{spelled} = {math.prod(known.values())}"
+        reason = f", so that {left[0]}=-1 has a value" if left else ""
+        fitting = _fitting(known, total, exact) or "no change of one degree would fit"
+        raise ValueError(f"{' * '.join(known)} must {need} {what} ({total}){reason}; got {came}. {fitting}")
+
+
+@dataclass(frozen=True)
+class ParallelMeshes:
+    """The meshes of a run, all over the same ranks in the same order, by what they are for.
+
+    Attributes:
+        degrees: what they were made from, every degree known.
+        world: (world,), all ranks; None if built with ``world_group=False``.
+        dense: (pp, dp_replicate, fsdp, tp), where every weight but the experts' lives.
+        sparse: (pp, dp_replicate, efsdp, ep, etp), where the experts live.
+        data: (pp, batch, cp, tp), who reads what: ranks that differ on batch read different sequences, on cp different
+            parts of a sequence.
+        loss: (loss,), batch and cp joined: the ranks whose losses make up one mean.
+
+    ``dims["tp"]`` is one axis and ``dims["dp_replicate", "fsdp"]`` several, of whichever mesh has them; an axis of
+    degree 1 answers like any other. The same names give the same object.
+    """
+
+    degrees: ParallelDims
+    world: DeviceMesh | None
+    dense: DeviceMesh
+    sparse: DeviceMesh
+    data: DeviceMesh
+    loss: DeviceMesh
+    _views: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis name, each once."""
+        return tuple(dict.fromkeys(name for mesh in self._meshes().values() for name in _names(mesh)))
+
+    @property
+    def enabled(self) -> tuple[str, ...]:
+        """The axes that have more than one rank, in the order of `axes`."""
+        return tuple(name for name in self.axes if self[name].size() > 1)
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
+        """The view of one or several axes, in the order of the mesh that has them.
+
+        Raises:
+            KeyError: a name that no mesh has, or names that no mesh has together or in that order; lists those there
+                are.
+        """
+        names = (names,) if isinstance(names, str) else tuple(names)
+        if names not in self._views:
+            self._views[names] = self._view(names)
+        return self._views[names]
+
+    def _view(self, names: tuple[str, ...]) -> DeviceMesh:
+        unknown = [name for name in names if name not in self.axes]
+        if unknown or not names:
+            raise KeyError(f"no axis {', '.join(map(repr, unknown)) or 'asked for'}; the axes are {', '.join(self.axes)}")
+        for mesh in self._meshes().values():
+            if set(names) <= set(_names(mesh)):
+                ordered = tuple(name for name in _names(mesh) if name in names)
+                if ordered != names:
+                    raise KeyError(f"axes come in the order of their mesh, each once: {ordered}, got {names}")
+                return mesh[names]
+        there = "; ".join(f"{what} has {', '.join(_names(mesh))}" for what, mesh in self._meshes().items())
+        raise KeyError(f"no mesh has the axes {', '.join(names)} together: {there}")
+
+    def of(self, *meshes: DeviceMesh) -> DeviceMesh:
+        """The mesh of this run that these views came from, all of them: what FSDP shares with tensor or expert parallel.
+
+        Views are slices of one of the meshes, of any number of axes, or axes joined by flattening. ``pp``,
+        ``dp_replicate`` and ``tp`` are in several meshes, the same ranks under the same names; alone they lead to the
+        first (dense, sparse, data), in company to the one that has them all.
+
+        Raises:
+            ValueError: no mesh of this run has them all.
+
+        >>> dims.of(dims["dp_replicate"], dims["efsdp"]) is dims.sparse  # so experts are sharded here  # doctest: +SKIP
+        True
+        """
+        homes = [mesh for mesh in (self.dense, self.sparse, self.data, self.world) if mesh is not None]
+        for came_from in (self._has_by_name, self._has_joined):
+            for home in homes:
+                if meshes and all(came_from(home, axis) for mesh in meshes for axis in _each_axis(mesh)):
+                    return home
+        asked = "; ".join(map(repr, meshes)) or "none"
+        raise ValueError(f"of() needs views of one mesh of these dims ({', '.join(self._meshes())}), got {asked}")
+
+    def _has_by_name(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
+        (name,) = _names(axis)
+        if home is self.data and name == "loss":
+            return axis == self.loss
+        return name in _names(home) and home[name] == axis
+
+    def _has_joined(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
+        if self._has_by_name(home, axis):
+            return True
+        ranks = axis.mesh.tolist()
+        for count in range(1, home.ndim + 1):
+            for names in itertools.combinations(_names(home), count):
+                part = home[names]
+                if part.size() == len(ranks) and part.mesh.flatten().tolist() == ranks:
+                    return axis.device_type == home.device_type
+        return False
+
+    def describe(self) -> str:
+        """The glossary of this run as a table: each axis, its size and stride, and this rank's group on it.
+
+        The stride is the difference of neighbours' ranks. `shared with` lists the axes whose group is the same object,
+        so that their collectives wait for each other; on stock torch only the default group is shared.
+        """
+        groups = {name: self[name].get_group().group_name for name in self.axes}
+        rows = [("axis", "meshes", "size", "stride", "ranks of this rank's group", "shared with")]
+        for name in self.axes:
+            homes = [what for what, mesh in self._meshes().items() if name in _names(mesh)]
+            size = self[name].size()
+            shared = [other for other in self.axes if other != name and groups[other] == groups[name]]
+            ranks, stride = self[name].mesh.tolist(), str(self._stride(name)) if size > 1 else "-"
+            rows.append((name, ", ".join(homes), str(size), stride, _short(ranks), ", ".join(shared) or "-"))
+        degrees = " ".join(f"{each.name}={getattr(self.degrees, each.name)}" for each in fields(self.degrees))
+        title = f"rank {dist.get_rank()} of {dist.get_world_size()}: {degrees}"
+        count = f"{len(set(groups.values()))} process groups for {len(self.axes)} axes"
+        return "\n".join([title, "", *_table(rows), "", count])
+
+    def _stride(self, name: str) -> int:
+        """Of a row-major mesh: the product of the sizes further in."""
+        home, last = next(
+            ((self.data, "cp") if name == "loss" else (mesh, name))
+            for mesh in self._meshes().values()
+            if name in _names(mesh)
+        )
+        return math.prod(home.shape[_names(home).index(last) + 1 :])
+
+    def _meshes(self) -> dict[str, DeviceMesh]:
+        """By attribute name, in the order in which names are looked up."""
+        named = {what: getattr(self, what) for what in ("world", "dense", "sparse", "data", "loss")}
+        return {what: mesh for what, mesh in named.items() if mesh is not None}
+
+
+def _rest(total: int, known: Any) -> int | None:
+    """What is left of the total for one more factor beside the known ones; None if nothing whole is."""
+    rest, over = divmod(total, math.prod(known))
+    return None if over else rest
+
+
+def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
+    """Which value of one degree, the others as they are, would make the product fit the total; "" if none would."""
+    found = []
+    for name in degrees:
+        rest = _rest(total, [degree for other, degree in degrees.items() if other != name])
+        if rest and exact:
+            found.append(f"{name}={rest}")
+        elif rest and degrees[name] > 1:
+            values = [str(value) for value in range(1, rest + 1) if rest % value == 0]
+            found.append(f"{name}={' or '.join(values) if len(values) < 3 else ', '.join(values[:-1]) + ' or ' + values[-1]}")
+    return f"Would fit: {'; '.join(found)}" if found else ""
+
+
+def _on(backend: str | None, *names: str) -> dict[str, Any]:
+    """The argument that puts these axes on a backend; nothing for the default group's."""
+    return {} if backend is None else {"backend_override": dict.fromkeys(names, backend)}
+
+
+def _call(mesh: DeviceMesh, name: str) -> Callable[..., DeviceMesh]:
+    """A mesh call by its public name, which the overlay adds; released torch has it with an underscore."""
+    return getattr(mesh, name, None) or getattr(mesh, f"_{name}")
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or ()
+
+
+def _each_axis(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
+    if not _names(mesh):
+        raise ValueError(f"of() needs meshes with names, got {mesh!r}")
+    return (mesh[name] for name in _names(mesh))
+
+
+def _short(ranks: list[int]) -> str:
+    if len(ranks) <= 8:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:4]))}, … {ranks[-1]}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their widest cell, a rule under the first row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

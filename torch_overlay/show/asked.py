@@ -1,0 +1,136 @@
+"""From what a user asks to an explanation: from words on a command line, or from a DTensor in a program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Placement, Shard
+
+from .. import options
+from ..distributed._settings import Settings
+from ..distributed._torch_layout import from_torch
+from ..distributed.tensor import _regions
+from ..distributed.tensor._regions import NotOurs, Regions
+from ..distributed.tensor._specs import read_spec
+from . import words
+from .explanation import Explanation
+from .question import Question, cost_of
+from .sides import explained
+from .torch_steps import make_spec, stand_in_mesh, to_torch_placement, word_of
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Torch's dtype of this name. Raises ValueError if it has none."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"--dtype needs the name of a torch dtype, as bf16 or float32, got {name!r}")
+    return found
+
+
+def of_words(
+    question: Question,
+    ends: Sequence[Sequence[_regions.Placement]],
+    dtype: torch.dtype,
+    device_type: str,
+    flattened: Sequence[tuple[int, ...]],
+) -> Explanation:
+    """Explain for a mesh that stands for one of these sizes, seen from its first rank; no process group is made."""
+    mesh = stand_in_mesh(device_type, question.sizes, question.ranks, question.names, flattened)
+    specs = [make_spec(mesh, [to_torch_placement(p) for p in end], question.shape, dtype) for end in ends]
+    return explained(question, *specs)
+
+
+def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
+    """Explain `tensor.redistribute(placements=placements)`, with the groups and options of this process."""
+    source = getattr(tensor, "_spec", None)
+    if not isinstance(source, DTensorSpec) or source.tensor_meta is None:
+        raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
+    mesh = getattr(source.mesh, "real_obj", source.mesh)
+    target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
+    return explained(_question(mesh, source, target), source, target)
+
+
+def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
+    if isinstance(given, str):
+        return tuple(map(to_torch_placement, words.placements(given, mesh.ndim)))
+    found = tuple(given)
+    if len(found) != mesh.ndim or not all(isinstance(placement, Placement) for placement in found):
+        raise ValueError(f"explain() needs {mesh.ndim} placements, one for each axis of {mesh}, got {found}")
+    return tuple(_positive(placement, ndim) for placement in found)
+
+
+def _positive(placement: Placement, ndim: int) -> Placement:
+    if type(placement) is Shard and placement.dim < 0:
+        return Shard(placement.dim + ndim)
+    return placement
+
+
+def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Question:
+    settings = options()
+    shape, sizes = tuple(source.shape), tuple(mesh.shape)
+    names = tuple(mesh.mesh_dim_names or words.names(None, mesh.ndim))
+    before, after, refused = _read(mesh, source, target)
+    return Question(
+        words=("·".join(map(word_of, source.placements)), "·".join(map(word_of, target.placements))),
+        shape=shape,
+        sizes=sizes,
+        source=before,
+        target=after,
+        refused=refused,
+        names=names,
+        ranks=tuple(mesh.mesh.flatten().tolist()),
+        dtype=str(source.tensor_meta.dtype).removeprefix("torch."),
+        itemsize=source.tensor_meta.dtype.itemsize,
+        groups=_groups(mesh, settings),
+        # Torch's names only: the options' topology may name axes of other meshes.
+        cost=cost_of(names, tuple(row for row in settings.topology or () if row[0] in names)),
+    )
+
+
+def _read(mesh: DeviceMesh, *specs: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
+    """What the specs mean to the planner, and why it would not plan, if so."""
+    from ..distributed.tensor._redistribute import _not_ours
+
+    try:
+        before, after = (
+            read_spec(
+                spec.placements,
+                tuple(spec.shape),
+                tuple(mesh.shape),
+                spec.shard_order,
+                DTensorSpec.is_default_device_order(spec.shard_order),
+            )
+            for spec in specs
+        )
+    except NotOurs as reason:
+        return None, None, str(reason)
+    return before, after, _not_ours(mesh, *specs, None) or ""
+
+
+def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] | None:
+    """For which sets of axes the overlay has a group: what it would use now, or, while it is off, the meshes that were
+    flattened and the world."""
+    from .. import is_enabled
+    from ..distributed.tensor._joint_groups import joint_axes
+
+    if settings.flatten == "create":
+        return None
+    if is_enabled():
+        return joint_axes(mesh)
+    root = mesh._get_root_mesh()
+    known = {from_torch(flat._layout).joint().ascending() for flat in root._flatten_mapping.values()}
+    layout = from_torch(mesh._layout)
+    if settings.flatten == "any" and dist.is_initialized() and mesh.size() == dist.get_world_size():
+        known.add(layout.joint().ascending())
+    return frozenset(
+        subset
+        for count in range(2, mesh.ndim + 1)
+        for subset in itertools.combinations(range(mesh.ndim), count)
+        if layout.select(subset).joint().ascending() in known
+    )

@@ -1,0 +1,86 @@
+"""Why a step is there, in one sentence: of the overlay's plans, and of torch's. Standard library only."""
+
+from __future__ import annotations
+
+from ..distributed.tensor._regions import Regions
+from ..distributed.tensor._steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+    Step,
+)
+from .words import joined
+
+NAMES = {
+    Narrow: "narrow",
+    Embed: "embed",
+    Divide: "divide",
+    AllGather: "all_gather",
+    AllReduce: "all_reduce",
+    ReduceScatter: "reduce_scatter",
+    AllToAll: "all_to_all",
+}
+_ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
+
+
+def ours(step: Step, names: tuple[str, ...]) -> str:
+    """Why the overlay's plan has this step."""
+    if isinstance(step, Narrow):
+        return "local: each rank keeps the part that it wants of what it holds"
+    if isinstance(step, Embed):
+        return "local: a shard becomes a term of a sum, zero outside of the shard"
+    if isinstance(step, Divide):
+        return f"local: divide by {step.by}, the number of terms or of the parts that a value is split into"
+    over = ",".join(names[axis] for axis in step.axes)
+    if isinstance(step, AllGather):
+        return f"one all-gather over {over}: what all want is what they hold together"
+    if isinstance(step, AllReduce):
+        return f"ends the {_ended(step.op)} over {over} at once: everybody gets the result"
+    if isinstance(step, ReduceScatter):
+        return f"ends the {_ended(step.op)} over {over}: each rank gets its own part of the result, and no more"
+    if step.op:
+        return f"each rank gets all terms of its own part and reduces them itself ({_ended(step.op)})"
+    return f"one all-to-all over {over}: each rank gets what it lacks, once, and nothing else"
+
+
+def torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:
+    """What one of torch's steps does, and what it costs beyond need, if it does."""
+    if isinstance(step, Divide):
+        return f"local: divide by {step.by}"
+    if not isinstance(step, Collective):
+        return _cut(step, names)
+    over = ",".join(names[axis] for axis in step.axes)
+    merged = f"merged over {over}: " if len(step.axes) > 1 else ""
+    if isinstance(step, AllReduce):
+        unused = any(axis in target.sharded for axis in step.axes)
+        return merged + f"ends the {_ended(step.op)} over {over}" + (", to be cut later" if unused else "")
+    if isinstance(step, ReduceScatter):
+        return merged + f"ends the {_ended(step.op)} over {over}, cut into {_dims(step.before, step.after)}"
+    if isinstance(step, AllToAll):
+        return f"{over} cuts {_dims(step.before, step.after)} instead of {_dims(step.after, step.before)}"
+    text = merged + f"gathers {_dims(step.after, step.before)} over {over}"
+    again = [names[axis] for axis in step.axes if axis in target.sharded]
+    return text + (f", to be cut over {joined(again)} again later" if again else "")
+
+
+def _cut(step: Step, names: tuple[str, ...]) -> str:
+    assert isinstance(step, (Narrow, Embed)), step
+    axes = sorted(step.after.sharded - step.before.sharded)
+    if not axes:
+        return "local: each value becomes a term"
+    return f"local: {joined([names[axis] for axis in axes])} cuts {_dims(step.before, step.after)}"
+
+
+def _dims(without: Regions, with_: Regions) -> str:
+    """The dims that more axes cut in the second than in the first."""
+    dims = [dim for dim, (old, new) in enumerate(zip(without.orders, with_.orders)) if set(new) - set(old)]
+    return f"dim {joined([str(dim) for dim in dims])}" if dims else "nothing"
+
+
+def _ended(op: str) -> str:
+    return _ENDED.get(op, op)

@@ -1,0 +1,79 @@
+"""Both plans for a question: torch asked, ours made, each put into lines."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..distributed.tensor._cost import arriving, collectives
+from ..distributed.tensor._regions import NotOurs
+from ..distributed.tensor._steps import AllToAll, Collective, Divide, Step
+from ..versions import running
+from . import reasons
+from .explanation import Explanation, Line, Side
+from .question import Question
+from .torch_steps import TorchStep, padded, torch_steps, word_of
+from .words import counted
+
+
+def explained(question: Question, source: Any, target: Any) -> Explanation:
+    """Ask both planners.
+
+    Args:
+        source: torch's spec before.
+        target: torch's spec after.
+    """
+    return Explanation(question, _torchs(question, source, target), _ours(question))
+
+
+def _torchs(question: Question, source: Any, target: Any) -> Side:
+    name = f"torch {running().text}"
+    try:
+        found = torch_steps(source, target, question.source)
+    except Exception as error:  # of any kind: what torch says is the explanation
+        return Side(name, (), (), f"torch can't plan this: {type(error).__name__}: {' '.join(str(error).split())}")
+    lines = tuple(_torch_line(question, step) for step in found)
+    steps = tuple(step.step for step in found if step.step is not None)
+    return Side(name, lines, steps if len(steps) == len(found) else ())
+
+
+def _torch_line(question: Question, found: TorchStep) -> Line:
+    axes = tuple(question.names[axis] for axis in found.axes)
+    if found.step is None:
+        text = f"from {word_of(found.source)} to {word_of(found.target)} over {','.join(axes)}"
+        ranks = math.prod(question.sizes[axis] for axis in found.axes)
+        return Line("?", axes, ranks, "", None, None, text, found.trouble)
+    assert question.target is not None, "torch's steps are read only where both ends are boxes"
+    why = reasons.torchs(found.step, question.names, question.target)
+    sent = padded(found.step) if isinstance(found.step, AllToAll) else None
+    return _line(question, found.step, why, found.trouble, sent)
+
+
+def _ours(question: Question) -> Side:
+    name = "torch_overlay"
+    try:
+        steps = question.planned()
+        best = question.planned(all_groups=True)
+    except NotOurs as reason:
+        return Side(name, (), (), f"leaves this to torch's own code, without merging where that is wrong: {reason}")
+    note = ""
+    if collectives(best) < collectives(steps):
+        wanted = {",".join(question.names[a] for a in step.axes) for step in best if isinstance(step, Collective)}
+        note = f"with a group over {' and '.join(sorted(wanted))} it would be {counted(collectives(best), 'collective')}: "
+        note += "flatten these axes of the mesh once, or choose flatten='create'"
+    return Side(name, tuple(_line(question, step, reasons.ours(step, question.names)) for step in steps), steps, note)
+
+
+def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Step | None = None) -> Line:
+    """A step in words; `sent` is what goes over the wire where that is more."""
+    name = reasons.NAMES[type(step)]
+    op = getattr(step, "op", None)
+    name = f"{name}({op})" if op else name
+    holds = "" if isinstance(step, Divide) else str(step.after)
+    if not isinstance(step, Collective):
+        return Line(name, (), 1, holds, 0, 0.0, why, trouble)
+    sent = sent or step
+    size = arriving(sent) * question.itemsize
+    seconds = question.cost.seconds(sent, question.itemsize)
+    axes = tuple(question.names[axis] for axis in step.axes)
+    return Line(name, axes, step.ranks, holds, size, seconds, why, trouble)
