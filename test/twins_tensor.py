@@ -42,23 +42,29 @@ def pieces(indices, parts):
     return found + [[]] * (parts - len(found))
 
 
-def held(placements, shape, sizes, coordinate, order=None):
-    """The numbers of the elements that a coordinate holds, row-major: one list of indices a dim, cut axis by axis.
+def rows(placements, shape, sizes, coordinate, order=None):
+    """The indices along each dim that a coordinate holds, cut axis by axis.
 
     Placements are pairs such as ("S", 0), ("SS", 0, 2) for a strided shard, ("P", "sum"), ("R",). `order` lists axes in
     the order in which they cut; ascending if not given.
     """
-    rows = [list(range(n)) for n in shape]
+    found = [list(range(n)) for n in shape]
     for axis in order if order is not None else range(len(sizes)):
         kind, *rest = placements[axis]
         if kind == "S":
-            rows[rest[0]] = pieces(rows[rest[0]], sizes[axis])[coordinate[axis]]
+            found[rest[0]] = pieces(found[rest[0]], sizes[axis])[coordinate[axis]]
         elif kind == "SS":
             dim, factor = rest
-            mine = [pieces(part, sizes[axis])[coordinate[axis]] for part in pieces(rows[dim], factor)]
-            rows[dim] = [i for part in mine for i in part]
+            mine = [pieces(part, sizes[axis])[coordinate[axis]] for part in pieces(found[dim], factor)]
+            found[dim] = [i for part in mine for i in part]
+    return found
+
+
+def held(placements, shape, sizes, coordinate, order=None):
+    """The numbers of the elements that a coordinate holds, row-major; see `rows`."""
+    found = rows(placements, shape, sizes, coordinate, order)
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    return [sum(i * s for i, s in zip(place, strides)) for place in itertools.product(*rows)]
+    return [sum(i * s for i, s in zip(place, strides)) for place in itertools.product(*found)]
 
 
 def term(element, place):

@@ -1,9 +1,11 @@
 """Random redistributions against the whole tensor cut by hand; the first that fails is printed as code to paste.
 
     python tools/fuzz_redistribute.py --simulate --cases 100000 --seed 0
+    python tools/fuzz_redistribute.py --ranks 8 --cases 5000 --seed 0 --stock
 
 `--simulate` plans each case and runs all its ranks in this process, with no communication and without torch.
-Exit status 1 if a case was wrong or raised.
+`--ranks 8` runs each on gloo ranks under the overlay; with `--stock` the same cases on torch as released, too.
+Exit status 1 if a case was wrong, raised or hung (under the overlay; what stock does is only counted).
 """
 
 from __future__ import annotations
@@ -151,13 +153,20 @@ def simulate(cases: int, seed: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulate", action="store_true", help="all ranks in this process, no torch")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--simulate", action="store_true", help="all ranks in this process, no torch")
+    how.add_argument("--ranks", type=int, metavar="N", help="N gloo ranks, each a process")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="with --ranks: stop after so many")
+    parser.add_argument("--stock", action="store_true", help="with --ranks: the same cases on stock torch, too")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a rank counts as hung")
     args = parser.parse_args()
-    if not args.simulate:
-        parser.error("only --simulate so far")
-    return 1 if simulate(args.cases, args.seed) else 0
+    if args.simulate:
+        return 1 if simulate(args.cases, args.seed) else 0
+    from fuzz_ranks import run
+
+    return 1 if run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit) else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,233 @@
+"""Gloo ranks as processes that a parent hands cases, one at a time, so that wrong, raised and hung can be told apart.
+
+Each rank answers for itself. A rank that doesn't answer in time hangs: all are killed and new ones start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import logging
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+SAID = {
+    "Invalid scalar type": "a type that gloo doesn't move",
+    "not supported yet": "said to be unsupported",
+    "unsupported": "said to be unsupported",
+    ".mesh.make()": "making the mesh",
+}
+START_SECONDS = 120
+OUTCOMES = ("right", "wrong", "raised", "hung")
+CASES_PER_WORLD = 300  # then new processes, for on stock every mesh leaves groups and their threads behind
+
+
+class Ranks:
+    """Processes of one world; `ask` runs a case on all of them.
+
+    Args:
+        size: of the world.
+        stock: torch as released, without the overlay.
+        seconds: how long a rank may take for a case before it counts as hung.
+    """
+
+    def __init__(self, size: int, stock: bool, seconds: float):
+        self.size, self.stock, self.seconds = size, stock, seconds
+        self.starts = self._asked = 0
+        self.counters: Counter[str] = Counter()
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def ask(self, case: Any) -> tuple[str, str]:
+        """What came of a case, the worst of all ranks, and its text."""
+        if self._asked == CASES_PER_WORLD:
+            self.stop()
+        if not self._processes:
+            self._start()
+        self._asked += 1
+        try:
+            for pipe in self._pipes:
+                pipe.send(case)
+        except OSError:
+            self.stop()
+            return "hung", "a rank was gone before it got the case"
+        answers = self._answers()
+        silent = [rank for rank in range(self.size) if rank not in answers]
+        found = {rank: answer for rank, answer in answers.items() if answer[0] != "right"}
+        raised = [rank for rank, answer in found.items() if answer[0] == "raised"]
+        if silent or 0 < len(raised) < self.size:
+            self.stop(kill=True)  # the ranks' groups may be out of step
+        if silent and not raised:
+            return "hung", f"ranks {silent} didn't answer in {self.seconds:g} s"
+        if not found:
+            return "right", ""
+        rank = min(raised or found)
+        return found[rank][0], f"rank {rank}: {found[rank][1]}"
+
+    def stop(self, kill: bool = False) -> None:
+        """End the processes, adding what they counted; with `kill`, at once."""
+        if not kill:
+            for pipe in self._pipes:
+                with contextlib.suppress(OSError):
+                    pipe.send(None)
+            for what, counted in self._answers().values():
+                if what == "counted":
+                    self.counters.update(counted)
+        for process in self._processes:
+            process.kill() if kill else process.join(5)
+            process.kill()
+            process.join()
+        self._processes, self._pipes = [], []
+
+    def _answers(self, seconds: float | None = None) -> dict[int, tuple[str, Any]]:
+        answers: dict[int, tuple[str, Any]] = {}
+        deadline = time.monotonic() + (seconds or self.seconds)
+        open_pipes = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while open_pipes and (left := deadline - time.monotonic()) > 0:
+            for pipe in wait(list(open_pipes), left):
+                rank = open_pipes.pop(pipe)
+                with contextlib.suppress(EOFError, OSError):
+                    answers[rank] = pipe.recv()
+        return answers
+
+    def _start(self) -> None:
+        # Forked, for a spawned rank imports torch, and with the first DTensor torch._dynamo, for many seconds; the
+        # parent only imports them and runs nothing.
+        import twins_ranks  # noqa: F401
+
+        context = multiprocessing.get_context("fork")
+        self.starts, self._asked = self.starts + 1, 0
+        folder = tempfile.mkdtemp()
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            how = (rank, self.size, os.path.join(folder, "store"), self.stock, there)
+            process = context.Process(target=_rank, args=how, daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+        ready = self._answers(START_SECONDS)
+        assert len(ready) == self.size, f"only ranks {sorted(ready)} came up"
+
+
+def _rank(rank: int, size: int, file: str, stock: bool, pipe: Connection) -> None:
+    """One rank: a world, then case after case, with the meshes kept."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    if not stock:
+        import torch_overlay
+
+        torch_overlay.enable()
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(file, size),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    meshes: dict[Any, Any] = {}
+    pipe.send(("ready", ""))
+    while (case := pipe.recv()) is not None:
+        pipe.send(_answer(case, meshes, rank, stock))
+    pipe.send(("counted", {} if stock else _counted()))
+    os._exit(0)
+
+
+def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[str, str]:
+    try:
+        if not stock:
+            import torch_overlay
+
+            torch_overlay.enable(flatten=case.flatten)
+        if case.mesh not in meshes:
+            meshes[case.mesh] = case.mesh.make()
+        found = case.problem(meshes[case.mesh], rank)
+    except Exception:  # whatever it is, the case is worth printing
+        return "raised", traceback.format_exc()
+    return ("wrong", found) if found else ("right", "")
+
+
+def _counted() -> dict[str, int]:
+    from torch_overlay.distributed.tensor._redistribute import counters
+
+    found = counters()
+    del found["plans in the cache"]
+    fallbacks: Any = found.pop("redistributions by torch's own code")
+    return {**found, **{f"torch's own code: {why}": n for why, n in fallbacks.items()}}  # type: ignore[dict-item]
+
+
+def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float) -> int:
+    """Run cases on that many ranks under the overlay, and on stock if asked; print counts and the first failure."""
+    from fuzz_cases import random_cases
+
+    sides = {"overlay": Ranks(size, False, limit), **({"stock": Ranks(size, True, limit)} if stock else {})}
+    counts = {side: Counter() for side in sides}
+    spent: Counter[str] = Counter()
+    began, shown, done = time.monotonic(), False, 0
+    for case in itertools.islice(random_cases(seed, size), cases):
+        done += 1
+        for side, ranks in sides.items():
+            start = time.perf_counter()
+            outcome, text = ranks.ask(case)
+            spent[side] += time.perf_counter() - start
+            counts[side][outcome] += 1
+            if outcome in ("raised", "wrong"):
+                counts[side][f"{outcome}: {kind(case, text)}"] += 1
+            if side == "overlay" and outcome != "right" and not shown:
+                shown = True
+                print(f"{outcome}: {text}\nfrom twins_ranks import *\n{case!r}", flush=True)
+        if time.monotonic() - began > seconds:
+            break
+    for side, ranks in sides.items():
+        ranks.stop()
+        report(side, done, seed, counts[side], spent[side], ranks)
+    return done - counts["overlay"]["right"]
+
+
+def kind(case: Any, text: str) -> str:
+    """Why a case isn't right, in the few words by which such cases are counted."""
+    for words, said in SAID.items():
+        if words in text:
+            return said
+    order, kinds = "".join(case.mesh.axes), {placement[0] for placement in case.source + case.target}
+    traits = {
+        "permuted mesh": list(case.mesh.ranks) != sorted(case.mesh.ranks) or list(order) != sorted(order),
+        "uneven shards": uneven(case, case.source) or uneven(case, case.target),
+        "strided or ordered": case.source_order
+        or case.target_order
+        or "SS" in {p[0] for p in case.source + case.target},
+    }
+    return ", ".join(trait for trait, found in traits.items() if found) or "even shards in order"
+
+
+def uneven(case: Any, placements: tuple) -> bool:
+    """Is some dim cut into pieces that aren't alike?"""
+    parts = [1] * len(case.shape)
+    for size, (what, *rest) in zip(case.mesh.view_sizes, placements):
+        if what in ("S", "SS"):
+            parts[rest[0]] *= size
+    return any(length % count for length, count in zip(case.shape, parts))
+
+
+def report(side: str, done: int, seed: int, counts: Counter[str], seconds: float, ranks: Ranks) -> None:
+    """One line for a side, then what it counted."""
+    said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+    print(f"{side}: {done} cases, seed {seed}: {said}; {seconds:.1f} s, {ranks.starts} worlds")
+    for what, number in sorted(counts.items()):
+        if what not in OUTCOMES:
+            print(f"    {number} {what}")
+    for what, number in sorted(ranks.counters.items()):
+        print(f"    {number} {what} (all ranks)")
