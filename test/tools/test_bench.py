@@ -153,8 +153,9 @@ def test_random_moves_are_the_same_on_every_rank():
 
 
 def test_a_size_that_no_mesh_cuts_evenly_is_refused():
-    with pytest.raises(ValueError, match=r"multiples of 8 float32.*got 1000"):
-        pairs.shape_of(1000)
+    for size in (0, 128, 1000):
+        with pytest.raises(ValueError, match=rf"multiples of 8 float32.*got {size}$"):
+            pairs.shape_of(size)
     for size in redistribute.SIZES:
         rows, columns = pairs.shape_of(size)
         assert rows * columns * 4 == size

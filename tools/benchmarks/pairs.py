@@ -93,7 +93,7 @@ def flattened_mesh(sizes: tuple[int, ...]) -> DeviceMesh:
 def shape_of(size: int) -> tuple[int, int]:
     """Two dims of float32 that make this many bytes. Raises ValueError if a mesh of 8 can't cut both evenly."""
     elements = size // 4
-    rows = 1 << (elements.bit_length() - 1) // 2
+    rows = 1 << max(elements.bit_length() - 1, 0) // 2
     columns = elements // max(rows, 1)
     if rows * columns * 4 != size or rows % 8 or columns % 8:
         raise ValueError(f"a size must be a product of two multiples of 8 float32, as 1024 or 65536 bytes; got {size}")

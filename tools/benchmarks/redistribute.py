@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import clock, process
 from .report import Report, Row, Target
 from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, TURNS, on, redistribution_patched
 from .table import shown
+
+if TYPE_CHECKING:
+    from .pairs import Pair
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = (KB, 16 * KB, 256 * KB, MB, 16 * MB, 64 * MB)
@@ -26,6 +29,7 @@ HELD = (MB, 16 * MB)  # where issue 3 asks for twice the speed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
     parser.add_argument("--pairs", type=int, default=None, metavar="N", help="only the first N of the fixed set")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only pairs with this in them: 'P,P,S0 -> S0'")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="N random moves in place of the fixed set")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="of four turns: stock, overlay, overlay, stock")
@@ -37,13 +41,14 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     from . import pairs
 
     ranks = 8
-    chosen = pairs.random_moves(arguments.random, arguments.seed, ranks) if arguments.random else pairs.fixed(ranks)
-    chosen = chosen[: arguments.pairs]
+    which = dict(count=arguments.pairs, only=arguments.only, random=arguments.random, seed=arguments.seed)
+    chosen = choose(ranks, **which)
+    if not chosen:
+        raise SystemExit(f"bench redistribute: no pair of the set has {arguments.only!r} in it")
     for size in arguments.sizes:
         pairs.shape_of(size)
     print(f"redistribute: {len(chosen)} pairs, {len(arguments.sizes)} sizes, {ranks} gloo ranks", file=sys.stderr)
     how = dict(rounds=arguments.rounds, batches=arguments.batches)
-    which = dict(count=len(chosen), random=arguments.random, seed=arguments.seed)
     found = process.ranks("redistribute:measure", ranks, sizes=arguments.sizes, which=which, **how)
     report.facts |= found
     for size in arguments.sizes:
@@ -52,6 +57,14 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     report.notes.append("time: from barrier to barrier on rank 0, by call, best batch; mean: geometric")
     if not found["patched"]:
         report.notes.append(NOT_PATCHED)
+
+
+def choose(ranks: int, count: int | None, only: str, random: int, seed: int) -> list[Pair]:
+    """The pairs to measure: the same on every rank."""
+    from . import pairs
+
+    found = pairs.random_moves(random, seed, ranks) if random else pairs.fixed(ranks)
+    return [pair for pair in found if only in str(pair)][:count]
 
 
 def _add_rows(report: Report, found: list[dict[str, Any]], size: int, each: bool) -> None:
@@ -102,8 +115,7 @@ def measure(rank: int, size: int, port: int, sizes: list[int], which: dict[str, 
 
     store = dist.TCPStore("localhost", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    fixed = pairs.random_moves(which["random"], which["seed"], size) if which["random"] else pairs.fixed(size)
-    chosen = fixed[: which["count"]]
+    chosen = choose(size, **which)
     patched = redistribution_patched()
     meshes = {}
     for side in SIDES:
