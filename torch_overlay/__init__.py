@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "disable",
+    "draw",
     "enable",
     "enabled",
+    "explain",
     "is_enabled",
     "options",
     "parallel_dims",
@@ -91,6 +93,6 @@ def __getattr__(name: str) -> Any:
 
     if name == "private_groups":
         return importlib.import_module(f"{__name__}.distributed._process_groups").private_groups
-    if name == "parallel_dims":
-        return importlib.import_module(f"{__name__}.parallel_dims")
+    if name in ("draw", "explain", "parallel_dims"):  # rooms; explain can be called, too
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,7 +93,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Que
     )
 
 
-def _read(mesh: DeviceMesh, *specs: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
+def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
     """What the specs mean to the planner, and why it would not plan, if so."""
     from ..distributed.tensor._redistribute import _not_ours
 
@@ -106,11 +106,11 @@ def _read(mesh: DeviceMesh, *specs: DTensorSpec) -> tuple[Regions | None, Region
                 spec.shard_order,
                 DTensorSpec.is_default_device_order(spec.shard_order),
             )
-            for spec in specs
+            for spec in (source, target)
         )
     except NotOurs as reason:
         return None, None, str(reason)
-    return before, after, _not_ours(mesh, *specs, None) or ""
+    return before, after, _not_ours(mesh, source, target, None) or ""
 
 
 def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] | None:

@@ -49,8 +49,7 @@ class Line:
         over, ranks = ("", "") if local else (",".join(self.axes), str(self.ranks))
         size = "" if local else "?" if self.bytes is None else amount(self.bytes)
         time = "" if local else "?" if self.seconds is None else duration(self.seconds)
-        why = f"{self.why}. WRONG: {self.trouble}" if self.trouble else self.why
-        return (str(number), self.name, over, ranks, self.holds, size, time, why)
+        return (str(number), self.name, over, ranks, self.holds, size, time, self.why)
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ class Explanation:
             rows = table[at : at + len(side.rows())]
             at += len(rows)
             parts += [side.name + ("" if rows or side.note else ": nothing to do"), *rows]
+            parts += [f"  !! {line.trouble}" for line in side.lines if line.trouble]
             parts += [f"   {side.note}"] if side.note else []
         return "\n".join([*parts, "", *self.summary()])
 
@@ -145,8 +145,11 @@ class Explanation:
                 f"time {_change(self.torch.seconds, self.overlay.seconds)}"
             )
         cost = self.question.cost
-        assumed = "as --topology says" if cost.axes else f"{duration(cost.latency)} + bytes / {cost.bandwidth / 1e9:g} GB/s"
-        lines.append(f"bytes in: what the busiest rank gets from others; time: an estimate, {assumed} a collective")
+        assumed = f"{duration(cost.latency)} + bytes / {cost.bandwidth / 1e9:g} GB/s"
+        assumed = "by the topology that you gave" if cost.axes else f"{assumed} a collective (a topology says better)"
+        lines.append(f"bytes in: what the busiest rank gets from others; time: an estimate, {assumed}")
+        if any("#" in line.holds for line in (*self.torch.lines, *self.overlay.lines)):
+            lines.append("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
         return lines
 
 

@@ -28,24 +28,24 @@ NAMES = {
 _ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
 
 
-def ours(step: Step, names: tuple[str, ...]) -> str:
-    """Why the overlay's plan has this step."""
+def ours(step: Step, names: tuple[str, ...], averages: bool) -> str:
+    """Why the overlay's plan has this step; `averages`: whether a division ends an average or splits a value."""
     if isinstance(step, Narrow):
-        return "local: each rank keeps the part that it wants of what it holds"
+        return "local: each rank holds what it wants and keeps that"
     if isinstance(step, Embed):
-        return "local: a shard becomes a term of a sum, zero outside of the shard"
+        return "local: a shard becomes a term of a sum, with zeros around it"
     if isinstance(step, Divide):
-        return f"local: divide by {step.by}, the number of terms or of the parts that a value is split into"
+        return f"local: divide by {step.by}, " + ("the terms of the average" if averages else "the parts of each value")
     over = ",".join(names[axis] for axis in step.axes)
     if isinstance(step, AllGather):
-        return f"one all-gather over {over}: what all want is what they hold together"
+        return f"one all-gather over {over}: all want the whole of what each holds a part of"
     if isinstance(step, AllReduce):
-        return f"ends the {_ended(step.op)} over {over} at once: everybody gets the result"
+        return f"ends the {_ended(step.op)} over {over}: all get the result"
     if isinstance(step, ReduceScatter):
-        return f"ends the {_ended(step.op)} over {over}: each rank gets its own part of the result, and no more"
+        return f"ends the {_ended(step.op)} over {over}: each rank gets only its own part"
     if step.op:
-        return f"each rank gets all terms of its own part and reduces them itself ({_ended(step.op)})"
-    return f"one all-to-all over {over}: each rank gets what it lacks, once, and nothing else"
+        return f"one all-to-all over {over}: each rank gets all terms of its own part"
+    return f"one all-to-all over {over}: each rank gets what it lacks"
 
 
 def torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:

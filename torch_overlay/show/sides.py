@@ -59,9 +59,20 @@ def _ours(question: Question) -> Side:
     note = ""
     if collectives(best) < collectives(steps):
         wanted = {",".join(question.names[a] for a in step.axes) for step in best if isinstance(step, Collective)}
-        note = f"with a group over {' and '.join(sorted(wanted))} it would be {counted(collectives(best), 'collective')}: "
-        note += "flatten these axes of the mesh once, or choose flatten='create'"
-    return Side(name, tuple(_line(question, step, reasons.ours(step, question.names)) for step in steps), steps, note)
+        note = f"a group over {' and '.join(sorted(wanted))} would make it {counted(collectives(best), 'collective')}: "
+        note += "flatten these axes of the mesh once, or set flatten='create'"
+    return Side(name, _our_lines(question, steps), steps, note)
+
+
+def _our_lines(question: Question, steps: tuple[Step, ...]) -> tuple[Line, ...]:
+    # An average that ends as a sum is divided after it; what is split into terms of a sum is divided last.
+    assert question.source is not None, "a plan has a source"
+    averages = "avg" in question.source.partial and any(getattr(step, "op", None) == "sum" for step in steps)
+    lines = []
+    for step in steps:
+        lines.append(_line(question, step, reasons.ours(step, question.names, averages)))
+        averages = averages and not isinstance(step, Divide)
+    return tuple(lines)
 
 
 def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Step | None = None) -> Line:

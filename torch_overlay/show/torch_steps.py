@@ -66,7 +66,9 @@ class _Flattened:
         self._layout = layout
 
 
-def make_spec(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype) -> DTensorSpec:
+def make_spec(
+    mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype
+) -> DTensorSpec:
     """A spec of a contiguous tensor that nobody makes."""
     strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
     return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), strides, dtype))
@@ -137,14 +139,11 @@ def _read(
 ) -> tuple[list[TorchStep], Regions | None]:
     """One of torch's steps, as one or two of ours, and what is held after it."""
     source, target = info.src_dst_placements
-    if before is None or isinstance(source, _StridedShard) or isinstance(target, _StridedShard):
-        return [TorchStep(None, axes, source, target)], None
-    if isinstance(source, Shard) and target.is_partial():
-        trouble = "torch raises RuntimeError here: it has no way from a shard to a term of a sum"
+    strided = isinstance(source, _StridedShard) or isinstance(target, _StridedShard)
+    trouble = _refused(source, target)
+    if before is None or strided or trouble:
         return [TorchStep(None, axes, source, target, trouble)], None
     after = _changed(before, axes, source, target)
-    if source.is_partial() and target.is_partial():
-        return [TorchStep(None, axes, source, target, "torch raises an error here")], None
     made = [TorchStep(step, axes, source, target) for step in _steps(before, after, axes, source, target, device_type)]
     if isinstance(made[0].step, AllGather) and (trouble := _misplaced(made[0].step)):
         made[0] = made[0]._replace(trouble=trouble)
@@ -152,6 +151,15 @@ def _read(
     if scale:
         made.append(TorchStep(Divide(scale), axes, source, target))
     return made, after
+
+
+def _refused(source: Placement, target: Placement) -> str:
+    """What torch plans, and then can't run."""
+    if target.is_partial() and isinstance(source, Shard):
+        return "torch raises RuntimeError here: it can't make a term of a sum from a shard"
+    if target.is_partial() and source.is_partial():
+        return "torch raises AssertionError here: one pending reduction can't become another"
+    return ""
 
 
 def _steps(

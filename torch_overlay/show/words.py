@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -136,6 +137,6 @@ def progression(ranks: Sequence[int]) -> str:
     """
     if len(ranks) > 2 and ranks[1] != ranks[0]:
         step = ranks[1] - ranks[0]
-        if all(b - a == step for a, b in zip(ranks, ranks[1:])) and step > 0:
+        if all(b - a == step for a, b in itertools.pairwise(ranks)) and step > 0:
             return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f" by {step}")
     return " ".join(map(str, ranks))
