@@ -34,9 +34,16 @@ class Reduction:
         """The plan that the cost prefers."""
         if not crossed(self.before, self.after) and self.axes.isdisjoint(self.after.sharded):
             return next(self.whole())  # no plan can do with less
+        for steps in self.scattered():
+            if len(steps) == 1 and isinstance(steps[0], ReduceScatter) and self._exact(steps[0]):
+                return steps  # each rank gets its own part and nothing else
+            break
         # Of equals the first is taken: those that sum in the order in which torch's own plans do.
         ways = (self.whole, self.part_whole, self.scattered, self.moved_first, self.in_one)
         return self.cost.choose((plan for way in ways for plan in way()), self.itemsize)
+
+    def _exact(self, step: ReduceScatter) -> bool:
+        return step.before == self.before and step.ranks * step.chunk == self.before.most
 
     def whole(self) -> Iterator[Steps]:
         """All-reduce what every rank has, then move."""

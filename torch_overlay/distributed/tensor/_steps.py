@@ -96,14 +96,19 @@ class Collective(_Change):
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
         return list(itertools.product(*ranges))
 
-    def _shared(self, mine: Box, theirs: Regions, coordinate: Coordinate) -> Iterator[tuple[int, tuple[int, ...], Box]]:
+    def _shared(
+        self, mine: Box, theirs: Regions, coordinate: Coordinate, among: Callable[[Coordinate], bool] | None = None
+    ) -> Iterator[tuple[int, tuple[int, ...], Box]]:
         """What each member has (or will have, by `theirs`) of my box: its place, its coordinate and the part of the box
-        counted from the first element of mine. Members with no part of it are left out."""
-        members = self.members(coordinate)
+        counted from the first element of mine. Members with no part of it, or not `among`, are left out."""
+        places = list(enumerate(self.members(coordinate)))
+        if among is not None:
+            places = [(i, member) for i, member in places if among(member)]
+        members = [member for _, member in places]
         dims = [_parts(mine.start[d], mine.length[d], theirs, d, members) for d in range(len(mine.start))]
-        for i, member in enumerate(members):
-            start = tuple(parts[i][0] for parts in dims)
-            length = tuple(parts[i][1] for parts in dims)
+        for number, (i, member) in enumerate(places):
+            start = tuple([parts[number][0] for parts in dims])
+            length = tuple([parts[number][1] for parts in dims])
             if 0 not in length:
                 yield i, member, Box(start, length)
 
@@ -172,19 +177,14 @@ class AllToAll(Collective):
     def sends(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to whom, itself included, by member."""
         held = self.before.box(coordinate)
-        near = self._near(coordinate)
-        return [Piece(i, box) for i, who, box in self._shared(held, self.after, coordinate) if near(who)]
+        return [Piece(i, box) for i, _, box in self._shared(held, self.after, coordinate, self._near(coordinate))]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
         """Where what comes from whom goes, itself included, by member. Terms of one sum come in the same order on
         all ranks, so that all get the same bits; the first is written, the others are added to it."""
         whole = self.after.box(coordinate)
-        near = self._near(coordinate)
-        return [
-            Piece(i, box, any(who[a] for a in self.reduced))
-            for i, who, box in self._shared(whole, self.before, coordinate)
-            if near(who)
-        ]
+        shared = self._shared(whole, self.before, coordinate, self._near(coordinate))
+        return [Piece(i, box, any(who[a] for a in self.reduced)) for i, who, box in shared]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
@@ -194,8 +194,8 @@ class AllToAll(Collective):
     def _near(self, coordinate: Coordinate) -> Callable[[Coordinate], bool]:
         # A holder sends only to those who are where it is on every axis that it need not cross: along such an axis all
         # hold the same, so the receiver has a nearer holder.
-        same = set(self.axes) - self.before.sharded.union(self.reduced)
-        return lambda other: all(coordinate[a] == other[a] for a in same)
+        same = [(a, coordinate[a]) for a in set(self.axes) - self.before.sharded.union(self.reduced)]
+        return lambda other: all(other[a] == mine for a, mine in same)
 
 
 def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tuple[int, ...]]) -> list[tuple[int, int]]:
