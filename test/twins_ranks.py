@@ -69,14 +69,20 @@ class MeshRecipe:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             root = DeviceMesh("cpu", ranks, mesh_dim_names=names)
-            if root.get_coordinate() is None:
-                return root  # its views are for members
-            for group in self.flattened:
-                root[tuple(group)]._flatten()
-            if self.axes == names:
-                return root
-            parts = [root[tuple(axis)]._flatten() if len(axis) > 1 else root[axis] for axis in self.axes]
-            return parts[0] if len(parts) == 1 else DeviceMesh._concatenate(parts)
+            try:
+                return self._views(root)
+            except RuntimeError:
+                if root.get_coordinate() is None:
+                    return root  # on stock, ranks outside of a mesh can't slice it
+                raise
+
+    def _views(self, root: DeviceMesh) -> DeviceMesh:
+        for group in self.flattened:
+            root[tuple(group)]._flatten()
+        if self.axes == root.mesh_dim_names:
+            return root
+        parts = [root[tuple(axis)]._flatten() if len(axis) > 1 else root[axis] for axis in self.axes]
+        return parts[0] if len(parts) == 1 else DeviceMesh._concatenate(parts)
 
     def twin(self) -> MeshTwin:
         root = MeshTwin.of(self.ranks, self.sizes, NAMES[: len(self.sizes)])

@@ -111,5 +111,7 @@ def _consistent(case: Case) -> bool:
     ops = [{p[1] for p in placements if p[0] == "P"} for placements in (case.source, case.target)]
     if any(len(found) > 1 and found != {"sum", "avg"} for found in ops):
         return False
+    if len(set().union(*ops)) > 1 and set().union(*ops) & BITWISE.keys():
+        return False  # no type takes part in both
     embeds = any(old[0] in ("S", "SS") and new[0] == "P" for old, new in zip(case.source, case.target))
     return EMBEDS or not embeds

@@ -25,7 +25,7 @@ SAID = {
     "unsupported": "said to be unsupported",
     ".mesh.make()": "making the mesh",
 }
-START_SECONDS = 120
+START_SECONDS, MOST_SHOWN = 120, 3
 OUTCOMES = ("right", "wrong", "raised", "hung")
 CASES_PER_WORLD = 300  # then new processes, for on stock every mesh leaves groups and their threads behind
 
@@ -170,13 +170,13 @@ def _counted() -> dict[str, int]:
 
 
 def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float) -> int:
-    """Run cases on that many ranks under the overlay, and on stock if asked; print counts and the first failure."""
+    """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts."""
     from fuzz_cases import random_cases
 
     sides = {"overlay": Ranks(size, False, limit), **({"stock": Ranks(size, True, limit)} if stock else {})}
     counts = {side: Counter() for side in sides}
     spent: Counter[str] = Counter()
-    began, shown, done = time.monotonic(), False, 0
+    began, shown, done = time.monotonic(), 0, 0
     for case in itertools.islice(random_cases(seed, size), cases):
         done += 1
         for side, ranks in sides.items():
@@ -186,8 +186,8 @@ def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: fl
             counts[side][outcome] += 1
             if outcome in ("raised", "wrong"):
                 counts[side][f"{outcome}: {kind(case, text)}"] += 1
-            if side == "overlay" and outcome != "right" and not shown:
-                shown = True
+            if side == "overlay" and outcome != "right" and shown < MOST_SHOWN:
+                shown += 1
                 print(f"{outcome}: {text}\nfrom twins_ranks import *\n{case!r}", flush=True)
         if time.monotonic() - began > seconds:
             break
@@ -206,9 +206,7 @@ def kind(case: Any, text: str) -> str:
     traits = {
         "permuted mesh": list(case.mesh.ranks) != sorted(case.mesh.ranks) or list(order) != sorted(order),
         "uneven shards": uneven(case, case.source) or uneven(case, case.target),
-        "strided or ordered": case.source_order
-        or case.target_order
-        or "SS" in {p[0] for p in case.source + case.target},
+        "strided or ordered": case.source_order or case.target_order or "SS" in kinds,
     }
     return ", ".join(trait for trait, found in traits.items() if found) or "even shards in order"
 

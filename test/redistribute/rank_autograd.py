@@ -1,0 +1,151 @@
+"""DTensors that are redistributed on the way: values and gradients against the same on one whole tensor."""
+
+import itertools
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from mesh_harness import needs_overlay
+from mesh_ranks import WORLD, make_root
+
+R, S, P = Replicate(), Shard, Partial()
+MOVES = (
+    ((S(0), S(0)), (R, R)),
+    ((S(0), S(1)), (S(1), S(0))),
+    ((R, R), (S(1), S(0))),
+    ((R, S(0)), (S(0), R)),
+)
+
+
+def grid():
+    mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
+    mesh["dp", "tp"]._flatten("all")
+    return mesh
+
+
+def whole_tensor(*shape):
+    """The same on every rank, and no two elements alike."""
+    return torch.arange(1.0, 1 + torch.Size(shape).numel(), dtype=torch.float64).reshape(shape).sin()
+
+
+class AutogradCases:
+    """Cases for ``EightRanks``."""
+
+    def test_gradients_come_back_to_where_the_values_were(self):
+        mesh, weight = grid(), whole_tensor(10, 6).cos()
+        for source, target in MOVES:
+            for shape in ((10, 6), (8, 8)):
+                weight = whole_tensor(*shape).cos()
+                leaf = distribute_tensor(whole_tensor(*shape), mesh, source, src_data_rank=None).requires_grad_()
+                moved = leaf.redistribute(placements=target)
+                self.assertEqual(moved.placements, target)
+                (moved * distribute_tensor(weight, mesh, target, src_data_rank=None)).sum().full_tensor().backward()
+                self.assertEqual(leaf.grad.placements, source)
+                self.assertEqual(leaf.grad.full_tensor(), weight)
+
+    def test_a_pending_sum_passes_its_gradient_to_every_term(self):
+        mesh, weight = grid(), whole_tensor(8, 6)
+        for target in ((R, R), (S(0), S(1)), (S(0), S(0)), (P, R)):
+            term = torch.full((8, 6), float(self.rank), dtype=torch.float64, requires_grad=True)
+            total = DTensor.from_local(term, mesh, (P, P), run_check=False).redistribute(placements=target)
+            self.assertEqual(total.full_tensor(), torch.full((8, 6), 28.0, dtype=torch.float64))
+            (total.full_tensor() * weight).sum().backward()
+            self.assertEqual(term.grad, weight, str(target))
+
+    def test_second_derivatives(self):
+        mesh = grid()
+        for source, target in MOVES:
+            whole = whole_tensor(8, 8).requires_grad_()
+            leaf = distribute_tensor(whole.detach(), mesh, source, src_data_rank=None).requires_grad_()
+            first = torch.autograd.grad((leaf.redistribute(placements=target) ** 3).sum(), leaf, create_graph=True)[0]
+            (first.redistribute(placements=target) ** 2).sum().backward()
+            expected = torch.autograd.grad((whole**3).sum(), whole, create_graph=True)[0]
+            (expected**2).sum().backward()
+            self.assertEqual(leaf.grad.full_tensor(), whole.grad, f"{source} -> {target}")
+
+    def test_round_trips(self):
+        mesh, whole = grid(), whole_tensor(9, 7)
+        for placements in itertools.product((R, S(0), S(1)), repeat=2):
+            there = distribute_tensor(whole, mesh, placements)
+            back = DTensor.from_local(
+                there.to_local(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            for tensor in (there, back):
+                self.assertEqual(tensor.full_tensor(), whole)
+
+    def test_operators_redistribute_by_themselves(self):
+        mesh, left, right = grid(), whole_tensor(8, 12), whole_tensor(12, 16)
+        for a, b in itertools.product(((S(0), S(1)), (S(1), R), (S(0), S(0))), ((S(1), S(0)), (R, S(1)), (R, R))):
+            one, two = (distribute_tensor(t, mesh, p, src_data_rank=None) for t, p in ((left, a), (right, b)))
+            self.assertEqual((one @ two).full_tensor(), left @ right, f"{a} @ {b}")
+            self.assertEqual(((one @ two).relu() + 1).sum().full_tensor(), ((left @ right).relu() + 1).sum())
+        norm = torch.linalg.vector_norm(distribute_tensor(left, mesh, (S(0), S(1)), src_data_rank=None))
+        self.assertEqual(norm.full_tensor(), torch.linalg.vector_norm(left))
+
+    def test_an_embedding_sharded_by_rows_keeps_torchs_mask(self):
+        """Its partial values are of torch's own class, which only torch's code can reduce."""
+        mesh, table = grid(), whole_tensor(20, 6)
+        index = torch.tensor([[3, 19, 0], [7, 11, 12]])
+        for placements in ((R, S(0)), (R, S(1))):
+            weight = distribute_tensor(table, mesh, placements, src_data_rank=None).requires_grad_()
+            found = torch.nn.functional.embedding(distribute_tensor(index, mesh, (R, R), src_data_rank=None), weight)
+            whole = found.full_tensor()  # once: torch lets the mask go with it
+            self.assertEqual(whole, table[index])
+            whole.sum().backward()
+            self.assertEqual(weight.grad.full_tensor().sum(), torch.tensor(36.0, dtype=torch.float64))
+
+    def test_async_results_are_waited_for_when_used(self):
+        mesh, whole = grid(), whole_tensor(8, 8)
+        for source, target in MOVES:
+            leaf = distribute_tensor(whole, mesh, source, src_data_rank=None).requires_grad_()
+            moved = leaf.redistribute(placements=target, async_op=True)
+            self.assertEqual((moved * 2).full_tensor(), whole * 2)
+            (moved * moved).sum().full_tensor().backward()
+            self.assertEqual(leaf.grad.full_tensor(), 2 * whole)
+        total = DTensor.from_local(torch.ones(8), mesh, (P, P), run_check=False)
+        later = total.redistribute(placements=(R, R), async_op=True).to_local()
+        self.assertEqual(later + 0, torch.full((8,), 8.0))
+
+    @needs_overlay
+    def test_an_async_all_gather_isnt_waited_for(self):
+        mesh = grid()
+        total = DTensor.from_local(torch.ones(8), mesh, (P, P), run_check=False)
+        later = total.redistribute(placements=(R, R), async_op=True)._local_tensor
+        self.assertIsInstance(later, funcol.AsyncCollectiveTensor)
+        self.assertEqual(later.wait(), torch.full((8,), 8.0))
+
+    @needs_overlay
+    def test_results_are_no_views_of_what_was_given(self):
+        """Writing to a result leaves the tensor that it came from as it was, and the other way round."""
+        mesh = grid()
+        for source, target in MOVES:
+            before = distribute_tensor(whole_tensor(8, 8), mesh, source, src_data_rank=None)
+            kept = before.to_local().clone()
+            after = before.redistribute(placements=target)
+            after.to_local().zero_()
+            self.assertEqual(before.to_local(), kept, f"{source} -> {target}")
+            self.assertTrue(after.to_local().is_contiguous())
+        whole = distribute_tensor(torch.zeros(8, 8), mesh, (R, R), src_data_rank=None)
+        piece = whole.redistribute(placements=(S(0), R)).to_local()
+        self.assertEqual(piece.untyped_storage().nbytes(), piece.numel() * 4)  # not a view that keeps the whole alive
+
+    def test_half_precision_in_the_collectives(self):
+        """forward_dtype and backward_dtype convert around them."""
+        mesh, whole = grid(), torch.arange(64.0).reshape(8, 8)
+        leaf = distribute_tensor(whole, mesh, (S(0), S(1)), src_data_rank=None).requires_grad_()
+        got = leaf.redistribute(placements=(R, R), forward_dtype=torch.bfloat16, backward_dtype=torch.float32)
+        self.assertEqual(got.to_local().dtype, torch.bfloat16)
+        got.to_local().float().sum().backward()
+        self.assertEqual((leaf.grad.dtype, leaf.grad.full_tensor().sum()), (torch.float32, torch.tensor(64.0)))
+
+    @needs_overlay
+    def test_full_tensor_takes_one_collective(self):
+        mesh = grid()
+        for placements in ((S(0), S(0)), (S(0), S(1)), (P, P)):
+            local = torch.ones(2, 2)
+            tensor = DTensor.from_local(local, mesh, placements, run_check=False)
+            with CommDebugMode() as comm:
+                tensor.full_tensor()
+            self.assertEqual(comm.get_total_counts(), 1, str(placements))

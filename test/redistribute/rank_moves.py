@@ -1,0 +1,69 @@
+"""Every move and every reduction of two meshes, by real collectives: right values, and few collectives."""
+
+import itertools
+
+from torch.distributed.tensor.debug import CommDebugMode
+
+from mesh_harness import STOCK, needs_overlay
+from twins_ranks import Case, MeshRecipe
+
+KINDS = (("R",), ("S", 0), ("S", 1))
+CUBE = MeshRecipe(tuple(range(8)), (2, 2, 2), flattened=("ab", "ac", "bc", "abc"))
+GRID = MeshRecipe(tuple(range(8)), (4, 2), flattened=("ab",))
+
+
+def pairs(axes: int, pending: bool):
+    """Source and target placements: all moves, or all reductions to values."""
+    ends = KINDS if not pending else (*KINDS, ("P", "sum"))
+    for source, target in itertools.product(
+        itertools.product(ends, repeat=axes), itertools.product(KINDS, repeat=axes)
+    ):
+        if source != target and (("P", "sum") in source) == pending:
+            yield source, target
+
+
+class MoveCases:
+    """Cases for ``EightRanks``."""
+
+    def check_pairs(self, recipe: MeshRecipe, pending: bool, most: int) -> int:
+        """All pairs on 16 x 16, each with at most so many collectives; how many pairs."""
+        mesh, here = recipe.make(), recipe.twin().coordinate(self.rank)
+        cases = [Case(recipe, source, target, (16, 16)) for source, target in pairs(len(recipe.sizes), pending)]
+        given, results, counts = [case.given(here) for case in cases], [], [0]
+        with CommDebugMode() as comm:
+            for case, local in zip(cases, given, strict=True):
+                results.append(case.run(mesh, local))
+                counts.append(comm.get_total_counts())
+        for case, result in zip(cases, results, strict=True):
+            problem = case.difference(result, here)
+            self.assertIsNone(problem, f"{case!r}: {problem}")
+        for case, before, after in zip(cases, counts, counts[1:], strict=False):
+            self.assertTrue(STOCK or after - before <= most, f"{case!r}: {after - before} collectives")
+        return len(cases)
+
+    def test_each_move_of_a_cube_takes_one_collective(self):
+        self.assertEqual(self.check_pairs(CUBE, pending=False, most=1), 27 * 26)
+
+    def test_each_reduction_of_a_cube_takes_two_collectives(self):
+        self.assertEqual(self.check_pairs(CUBE, pending=True, most=2), 37 * 27)
+
+    def test_moves_and_reductions_of_a_grid(self):
+        self.assertEqual(self.check_pairs(GRID, pending=False, most=1), 9 * 8)
+        self.assertEqual(self.check_pairs(GRID, pending=True, most=2), 7 * 9)
+
+    @needs_overlay
+    def test_a_collective_that_moves_nothing_isnt_run(self):
+        """What every rank has already is cut out of it; an axis of size 1 needs nobody."""
+        flat = MeshRecipe(tuple(range(8)), (1, 8))
+        for recipe, source, target in (
+            (CUBE, (("R",),) * 3, (("S", 0), ("S", 1), ("S", 0))),
+            (CUBE, (("S", 0), ("R",), ("R",)), (("S", 0), ("S", 0), ("S", 1))),
+            (flat, (("S", 0), ("R",)), (("R",), ("S", 1))),
+            (flat, (("P", "sum"), ("S", 0)), (("S", 1), ("S", 0))),
+        ):
+            case = Case(recipe, source, target, (16, 16))
+            mesh, here = recipe.make(), recipe.twin().coordinate(self.rank)
+            with CommDebugMode() as comm:
+                result = case.run(mesh, case.given(here))
+            self.assertIsNone(case.difference(result, here))
+            self.assertEqual(comm.get_total_counts(), 0, repr(case))

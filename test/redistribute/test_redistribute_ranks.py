@@ -1,0 +1,16 @@
+"""All cases that need real ranks, in one class: eight gloo processes are spawned once."""
+
+from torch.testing._internal.common_utils import run_tests
+
+from mesh_ranks import EightRanks
+from rank_autograd import AutogradCases
+from rank_moves import MoveCases
+from rank_shapes import ShapeCases
+
+
+class TestRedistributeOnEightRanks(AutogradCases, MoveCases, ShapeCases, EightRanks):
+    """Each method runs on all eight ranks, in a world of its own."""
+
+
+if __name__ == "__main__":
+    run_tests()
