@@ -20,6 +20,13 @@ def redistribute_local_tensor(local_tensor, current_spec, target_spec, **options
     return body(local_tensor, current_spec, target_spec, **options)
 
 
+def redistribute_cost(current_spec, target_spec):  # type: ignore[no-untyped-def]
+    """What sharding propagation asks; held by name in several modules."""
+    from torch_overlay.distributed.tensor._collective_utils import redistribute_cost as body
+
+    return body(current_spec, target_spec)
+
+
 def meshes_need_nothing() -> None:
     """Meshes that torch made get their state on first use."""
 

@@ -29,6 +29,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "cb2926a8eeaa4a040aaff6e731a2841d",
             "_process_group_name": "6168981a371c8c655264342b2c4a480b",
         },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "0d58782b1805ec4c9cf6a5adacc3e86b",
+            "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
+        },
         "torch.distributed.tensor._redistribute": {
             "file": "39ee270d5c24b77b81217daad22d9376",
             "redistribute_local_tensor": "88a185afa16012bfd0afb54c2cfc5a64",
@@ -62,6 +66,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "ffa3de81159c96c1a1042c8e2bce52fb",
             "_process_group_name": "da5c36a66317085546ebdcade4e96b69",
         },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "6fa4bcadf4d1237c78200d39cd9e59b3",
+            "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
+        },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
             "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
@@ -94,6 +102,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.distributed_c10d": {
             "file": "6d0bbb7be66d992e04be2bcf73f4fa19",
             "_process_group_name": "da5c36a66317085546ebdcade4e96b69",
+        },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "fcfbaee7a9d1dd71c8978ab05c32a30f",
+            "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from . import is_enabled
 
 __all__ = ["ParallelDims", "ParallelMeshes"]
 
@@ -27,6 +30,7 @@ _DENSE = ("pp", "dp_replicate", "fsdp", "tp")
 _SPARSE = ("pp", "dp_replicate", "efsdp", "ep", "etp")
 _DATA = ("pp", "batch", "cp", "tp")
 _LOSS = ("batch", "cp")
+_ALL = ("world",)
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class ParallelDims:
         ep: ranks that the experts are spread over, out of the ``dp_shard * cp * tp`` of one copy and stage.
         etp: ranks that share each expert.
 
-    ``pp * dp_replicate * dp_shard * cp * tp`` is the world size, and ``ep * etp`` divides ``dp_shard * cp * tp``: it may
-    span any part of the three.
+    ``pp * dp_replicate * dp_shard * cp * tp`` is the world size, and ``ep * etp`` divides ``dp_shard * cp * tp``: it
+    may span any part of the three.
 
     Raises ValueError for a degree that can't be one, and for more than one -1.
 
@@ -63,7 +67,7 @@ class ParallelDims:
         degrees = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, degree in degrees.items():
             if not isinstance(degree, int) or isinstance(degree, bool) or (degree < 1 and degree != -1):
-                raise ValueError(f"{name} must be a whole number of ranks, at least 1, or -1 for what is left; got {degree!r}")
+                raise ValueError(f"{name} must be a number of ranks from 1 on, or -1 for what is left; got {degree!r}")
         left = [name for name, degree in degrees.items() if degree == -1]
         if len(left) > 1:
             hint = "; dp_shard is -1 unless you give it" if "dp_shard" in left else ""
@@ -95,22 +99,12 @@ class ParallelDims:
             ValueError: the degrees don't fit its size.
         """
         if not dist.is_initialized():
-            raise RuntimeError("ParallelDims.build needs the ranks of the job: call torch.distributed.init_process_group first")
+            raise RuntimeError("build() needs the ranks of the job: call torch.distributed.init_process_group first")
         fitted = self.fit(dist.get_world_size())
-        sizes = fitted.sizes()
-        world = None
-        if world_group:
-            world = init_device_mesh(device_type, (sizes["world"],), mesh_dim_names=("world",), **_on(backend, "world"))
-
-        def mesh(names: tuple[str, ...]) -> DeviceMesh:
-            shape = tuple(sizes[name] for name in names)
-            if world is None:
-                return init_device_mesh(device_type, shape, mesh_dim_names=names, **_on(backend, *names))
-            return _call(world, "unflatten")(0, shape, names, **_on(backend, *names))
-
-        data = mesh(_DATA)
-        loss = _call(data[_LOSS], "flatten")("loss", **({} if backend is None else {"backend_override": backend}))
-        return ParallelMeshes(fitted, world, mesh(_DENSE), mesh(_SPARSE), data, loss)
+        builder = _Builder(device_type, fitted.sizes(), world_group, backend)
+        data = builder.mesh(_DATA)
+        loss = builder.joined(data[_LOSS], "loss")
+        return ParallelMeshes(fitted, builder.world, builder.mesh(_DENSE), builder.mesh(_SPARSE), data, loss)
 
     def sizes(self) -> dict[str, int]:
         """Ranks on each axis, by name, of degrees that `fit` gave."""
@@ -205,7 +199,8 @@ class ParallelMeshes:
     def _view(self, names: tuple[str, ...]) -> DeviceMesh:
         unknown = [name for name in names if name not in self.axes]
         if unknown or not names:
-            raise KeyError(f"no axis {', '.join(map(repr, unknown)) or 'asked for'}; the axes are {', '.join(self.axes)}")
+            what = ", ".join(map(repr, unknown)) or "asked for"
+            raise KeyError(f"no axis {what}; the axes are {', '.join(self.axes)}")
         for mesh in self._meshes().values():
             if set(names) <= set(_names(mesh)):
                 ordered = tuple(name for name in _names(mesh) if name in names)
@@ -216,7 +211,7 @@ class ParallelMeshes:
         raise KeyError(f"no mesh has the axes {', '.join(names)} together: {there}")
 
     def of(self, *meshes: DeviceMesh) -> DeviceMesh:
-        """The mesh of this run that these views came from, all of them: what FSDP shares with tensor or expert parallel.
+        """The mesh of this run that all these views came from: what FSDP shares with tensor or expert parallelism.
 
         Views are slices of one of the meshes, of any number of axes, or axes joined by flattening. ``pp``,
         ``dp_replicate`` and ``tp`` are in several meshes, the same ranks under the same names; alone they lead to the
@@ -287,6 +282,55 @@ class ParallelMeshes:
         return {what: mesh for what, mesh in named.items() if mesh is not None}
 
 
+class _Builder:
+    """Makes meshes over all ranks of the job from axis names.
+
+    Stock torch makes a group for every rank of the world for each axis of degree 1. So there the meshes are made of the
+    axes that have more ranks, and one group of this rank alone, which needs nobody else, stands in for all others.
+    """
+
+    def __init__(self, device_type: str, sizes: dict[str, int], world_group: bool, backend: str | None) -> None:
+        self.device_type = device_type
+        self.sizes = sizes
+        self.backend = backend
+        self.world: DeviceMesh | None = None
+        if world_group:
+            self.world = init_device_mesh(
+                device_type, (sizes["world"],), mesh_dim_names=("world",), **self._on("world")
+            )
+        self.single: dist.ProcessGroup | None = None
+        if 1 in sizes.values() and not is_enabled():
+            self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
+
+    def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
+        """All ranks, row-major over these axes."""
+        if self.single is None:
+            return self._make(names)
+        large = tuple(name for name in names if self.sizes[name] > 1)
+        made = self._make(large) if large else None
+        groups = [made.get_group(name) if made is not None and name in large else self.single for name in names]
+        ranks = torch.arange(self.sizes["world"]).reshape(self._shape(names))
+        return DeviceMesh.from_group(groups, self.device_type, ranks, mesh_dim_names=names)
+
+    def joined(self, mesh: DeviceMesh, name: str) -> DeviceMesh:
+        """The axes of a mesh as one."""
+        if self.single is not None and mesh.size() == 1:
+            return DeviceMesh.from_group(self.single, self.device_type, mesh_dim_names=(name,))
+        return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
+
+    def _make(self, names: tuple[str, ...]) -> DeviceMesh:
+        if self.world is None:
+            return init_device_mesh(self.device_type, self._shape(names), mesh_dim_names=names, **self._on(*names))
+        return _call(self.world, "unflatten")(0, self._shape(names), names, **self._on(*names))
+
+    def _shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self.sizes[name] for name in names)
+
+    def _on(self, *names: str) -> dict[str, Any]:
+        """The argument that puts these axes on the backend asked for."""
+        return {} if self.backend is None else {"backend_override": dict.fromkeys(names, self.backend)}
+
+
 def _rest(total: int, known: Any) -> int | None:
     """What is left of the total for one more factor beside the known ones; None if nothing whole is."""
     rest, over = divmod(total, math.prod(known))
@@ -301,14 +345,9 @@ def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
         if rest and exact:
             found.append(f"{name}={rest}")
         elif rest and degrees[name] > 1:
-            values = [str(value) for value in range(1, rest + 1) if rest % value == 0]
-            found.append(f"{name}={' or '.join(values) if len(values) < 3 else ', '.join(values[:-1]) + ' or ' + values[-1]}")
+            values = ", ".join(str(value) for value in range(1, rest + 1) if rest % value == 0)
+            found.append(f"{name} out of {values}")
     return f"Would fit: {'; '.join(found)}" if found else ""
-
-
-def _on(backend: str | None, *names: str) -> dict[str, Any]:
-    """The argument that puts these axes on a backend; nothing for the default group's."""
-    return {} if backend is None else {"backend_override": dict.fromkeys(names, backend)}
 
 
 def _call(mesh: DeviceMesh, name: str) -> Callable[..., DeviceMesh]:
@@ -332,7 +371,7 @@ def _short(ranks: list[int]) -> str:
     return f"{', '.join(map(str, ranks[:4]))}, … {ranks[-1]}"
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest cell, a rule under the first row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

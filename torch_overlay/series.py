@@ -5,6 +5,7 @@ from .patch import Kind, Patch
 C10D = "torch.distributed.distributed_c10d"
 MESH = "torch.distributed.device_mesh"
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
+COLLECTIVES = "torch.distributed.tensor._collective_utils"
 OURS = "torch_overlay.distributed"
 BODIES = f"{OURS}.device_mesh:_DeviceMesh"
 
@@ -91,6 +92,21 @@ PATCHES: tuple[Patch, ...] = (
         Kind.CODE,
         ends=SAFE_MERGING,
         unit="redistribute",
+        torch_file=True,
+    ),
+    Patch(
+        COLLECTIVES,
+        f"{OURS}.tensor._collective_utils:forget_costs",
+        Kind.HOOK,
+        undo=f"{OURS}.tensor._collective_utils:forget_costs",
+        unit="cost",
+    ),
+    Patch(
+        f"{COLLECTIVES}:redistribute_cost",
+        "torch_overlay.doors:redistribute_cost",
+        Kind.CODE,
+        ends="pytorch/pytorch#169439",
+        unit="cost",
         torch_file=True,
     ),
     Patch(

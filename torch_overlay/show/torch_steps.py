@@ -23,7 +23,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from ..distributed._layout import MeshLayout
 from ..distributed._torch_layout import from_torch, to_torch
 from ..distributed.tensor import _regions
-from ..distributed.tensor._boxes import chunk, chunk_lengths
+from ..distributed.tensor._boxes import chunk
 from ..distributed.tensor._regions import Regions
 from ..distributed.tensor._steps import AllGather, AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
 
@@ -107,12 +107,14 @@ def torch_steps(source: DTensorSpec, target: DTensorSpec, regions: Regions | Non
     with _unheard():
         infos = torch_redistribute._gen_transform_infos_non_cached(source, target)
         infos = torch_redistribute._optimize_transform_infos(infos, mesh, source.placements, target.placements)
+    # Groups are sorted, unless a mesh says otherwise.
+    ranks = None if getattr(mesh, "_preserve_rank_order", False) else mesh.mesh.flatten().tolist()
     steps: list[TorchStep] = []
     for info in infos:
         axes = getattr(info, "original_mesh_dims", (info.mesh_dim,))
         axes = tuple(axis for axis in sorted(axes) if mesh.size(axis) > 1)
         if axes:
-            made, regions = _read(info, axes, regions, mesh.device_type)
+            made, regions = _read(info, axes, regions, mesh.device_type, ranks)
             steps += made
     return steps
 
@@ -135,7 +137,7 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 
 def _read(
-    info: Any, axes: tuple[int, ...], before: Regions | None, device_type: str
+    info: Any, axes: tuple[int, ...], before: Regions | None, device_type: str, ranks: Sequence[int] | None
 ) -> tuple[list[TorchStep], Regions | None]:
     """One of torch's steps, as one or two of ours, and what is held after it."""
     source, target = info.src_dst_placements
@@ -145,7 +147,7 @@ def _read(
         return [TorchStep(None, axes, source, target, trouble)], None
     after = _changed(before, axes, source, target)
     made = [TorchStep(step, axes, source, target) for step in _steps(before, after, axes, source, target, device_type)]
-    if isinstance(made[0].step, AllGather) and (trouble := _misplaced(made[0].step)):
+    if made[0].step is not None and (trouble := _misplaced(made[0].step, ranks)):
         made[0] = made[0]._replace(trouble=trouble)
     scale = getattr(info, "avg_scale", None)
     if scale:
@@ -205,29 +207,41 @@ def padded(step: AllToAll) -> AllToAll:
     return AllToAll(before, after, step.axes)
 
 
-def _misplaced(step: AllGather) -> str:
-    """Merged gathers cut the gathered dim as one axis would; where several axes cut it otherwise, torch takes the wrong
-    elements."""
-    for length, old, new in zip(step.before.shape, step.before.orders, step.after.orders):
-        gathered = [axis for axis in old if axis not in new]
-        if len(gathered) < 2:
+def _misplaced(step: Step, ranks: Sequence[int] | None) -> str:
+    """What a step of torch's puts where it doesn't belong: torch takes the pieces of a group to be the equal chunks of
+    one dim, in the order in which the group holds its ranks.
+
+    Args:
+        ranks: of the mesh, row-major, if groups hold them in ascending order; None if they keep the mesh's order.
+    """
+    if isinstance(step, AllGather):
+        whole, cut = step.after, step.before
+    elif isinstance(step, ReduceScatter):
+        whole, cut = step.before, step.after
+    else:
+        return ""
+    places = {place: i for i, place in enumerate(itertools.product(*map(range, cut.sizes)))}
+    for dim, order in enumerate(cut.orders):
+        if set(order) == set(whole.orders[dim]):
             continue
-        lengths = {length}
-        for axis in new:
-            lengths = set().union(*(chunk_lengths(n, step.before.sizes[axis]) for n in lengths))
-        sizes = [step.before.sizes[axis] for axis in gathered]
-        if any(_nested(n, sizes) != [chunk(n, math.prod(sizes), i) for i in range(math.prod(sizes))] for n in lengths):
-            return "torch's result is wrong here: it merges gathers of shards that are uneven"
+        for first in places:
+            if any(first[axis] for axis in step.axes):
+                continue
+            members = step.members(first)
+            taken = [chunk(whole.span(dim, first)[1], len(members), i) for i in range(len(members))]
+            if not _same(taken, whole, cut, dim, members):
+                return "torch's result is wrong here: it merges shards that are uneven"
+            by_rank = members if ranks is None else sorted(members, key=lambda place: ranks[places[place]])
+            if not _same(taken, whole, cut, dim, by_rank):
+                return "torch's result is wrong here: the group's ranks are in another order than the mesh's"
     return ""
 
 
-def _nested(length: int, sizes: list[int]) -> list[tuple[int, int]]:
-    """Start and length of each piece when axes of these sizes cut one after the other."""
-    found = []
-    for place in itertools.product(*map(range, sizes)):
-        start, rest = 0, length
-        for size, part in zip(sizes, place):
-            offset, rest = chunk(rest, size, part)
-            start += offset
-        found.append((start, rest))
-    return found
+def _same(taken: list[tuple[int, int]], whole: Regions, cut: Regions, dim: int, members: list[tuple[int, ...]]) -> bool:
+    """Whether the members really hold these chunks (start and length along a dim) of what they have together."""
+    start = whole.span(dim, members[0])[0]
+    for (offset, length), member in zip(taken, members):
+        at, held = cut.span(dim, member)
+        if held != length or (held and at - start != offset):
+            return False
+    return True

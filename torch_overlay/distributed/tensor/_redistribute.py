@@ -24,10 +24,12 @@ from .._settings import Settings, get_settings
 from ._cost import Cost
 from ._joint_groups import find_group, forget_groups, joint_axes
 from ._plan import line, plan
-from ._regions import NotOurs
+from ._regions import NotOurs, Regions
 from ._run import Local, runners
 from ._specs import norm_ended, read_spec
 from ._steps import Narrow, Step
+
+Steps = tuple[Step, ...]
 
 CACHED_PLANS = 4096
 
@@ -127,7 +129,7 @@ def _find(
     forced: bool | None,
 ) -> Planned | str:
     """The plan, from the cache or made now; or why there is none."""
-    why = _not_ours(mesh, source, target, forced)
+    why = not_ours(mesh, source, target, forced)
     if why is not None:
         return why
     key = (
@@ -135,6 +137,7 @@ def _find(
         tuple(mesh._dim_group_names),
         source.placements,
         target.placements,
+        tuple(map(type, (*source.placements, *target.placements))),  # a subclass may call itself equal
         source.shape,
         local.element_size(),
         source.shard_order,
@@ -155,7 +158,7 @@ def _find(
     return found
 
 
-def _not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None) -> str | None:
+def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
     """What the cache's key can't hold."""
     if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "torch's graph search was asked for"
@@ -180,22 +183,32 @@ def _stands_for_many_ranks() -> bool:
     return bool(config) or (local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None)
 
 
-def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool) -> Planned | str:
-    coordinate, shape = mesh._coordinate_on_dim, tuple(source.shape)
-    try:
-        before, after = (
-            read_spec(
-                spec.placements,
-                shape,
-                mesh.shape,
-                spec.shard_order,
-                DTensorSpec.is_default_device_order(spec.shard_order),
-            )
-            for spec in (source, target)
+def plan_between(
+    mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int
+) -> tuple[Regions, Regions, Steps]:
+    """What each coordinate holds before and after, and the steps between, with the groups that are at hand.
+
+    Raises:
+        NotOurs: with the reason.
+    """
+    before, after = (
+        read_spec(
+            spec.placements,
+            tuple(source.shape),
+            mesh.shape,
+            spec.shard_order,
+            DTensorSpec.is_default_device_order(spec.shard_order),
         )
+        for spec in (source, target)
+    )
+    return before, after, plan(before, after, itemsize, joint_axes(mesh), cost_of(mesh, get_settings()))
+
+
+def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool) -> Planned | str:
+    coordinate = mesh._coordinate_on_dim
+    try:
+        before, after, steps = plan_between(mesh, source, target, itemsize)
         norm = norm_ended(source, target)
-        groups = joint_axes(mesh)
-        steps = plan(before, after, itemsize, groups, _cost(mesh, get_settings()))
         run = runners(steps, coordinate, lambda axes: find_group(mesh, axes, mesh._rank), async_op)
     except (NotOurs, LookupError) as error:
         return str(error)
@@ -206,7 +219,7 @@ def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: 
     return Planned(steps, run, before.box(coordinate).length, text, trim, all(isinstance(s, Narrow) for s in steps))
 
 
-def _cost(mesh: DeviceMesh, settings: Settings) -> Cost:
+def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
     """The cost model, with what the user said of the mesh's axes."""
     if not settings.topology or not mesh.mesh_dim_names:
         return Cost()

@@ -1,0 +1,64 @@
+"""``options.cost``: sharding propagation hears torch's estimate, or that of the plan that will run."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_overlay
+
+PAIRS = [
+    ((Shard(0), Shard(0)), (Replicate(), Replicate())),
+    ((Partial(), Partial()), (Replicate(), Replicate())),
+    ((Shard(0), Shard(1)), (Shard(1), Shard(0))),
+    ((Partial(), Shard(0)), (Shard(0), Replicate())),
+    ((Replicate(), Replicate()), (Shard(0), Shard(0))),
+]
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    with torch_overlay.enabled():
+        yield torch_overlay and dist.device_mesh.init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+    dist.destroy_process_group()
+
+
+def spec(mesh, placements):
+    shape = torch.Size((64, 64))
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, (64, 1), torch.float32))
+
+
+def cost(mesh, pair):
+    from torch.distributed.tensor._collective_utils import redistribute_cost
+
+    return redistribute_cost(*(spec(mesh, placements) for placements in pair))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_stock_unless_asked(mesh, pair):
+    ours = cost(mesh, pair)
+    torch_overlay.disable()
+    assert cost(mesh, pair) == ours
+    torch_overlay.enable()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_cost_is_that_of_the_plan_that_runs(mesh, pair):
+    torch_overlay.enable(cost="plan")
+    from torch_overlay.distributed.tensor._redistribute import cost_of, plan_between
+
+    source, target = (spec(mesh, placements) for placements in pair)
+    steps = plan_between(mesh, source, target, 4)[2]
+    model = cost_of(mesh, torch_overlay.options())
+    assert cost(mesh, pair) == pytest.approx(1e6 * sum(model.seconds(step, 4) for step in steps))
+    assert (cost(mesh, pair) == 0) == (pair == PAIRS[-1])  # narrowing is free, all else isn't
+
+
+def test_a_slower_axis_costs_more(mesh):
+    torch_overlay.enable(cost="plan")
+    even = cost(mesh, PAIRS[0])
+    torch_overlay.enable(topology=(("a", 1e6, 1e-3),))
+    assert cost(mesh, PAIRS[0]) > 10 * even
