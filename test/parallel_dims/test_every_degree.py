@@ -1,0 +1,109 @@
+"""Every combination of degrees of worlds of 8, 16, 24 and 64 ranks, against the twin of nested loops."""
+
+import itertools
+
+import pytest
+import torch.distributed as dist
+
+from dims_twin import Twin, all_degrees, fake_world, group_ranks, overlay
+from torch_overlay.parallel_dims import ParallelDims
+
+COUNTS = {8: 203, 16: 574, 24: 2233, 64: 2982}
+WORLDS = tuple(COUNTS)
+NAMES = {
+    "world": ("world",),
+    "dense": ("pp", "dp_replicate", "fsdp", "tp"),
+    "sparse": ("pp", "dp_replicate", "efsdp", "ep", "etp"),
+    "data": ("pp", "batch", "cp", "tp"),
+    "loss": ("loss",),
+}
+
+
+def check(dims, twin: Twin, rank: int, shared: bool) -> None:
+    """Every mesh is the twin's on all ranks, and so is every group of this rank."""
+    objects: dict[tuple[int, ...], set[int]] = {}
+    for what, names in NAMES.items():
+        mesh = getattr(dims, what)
+        assert mesh.mesh_dim_names == names
+        assert mesh.shape == twin.shape(what)
+        if what != "loss":
+            assert mesh.mesh.flatten().tolist() == list(range(twin.world_size))
+    for what, axis in twin.axes():
+        groups = twin.groups(what, axis)
+        assert sorted(itertools.chain(*groups)) == list(range(twin.world_size))
+        own = next(ranks for ranks in groups if rank in ranks)
+        mesh = getattr(dims, what)
+        assert group_ranks(mesh, axis) == tuple(mesh[axis].mesh.tolist()) == own
+        assert dims[axis].mesh.tolist() == list(own)
+        objects.setdefault(own, set()).add(id(mesh.get_group(axis)))
+    assert dims.enabled == tuple(axis for axis in dims.axes if dims[axis].size() > 1)
+    if shared:
+        assert {ranks: len(groups) for ranks, groups in objects.items()} == dict.fromkeys(objects, 1)
+
+
+@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("where", ["first", "inside", "last"])
+def test_all_degrees_under_the_overlay(size, where):
+    """Each named mesh has the twin's ranks, each axis's groups partition the world, equal rank sets share one group."""
+    rank = {"first": 0, "inside": size // 3, "last": size - 1}[where]
+    with overlay(True), fake_world(rank, size):
+        for degrees in all_degrees(size):
+            check(ParallelDims(**degrees).build("cpu"), Twin(**degrees), rank, shared=True)
+
+
+@pytest.mark.parametrize("size", [8, 24])
+def test_all_degrees_on_stock_torch(size):
+    """The same meshes without the overlay; what differs is only that equal rank sets have several groups."""
+    for number, degrees in enumerate(all_degrees(size)):
+        with overlay(False), fake_world(number % size, size):
+            check(ParallelDims(**degrees).build("cpu"), Twin(**degrees), number % size, shared=False)
+
+
+@pytest.mark.parametrize("on", [True, False], ids=["overlay", "stock"])
+def test_without_a_world_group_the_meshes_are_the_same(on):
+    for number, degrees in enumerate(all_degrees(8)):
+        with overlay(on), fake_world(number % 8, 8):
+            ours = ParallelDims(**degrees).build("cpu", world_group=False)
+            theirs = ParallelDims(**degrees).build("cpu")
+            assert ours.world is None and "world" not in ours.axes
+            for axis in ours.axes:
+                assert ours[axis] == theirs[axis]
+                assert group_ranks(ours[axis], axis) == group_ranks(theirs[axis], axis)
+                assert (ours[axis].get_group() is theirs[axis].get_group()) or not on
+
+
+def test_there_are_thousands():
+    """So that the loops above are known to run: (pp, dp_replicate, dp_shard, cp, tp) times what ep and etp can be."""
+    counts = {size: sum(1 for _ in all_degrees(size)) for size in WORLDS}
+    assert counts == COUNTS
+    assert all(len({tuple(degrees.values()) for degrees in all_degrees(size)}) == counts[size] for size in WORLDS)
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_any_one_degree_is_inferred(size):
+    """-1 stands for the degree that was there; for ep and etp, for the most that the others leave."""
+    for degrees in all_degrees(size):
+        whole = ParallelDims(**degrees)
+        assert whole.fit(size) == whole
+        for name in degrees:
+            found = ParallelDims(**degrees | {name: -1}).fit(size)
+            if name in ("ep", "etp"):
+                assert found.ep * found.etp == found.dp_shard * found.cp * found.tp
+                assert found.sizes()["efsdp"] == 1
+            else:
+                assert found == whole
+
+
+def test_twin_disagrees_with_other_degrees():
+    """The check is one that can fail: wrong degrees, or groups that aren't shared, are noticed."""
+    degrees = dict(pp=1, dp_replicate=1, dp_shard=2, cp=2, tp=2, ep=2, etp=1)
+    with overlay(True), fake_world(3, 8):
+        dims = ParallelDims(**degrees).build("cpu")
+        check(dims, Twin(**degrees), 3, shared=True)
+        for other in ({"ep": 4}, {"ep": 1, "etp": 2}, {"cp": 1, "dp_shard": 4}, {"cp": 4, "dp_shard": 1}):
+            with pytest.raises(AssertionError):
+                check(dims, Twin(**degrees | other), 3, shared=True)
+    with overlay(False), fake_world(3, 8):
+        with pytest.raises(AssertionError):
+            check(ParallelDims(**degrees).build("cpu"), Twin(**degrees), 3, shared=True)
+    assert not dist.is_initialized()
