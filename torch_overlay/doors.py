@@ -38,19 +38,20 @@ def settle_meshes(_: None) -> None:
     settle()
 
 
-def trace_as_torch() -> str:
+def trace_as_torch() -> list[str]:
     """Dynamo goes by files: our bodies get what ``torch/distributed`` has, not traced by itself, inlined when called."""
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
-    folder = os.path.join(os.path.dirname(__file__), "distributed", "").replace(os.sep, "/")
-    for files in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
-        files.add(folder)
-    return folder
+    here = os.path.dirname(__file__)
+    files = [path.replace(os.sep, "/") for path in (os.path.join(here, "distributed", ""), __file__)]
+    for known in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
+        known.update(files)
+    return files
 
 
-def trace_as_user_code(folder: str) -> None:
+def trace_as_user_code(files: list[str]) -> None:
     """Take it back."""
     from torch._dynamo import trace_rules
 
-    for files in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
-        files.discard(folder)
+    for known in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
+        known.difference_update(files)

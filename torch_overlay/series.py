@@ -92,7 +92,6 @@ PATCHES: tuple[Patch, ...] = (
         Kind.CODE,
         ends=SAFE_MERGING,
         unit="redistribute",
-        torch_file=True,
     ),
     Patch(
         COLLECTIVES,
@@ -107,7 +106,6 @@ PATCHES: tuple[Patch, ...] = (
         Kind.CODE,
         ends="pytorch/pytorch#169439",
         unit="cost",
-        torch_file=True,
     ),
     Patch(
         "torch._dynamo.trace_rules",
