@@ -17,7 +17,7 @@ from ._regions import NotOurs, Regions
 _SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024, typed=True)  # by class, too: a subclass of Partial calls itself equal to it
 def _read_placement(placement: Placement) -> _regions.Placement:
     """Exactly torch's own classes: a subclass may mean anything."""
     kind = type(placement)

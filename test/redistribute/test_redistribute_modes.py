@@ -1,0 +1,153 @@
+"""Redistribution where tensors aren't plain: compiled, fake, one process for all ranks, watched. A world of one process
+whose collectives move nothing; values under compile are held by the cases on real ranks."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._debug_mode import DebugMode
+
+from mesh_harness import STOCK, fake_world, needs_overlay
+
+R, S, P = Replicate(), Shard, Partial()
+
+
+@pytest.fixture
+def mesh():
+    """Rank 3 of a 2 x 4 mesh whose joint group is at hand."""
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        mesh["dp", "tp"]._flatten("all")
+        yield mesh
+    torch._dynamo.reset()
+
+
+def collectives(mode: CommDebugMode) -> dict[str, int]:
+    return {str(op).rpartition(".")[2]: count for op, count in mode.get_comm_counts().items() if count}
+
+
+def counted() -> dict:
+    """What the overlay counted: (by plan, by torch's own code)."""
+    from torch_overlay.distributed.tensor._redistribute import counters
+
+    found = counters()
+    return {"planned": found["redistributions by plan"], "torch": found["redistributions by torch's own code"]}
+
+
+def moves(mesh, local):
+    """A gather, an exchange and a reduction, from a local tensor to local tensors."""
+    placed = DTensor.from_local(local, mesh, (S(0), S(1)), run_check=False)
+    whole = placed.redistribute(placements=(R, R))
+    swapped = placed.redistribute(placements=(S(1), S(0)))
+    total = DTensor.from_local(local, mesh, (P, P), run_check=False).redistribute(placements=(S(0), R))
+    return whole.to_local() * 2, swapped.to_local() + 1, total.to_local()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_moves_are_one_graph_as_on_stock(mesh, backend):
+    """The same shapes as without compiling, forward and backward, no graph break, no recompilation."""
+    local = torch.ones(8, 4, requires_grad=True)
+    plain = moves(mesh, local)
+    counter = CompileCounterWithBackend(backend)
+    fast = torch.compile(lambda local: moves(mesh, local), backend=counter, fullgraph=True)
+    for _ in range(2):
+        found = fast(local)
+        assert [t.shape for t in found] == [t.shape for t in plain]
+        sum(t.sum() for t in found).backward()
+    assert local.grad.shape == (8, 4) and counter.frame_count == 1
+
+
+@needs_overlay
+def test_compiled_moves_run_the_plans(mesh):
+    """In the graph: one collective for each move, two for the reduction."""
+    seen = []
+
+    def look(graph, inputs):
+        from torch._functorch.aot_autograd import make_boxed_func
+
+        seen.extend(str(node.target) for node in graph.graph.nodes if "c10d_functional" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch.compile(lambda local: moves(mesh, local), backend=aot_autograd(fw_compiler=look), fullgraph=True)(
+        torch.ones(8, 4)
+    )
+    ran = [name.split(".")[1] for name in seen if "wait" not in name]
+    assert ran == ["all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor", "all_reduce"], seen
+
+
+def test_symbolic_shapes_compile(mesh):
+    """Sizes that the compiler leaves open: torch's own code runs, and right shapes come out for all sizes."""
+
+    def gathers(local):
+        placed = DTensor.from_local(local, mesh, (S(0), R), run_check=False)
+        return placed.redistribute(placements=(R, R)).to_local() * 2
+
+    fast = torch.compile(gathers, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (4, 6, 10):
+        assert fast(torch.ones(rows, 3)).shape == (2 * rows, 3)
+
+
+def test_fake_tensors_have_the_shapes_of_real_ones(mesh):
+    local = torch.ones(8, 4)
+    plain = moves(mesh, local)
+    with FakeTensorMode() as mode:
+        faked = moves(mesh, mode.from_tensor(local))
+    assert [(t.shape, t.dtype) for t in faked] == [(t.shape, t.dtype) for t in plain]
+
+
+def test_meta_tensors_too(mesh):
+    assert [t.shape for t in moves(mesh, torch.ones(8, 4, device="meta"))] == [(16, 16), (4, 8), (4, 4)]
+
+
+def test_local_tensor_mode_runs_torchs_own_code():
+    """One process stands for many ranks, of which a plan knows one."""
+    local = pytest.importorskip("torch.distributed._local_tensor")
+    whole = torch.arange(35.0).reshape(7, 5)
+    with fake_world(0, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        with local.LocalTensorMode(8):
+            placed = distribute_tensor(whole, mesh, (S(0), S(1)))
+            assert torch.equal(placed.redistribute(placements=(S(1), S(0))).full_tensor().reconcile(), whole)
+        if not STOCK:
+            assert any("many ranks" in why for why in counted()["torch"])
+
+
+@needs_overlay
+def test_comm_debug_mode_counts_what_runs(mesh):
+    with CommDebugMode() as mode:
+        moves(mesh, torch.ones(8, 4))
+    assert collectives(mode) == {
+        "all_gather_into_tensor": 1,
+        "all_to_all_single": 1,
+        "reduce_scatter_tensor": 1,
+        "all_reduce": 1,
+    }
+
+
+@needs_overlay
+def test_debug_mode_shows_the_plan(mesh):
+    """As one line, with the collectives under it; an explicit redistribution is called so."""
+    with DebugMode() as mode:
+        DTensor.from_local(torch.ones(4, 2), mesh, (S(0), S(1)), run_check=False).redistribute(placements=(R, R))
+    text = mode.debug_string()
+    line = next(line for line in text.splitlines() if "redistribute_input" in line)
+    assert "[explicit]" in line and "S0·S1 → R·R: all_gather(dp,tp) 224 B" in line, text
+    assert text.count("all_gather_into_tensor(") == 1
+
+
+def test_partial_values_of_other_classes_are_torchs(mesh):
+    """A subclass may reduce as it likes: its own methods are called."""
+
+    class Doubled(Partial):
+        def _reduce_value(self, tensor, mesh, mesh_dim):
+            return tensor * 2
+
+    placed = DTensor.from_local(torch.ones(4), mesh, (R, Doubled()), run_check=False)
+    assert placed.redistribute(placements=(R, R)).to_local().tolist() == [2.0] * 4
+    if not STOCK:
+        assert counted()["torch"].get("a placement of the class Doubled")
