@@ -39,7 +39,7 @@ def settle_meshes(_: None) -> None:
 
 
 def trace_as_torch() -> list[str]:
-    """Dynamo goes by files: our bodies get what ``torch/distributed`` has, not traced by itself, inlined when called."""
+    """Dynamo goes by files: ours get what ``torch/distributed`` has, not traced by itself, inlined when called."""
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
     here = os.path.dirname(__file__)

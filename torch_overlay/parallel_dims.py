@@ -145,7 +145,7 @@ class ParallelDims:
         spelled = " * ".join(map(str, known.values()))
         came = spelled if len(known) == 1 else f"{spelled} = {math.prod(known.values())}"
         reason = f", so that {left[0]}=-1 has a value" if left else ""
-        fitting = _fitting(known, total, exact) or "no change of one degree would fit"
+        fitting = _fitting(known, total, exact) or "No change of one degree would fit"
         raise ValueError(f"{' * '.join(known)} must {need} {what} ({total}){reason}; got {came}. {fitting}")
 
 
@@ -214,8 +214,8 @@ class ParallelMeshes:
         """The mesh of this run that all these views came from: what FSDP shares with tensor or expert parallelism.
 
         Views are slices of one of the meshes, of any number of axes, or axes joined by flattening. ``pp``,
-        ``dp_replicate`` and ``tp`` are in several meshes, the same ranks under the same names; alone they lead to the
-        first (dense, sparse, data), in company to the one that has them all.
+        ``dp_replicate`` and ``tp`` are in several meshes, the same ranks under the same names, and joined axes may be
+        the same ranks too; alone they lead to the first (dense, sparse, data), in company to the one that has them all.
 
         Raises:
             ValueError: no mesh of this run has them all.

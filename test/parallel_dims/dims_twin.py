@@ -1,4 +1,4 @@
-"""What the tests of parallel dims share: the slow twin of nested loops, worlds of one process, all degrees of a world."""
+"""What the tests of parallel dims share: a slow twin of nested loops, worlds of one process, all degrees there are."""
 
 from __future__ import annotations
 

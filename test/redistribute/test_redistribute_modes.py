@@ -151,3 +151,42 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
     assert placed.redistribute(placements=(R, R)).to_local().tolist() == [2.0] * 4
     if not STOCK:
         assert counted()["torch"].get("a placement of the class Doubled")
+
+
+@needs_overlay
+def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
+    """The oldest plan goes; what it did is planned again."""
+    from torch_overlay.distributed.tensor import _redistribute as ours
+
+    monkeypatch.setattr(ours, "CACHED_PLANS", 10)
+    ours.forget_plans()
+    for rows in [*range(2, 32, 2), 2]:
+        DTensor.from_local(torch.ones(rows, 3), mesh, (S(0), R), run_check=False).redistribute(placements=(R, R))
+        assert ours.counters()["plans in the cache"] <= 10
+
+
+@needs_overlay
+def test_the_overlay_leaves_no_plan_behind():
+    import torch_overlay
+    from torch_overlay.distributed.tensor._redistribute import counters
+
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        moves(mesh, torch.ones(8, 4))
+        assert counters()["plans in the cache"]
+        torch_overlay.disable()
+        assert not counters()["plans in the cache"]
+        torch_overlay.enable()
+
+
+@pytest.mark.parametrize(
+    "placements, safe", [((S(0), S(0)), True), ((S(0), S(1)), False), ((P, S(1)), True), ((S(1), S(1)), False)]
+)
+def test_torch_merges_only_where_it_is_right(mesh, placements, safe):
+    """On its own path: not on uneven shards."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    from torch_overlay.distributed.tensor._redistribute import _merges_safely
+
+    meta = TensorMeta(torch.Size((8, 9 if placements[0] == S(0) else 12)), (12, 1), torch.float32)
+    assert _merges_safely(DTensorSpec(mesh, placements, tensor_meta=meta)) is safe

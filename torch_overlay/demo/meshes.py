@@ -1,51 +1,53 @@
-"""The demo's meshes: four views of one world, made the way torchtitan makes them."""
+"""The demo's meshes: the views of one world that a mixture of experts trains on, from degrees."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from torch_overlay.demo.config import Config
+from torch_overlay.parallel_dims import ParallelDims, ParallelMeshes
 
 
 @dataclass(frozen=True)
 class Meshes:
-    """Views of the same ranks by what they are for.
+    """What the demo takes of `ParallelMeshes`.
 
-    data: (batch, tp), who reads which sequences. loss: the batch axis, over which the loss is averaged.
-    dense: (dp_replicate, fsdp, tp), where every weight but the experts' lives.
-    sparse: (dp_replicate, efsdp, ep), where the experts live.
+    loss: who reads which sequences, and over whom the loss is averaged.
+    dense: (pp, dp_replicate, fsdp, tp), where every weight but the experts' lives.
+    sparse: (pp, dp_replicate, efsdp, ep, etp), where the experts live.
     """
 
-    world: DeviceMesh
-    data: DeviceMesh
-    loss: DeviceMesh
-    dense: DeviceMesh
-    sparse: DeviceMesh
+    dims: ParallelMeshes
+
+    @property
+    def loss(self) -> DeviceMesh:
+        return self.dims.loss
+
+    @property
+    def dense(self) -> DeviceMesh:
+        return self.dims.dense
+
+    @property
+    def sparse(self) -> DeviceMesh:
+        return self.dims.sparse
 
     @property
     def dense_shards(self) -> DeviceMesh:
         """What FSDP2 shards dense weights over; two axes if there are replicas (HSDP)."""
-        return _with_replicas(self.dense, "fsdp")
+        return self._with_replicas("fsdp")
 
     @property
     def sparse_shards(self) -> DeviceMesh:
         """What FSDP2 shards an expert's weights over."""
-        return _with_replicas(self.sparse, "efsdp")
+        return self._with_replicas("efsdp")
+
+    def _with_replicas(self, axis: str) -> DeviceMesh:
+        return self.dims["dp_replicate", axis] if "dp_replicate" in self.dims.enabled else self.dims[axis]
 
 
 def build_meshes(config: Config) -> Meshes:
-    """Make the world mesh and its views. Only calls that stock torch has, so that both runs execute the same lines."""
-    world = init_device_mesh("cpu", (config.ranks,), mesh_dim_names=("world",))
-    data = world._unflatten(0, (config.dp, config.tp), ("batch", "tp"))
-    loss = data["batch"]._flatten("loss")
-    dense = world._unflatten(0, (config.dp_replicate, config.dp_shard, config.tp), ("dp_replicate", "fsdp", "tp"))
-    sparse = world._unflatten(0, (config.dp_replicate, config.efsdp, config.ep), ("dp_replicate", "efsdp", "ep"))
-    return Meshes(world, data, loss, dense, sparse)
-
-
-def _with_replicas(mesh: DeviceMesh, axis: str) -> DeviceMesh:
-    if mesh["dp_replicate"].size() == 1:
-        return mesh[axis]
-    return mesh["dp_replicate", axis]
+    """Make the meshes. Both runs execute the same lines: `ParallelDims` runs on stock torch as it does on ours."""
+    dims = ParallelDims(dp_replicate=config.dp_replicate, dp_shard=config.dp_shard, tp=config.tp, ep=config.ep)
+    return Meshes(dims.build("cpu"))

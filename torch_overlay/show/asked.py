@@ -95,7 +95,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Que
 
 def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
     """What the specs mean to the planner, and why it would not plan, if so."""
-    from ..distributed.tensor._redistribute import _not_ours
+    from ..distributed.tensor._redistribute import not_ours
 
     try:
         before, after = (
@@ -110,7 +110,7 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
         )
     except NotOurs as reason:
         return None, None, str(reason)
-    return before, after, _not_ours(mesh, source, target, None) or ""
+    return before, after, not_ours(mesh, source, target) or ""
 
 
 def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] | None:

@@ -229,11 +229,12 @@ def _misplaced(step: Step, ranks: Sequence[int] | None) -> str:
                 continue
             members = step.members(first)
             taken = [chunk(whole.span(dim, first)[1], len(members), i) for i in range(len(members))]
-            if not _same(taken, whole, cut, dim, members):
-                return "torch's result is wrong here: it merges shards that are uneven"
             by_rank = members if ranks is None else sorted(members, key=lambda place: ranks[places[place]])
-            if not _same(taken, whole, cut, dim, by_rank):
-                return "torch's result is wrong here: the group's ranks are in another order than the mesh's"
+            if _same(taken, whole, cut, dim, by_rank):
+                continue
+            if _same(taken, whole, cut, dim, members):
+                return "torch takes the wrong elements here: the group's ranks are in another order than the mesh's"
+            return "torch takes the wrong elements here: it merges shards that are uneven"
     return ""
 
 
