@@ -161,7 +161,7 @@ def test_splice_keeps_the_rest(mesh, data):
 
 @pytest.mark.parametrize("sizes, strides", [((0,), (1,)), ((2, -1), None), ((2,), (-1,)), ((2, 2), (1,))])
 def test_bad_layouts_name_both_values(sizes, strides):
-    with pytest.raises(ValueError, match="a layout needs .* got sizes"):
+    with pytest.raises(ValueError, match=r"a layout needs .* got sizes"):
         Layout(sizes, strides)
 
 
