@@ -139,10 +139,9 @@ class _DeviceMesh:
             return True
         if not isinstance(other, DeviceMesh):
             return False
-        other: DeviceMesh = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
-        mine, others = view_of(self), view_of(other)
+        mesh: DeviceMesh = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
         traits = ("_mesh_dim_names", "_device_type", "_thread_id", "_preserve_rank_order")
-        return mine == others and all(getattr(self, trait) == getattr(other, trait) for trait in traits)
+        return view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""
