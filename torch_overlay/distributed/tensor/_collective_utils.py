@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _collective_utils as torch_utils
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from .._group_table import groups_epoch
 from .._settings import Settings, get_settings
+from ._joint_groups import groups_known
 from ._redistribute import cost_of, not_ours, plan_between
 from ._regions import NotOurs
 from ._specs import norm_ended
@@ -29,14 +29,14 @@ def redistribute_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> fl
     if settings.cost == "plan" and current_spec.tensor_meta is not None:
         mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
         if not_ours(mesh, current_spec, target_spec) is None:
-            cost = _cost(mesh, current_spec, target_spec, groups_epoch(), settings)
+            cost = _cost(mesh, current_spec, target_spec, groups_known(mesh), settings)
             if cost is not None:
                 return cost
     return stock_redistribute_cost(current_spec, target_spec)
 
 
 @lru_cache(maxsize=4096)
-def _cost(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, epoch: int, settings: Settings) -> float | None:
+def _cost(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, known: Any, settings: Settings) -> float | None:
     itemsize = source.tensor_meta.dtype.itemsize
     try:
         norm_ended(source, target)

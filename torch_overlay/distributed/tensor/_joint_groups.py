@@ -40,20 +40,26 @@ class Group(NamedTuple):
         return self.places == tuple(range(len(self.places)))
 
 
+def groups_known(mesh: DeviceMesh) -> tuple[int, Names]:
+    """Changes whenever there may be another joint group for a mesh, for whoever remembers which there are. A view that
+    is flattened may make no group and still be what `options.flatten = "existing"` waits for."""
+    return groups_epoch(), tuple(shared_state(mesh).flattened)
+
+
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
-    return _joint_axes(mesh, tuple(shared_state(mesh).flattened), groups_epoch(), get_settings())
+    return _joint_axes(mesh, groups_known(mesh), get_settings())
 
 
 @lru_cache(maxsize=256)
-def _joint_axes(mesh: DeviceMesh, flattened: Names, epoch: int, settings: Settings) -> frozenset[tuple[int, ...]]:
+def _joint_axes(mesh: DeviceMesh, known: tuple[int, Names], settings: Settings) -> frozenset[tuple[int, ...]]:
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     subsets = itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
     if settings.flatten == "create":
         return frozenset(subsets)
-    known = {layout.ascending() for layout in _layouts(mesh)}
+    found = {layout.ascending() for layout in _layouts(mesh)}
     layout = view_of(mesh).layout
-    return frozenset(subset for subset in subsets if layout.select(subset).joint().ascending() in known)
+    return frozenset(subset for subset in subsets if layout.select(subset).joint().ascending() in found)
 
 
 def _layouts(mesh: DeviceMesh) -> Iterator[Layout]:
@@ -71,13 +77,12 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     Raises:
         LookupError: there is none; `joint_axes` says for which there is.
     """
-    held = (tuple(mesh._dim_group_names), tuple(shared_state(mesh).flattened))
-    return _find_group(mesh, tuple(axes), rank, held, groups_epoch(), get_settings())
+    return _find_group(mesh, tuple(axes), rank, tuple(mesh._dim_group_names), groups_known(mesh), get_settings())
 
 
 @lru_cache(maxsize=256)
 def _find_group(
-    mesh: DeviceMesh, axes: tuple[int, ...], rank: int, held: tuple[Names, Names], epoch: int, settings: Settings
+    mesh: DeviceMesh, axes: tuple[int, ...], rank: int, own: Names, known: tuple[int, Names], settings: Settings
 ) -> Group:
     view = view_of(mesh)
     joint = view.layout.select(axes)

@@ -19,10 +19,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode
 
-from .._group_table import groups_epoch
 from .._settings import Settings, get_settings
 from ._cost import Cost
-from ._joint_groups import find_group, forget_groups, joint_axes
+from ._joint_groups import find_group, forget_groups, groups_known, joint_axes
 from ._plan import line, plan
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
@@ -142,7 +141,7 @@ def _find(
         local.element_size(),
         source.shard_order,
         target.shard_order,
-        groups_epoch(),
+        groups_known(mesh),
         get_settings(),
         async_op,
     )

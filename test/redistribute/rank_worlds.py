@@ -1,0 +1,138 @@
+"""Groups, options and worlds around redistribution: policies, private groups, new worlds, the overlay on and off."""
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from mesh_harness import needs_overlay
+from mesh_ranks import SHUFFLED, WORLD, make_root
+
+R, S, P = Replicate(), Shard, Partial()
+
+
+def gathers(mesh, whole: torch.Tensor) -> tuple[int, bool]:
+    """Shards on every axis, gathered: how many collectives that takes, and whether the whole came back."""
+    placed = distribute_tensor(whole, mesh, [S(0)] * mesh.ndim, src_data_rank=None)
+    with CommDebugMode() as comm:
+        found = placed.redistribute(placements=[R] * mesh.ndim).to_local()
+    return comm.get_total_counts(), torch.equal(found, whole)
+
+
+def counted() -> dict:
+    from torch_overlay.distributed.tensor._redistribute import counters
+
+    return counters()
+
+
+class WorldCases:
+    """Cases for ``EightRanks``."""
+
+    @needs_overlay
+    def test_the_policies_for_groups(self):
+        """any: whatever group is there, the world's too; existing: what the user flattened; create: what it takes."""
+        import torch_overlay
+
+        whole = torch.arange(70.0).reshape(35, 2)
+        cube = make_root(SHUFFLED, (2, 2, 2), ("a", "b", "c"))
+        pair = cube["a", "b"]
+        try:
+            torch_overlay.enable(flatten="existing")
+            self.assertEqual([gathers(cube, whole), gathers(pair, whole)], [(3, True), (2, True)])
+            torch_overlay.enable(flatten="any")  # the world is there, a group of a and b isn't
+            self.assertEqual([gathers(cube, whole), gathers(pair, whole)], [(1, True), (2, True)])
+            torch_overlay.enable(flatten="create")
+            self.assertEqual([gathers(cube, whole), gathers(pair, whole)], [(1, True), (1, True)])
+            torch_overlay.enable(flatten="any")  # which finds what was created
+            self.assertEqual(gathers(pair, whole), (1, True))
+            torch_overlay.enable(flatten="existing")
+            self.assertEqual(gathers(pair, whole), (2, True))
+            cube["a", "b"]._flatten("ab")
+            self.assertEqual(gathers(pair, whole), (1, True))
+        finally:
+            torch_overlay.enable(flatten="any")
+
+    @needs_overlay
+    def test_another_mesh_over_the_same_ranks_lends_its_groups(self):
+        grid = make_root(range(WORLD), (4, 2), ("x", "y"))
+        cube = make_root(range(WORLD), (2, 2, 2), ("a", "b", "c"))
+        self.assertEqual(gathers(cube["a", "b"], torch.arange(12.0)), (1, True))
+        self.assertEqual(grid["x"].get_group().size(), 4)
+
+    @needs_overlay
+    def test_private_groups_stay_private(self):
+        import torch_overlay
+
+        mesh = make_root(range(WORLD), (2, 2, 2), ("a", "b", "c"))
+        with torch_overlay.private_groups():
+            own = make_root(range(WORLD), (4, 2), ("x", "y"))
+        self.assertEqual(gathers(mesh["a", "b"], torch.arange(12.0)), (2, True))
+        self.assertEqual(gathers(own, torch.arange(16.0)), (1, True))  # the world is everybody's
+
+    def test_a_new_world_has_new_groups(self):
+        """The same mesh in a world made anew: the plans of the old one, whose groups are gone, aren't run."""
+        for _ in range(3):
+            mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
+            mesh["dp", "tp"]._flatten("all")
+            self.assertTrue(gathers(mesh, torch.arange(24.0).reshape(8, 3))[1])
+            total = DTensor.from_local(torch.ones(8), mesh, (P, P), run_check=False)
+            self.assertEqual(total.redistribute(placements=(S(0), R)).full_tensor(), torch.full((8,), 8.0))
+            self.reopen_world()
+
+    @needs_overlay
+    def test_the_overlay_goes_off_and_on_in_the_middle(self):
+        """The same tensor, moved by stock and by plan in turn; off is off."""
+        import torch_overlay
+
+        mesh, whole = make_root(range(WORLD), (2, 4), ("dp", "tp")), torch.arange(64.0).reshape(8, 8)
+        placed = distribute_tensor(whole, mesh, (S(0), S(1)), src_data_rank=None)
+        for _ in range(2):
+            before = counted()["redistributions by plan"]
+            placed = placed.redistribute(placements=(S(1), S(0)))
+            self.assertEqual(counted()["redistributions by plan"], before + 1)
+            torch_overlay.disable()
+            try:
+                placed = placed.redistribute(placements=(S(0), S(1)))
+                self.assertEqual(placed.full_tensor(), whole)
+                self.assertEqual(counted()["redistributions by plan"], before + 1)
+            finally:
+                torch_overlay.enable(check_mesh=True)
+        self.assertEqual(placed.full_tensor(), whole)
+
+    @needs_overlay
+    def test_what_was_counted(self):
+        """Plans are made once; status() shows how many ran, and why torch's own code did."""
+        import torch_overlay
+
+        mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
+        placed = distribute_tensor(torch.arange(24.0).reshape(8, 3), mesh, (S(0), R), src_data_rank=None)
+        before = counted()
+        for _ in range(5):
+            placed.redistribute(placements=(R, R))
+        after = counted()
+        self.assertEqual(after["redistributions by plan"] - before["redistributions by plan"], 5)
+        self.assertEqual(after["plans made"] - before["plans made"], 1)
+        odd = make_root([0, 1, 2], (3,), ("odd",))
+        DTensor.from_local(torch.ones(2), odd, (S(0),), run_check=False).redistribute(placements=(R,))
+        if self.rank > 2:
+            self.assertIn("this rank isn't in the mesh", str(torch_overlay.status()))
+        self.assertIn("redistributions by plan", str(torch_overlay.status()))
+
+    def test_compiled_redistributions_give_the_same_numbers(self):
+        """Forward and backward, against the same without compiling."""
+        mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
+        mesh["dp", "tp"]._flatten("all")
+
+        def moves(local):
+            placed = DTensor.from_local(local, mesh, (S(0), S(1)), run_check=False)
+            square = placed @ placed.redistribute(placements=(S(1), S(0)))
+            total = DTensor.from_local(local, mesh, (P, P), run_check=False).redistribute(placements=(S(0), R))
+            return square.redistribute(placements=(R, R)).to_local().sin().sum() + total.to_local().cos().sum()
+
+        local = (torch.arange(8.0).reshape(4, 2) + self.rank).sin().double()
+        found = []
+        for run in (moves, torch.compile(moves, backend="aot_eager", fullgraph=True)):
+            leaf = local.clone().requires_grad_()
+            value = run(leaf)
+            value.backward()
+            found.append((value.detach(), leaf.grad))
+        self.assertEqual(found[0], found[1])
