@@ -1,0 +1,196 @@
+"""What ParallelDims says about degrees that can't be, and ParallelMeshes about axes that aren't there."""
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dims_twin import RECIPE, fake_world, overlay
+from torch_overlay.parallel_dims import ParallelDims
+
+# What came, the world size, and all that the message says.
+WRONG = {
+    "product": (
+        dict(pp=2, dp_shard=4, tp=2),
+        64,
+        "pp * dp_replicate * dp_shard * cp * tp must be the world size (64); got 2 * 1 * 4 * 1 * 2 = 16. "
+        "Would fit: pp=8; dp_replicate=4; dp_shard=16; cp=4; tp=8",
+    ),
+    "product that one degree can't mend": (
+        dict(pp=3, dp_shard=5),
+        64,
+        "pp * dp_replicate * dp_shard * cp * tp must be the world size (64); got 3 * 1 * 5 * 1 * 1 = 15. "
+        "No change of one degree would fit",
+    ),
+    "nothing left": (
+        dict(tp=5, cp=2),
+        24,
+        "pp * dp_replicate * cp * tp must divide the world size (24), so that dp_shard=-1 has a value; "
+        "got 1 * 1 * 2 * 5 = 10. Would fit: tp out of 1, 2, 3, 4, 6, 12",
+    ),
+    "more than the world": (
+        dict(tp=16),
+        8,
+        "pp * dp_replicate * cp * tp must divide the world size (8), so that dp_shard=-1 has a value; "
+        "got 1 * 1 * 1 * 16 = 16. Would fit: tp out of 1, 2, 4, 8",
+    ),
+    "ep": (
+        dict(dp_shard=4, tp=2, ep=3),
+        8,
+        "ep * etp must divide dp_shard * cp * tp (8); got 3 * 1 = 3. Would fit: ep out of 1, 2, 4, 8",
+    ),
+    "ep and etp": (
+        dict(dp_shard=4, tp=2, ep=8, etp=2),
+        8,
+        "ep * etp must divide dp_shard * cp * tp (8); got 8 * 2 = 16. Would fit: ep out of 1, 2, 4; etp out of 1",
+    ),
+    "ep left": (
+        dict(dp_shard=4, tp=2, ep=-1, etp=3),
+        8,
+        "etp must divide dp_shard * cp * tp (8), so that ep=-1 has a value; got 3. Would fit: etp out of 1, 2, 4, 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_degrees_that_do_not_fit(name):
+    degrees, world_size, message = WRONG[name]
+    with pytest.raises(ValueError) as raised:
+        ParallelDims(**degrees).fit(world_size)
+    assert str(raised.value) == message
+
+
+def test_what_the_message_says_would_fit_fits():
+    """Every value that it names, tried."""
+    for degrees, world_size, message in WRONG.values():
+        for advice in message.partition("Would fit: ")[2].split("; "):
+            name, _, values = advice.replace("=", " out of ").partition(" out of ")
+            for value in values.split(", ") if values else ():
+                ParallelDims(**degrees | {name: int(value)}).fit(world_size)
+
+
+@pytest.mark.parametrize("degree", [0, -2, 2.0, True, "2", None])
+def test_degrees_that_cannot_be(degree):
+    with pytest.raises(ValueError, match=f"tp must be a number of ranks from 1 on, or -1 .* got {degree!r}"):
+        ParallelDims(tp=degree)
+
+
+def test_only_one_degree_is_left_open():
+    with pytest.raises(
+        ValueError, match="only one degree can be -1, got dp_shard and tp; dp_shard is -1 unless you give"
+    ):
+        ParallelDims(tp=-1)
+    with pytest.raises(ValueError, match=r"only one degree can be -1, got pp and ep$"):
+        ParallelDims(dp_shard=2, pp=-1, ep=-1)
+
+
+def test_sizes_need_every_degree():
+    with pytest.raises(ValueError, match=r"call fit\(world_size\) first"):
+        ParallelDims().sizes()
+    assert RECIPE.sizes()["efsdp"] == 2
+
+
+def test_build_needs_a_job():
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group first"):
+        ParallelDims().build("cpu")
+
+
+@pytest.fixture(params=[True, False], ids=["overlay", "stock"])
+def dims(request):
+    """The recipe's meshes as rank 37 of 64 sees them."""
+    with overlay(request.param), fake_world(37, 64):
+        yield RECIPE.build("cpu")
+
+
+AXES = "the axes are world, pp, dp_replicate, fsdp, tp, efsdp, ep, etp, batch, cp, loss"
+
+
+def test_axes_by_name(dims):
+    assert dims["dp_replicate", "fsdp"] == dims.dense["dp_replicate", "fsdp"]
+    assert dims["batch", "cp"] == dims.data["batch", "cp"]
+    assert dims["tp"] is dims["tp"] and dims["loss"] == dims.loss
+    assert dims["pp", "dp_replicate", "efsdp", "ep", "etp"] is dims.sparse
+    assert dims.enabled == ("world", "pp", "dp_replicate", "fsdp", "tp", "efsdp", "ep", "batch", "cp", "loss")
+    assert dims["etp"].size() == 1 and dims["etp"].mesh.tolist() == [37] and dims["etp"].get_group().size() == 1
+
+
+def test_axes_that_are_not_there(dims):
+    with pytest.raises(KeyError, match=f"no axis 'dp_shard'; {AXES}"):
+        dims["dp_shard"]
+    with pytest.raises(KeyError, match=f"no axis 'x', 'y'; {AXES}"):
+        dims["x", "tp", "y"]
+    with pytest.raises(KeyError, match=f"no axis asked for; {AXES}"):
+        dims[()]
+    with pytest.raises(
+        KeyError, match="no mesh has the axes fsdp, ep together: world has world; dense has pp, dp_repl"
+    ):
+        dims["fsdp", "ep"]
+    with pytest.raises(
+        KeyError, match=r"in the order of their mesh, each once: \('fsdp', 'tp'\), got \('tp', 'fsdp'\)"
+    ):
+        dims["tp", "fsdp"]
+    with pytest.raises(KeyError, match="each once"):
+        dims["tp", "tp"]
+
+
+def test_of_leads_back_to_the_mesh(dims):
+    """By name, by several names, by what was joined; shared names go where their company is."""
+    assert dims.of(dims["fsdp"]) is dims.of(dims["tp"]) is dims.of(dims["dp_replicate", "fsdp"]) is dims.dense
+    assert dims.of(dims["ep"]) is dims.of(dims["dp_replicate"], dims["efsdp"]) is dims.sparse
+    assert dims.of(dims["pp"], dims["ep"]) is dims.sparse
+    assert dims.of(dims["cp"]) is dims.of(dims["batch", "cp"]) is dims.of(dims.loss) is dims.data
+    assert dims.of(dims.loss, dims["tp"]) is dims.data
+    assert dims.of(dims.dense) is dims.dense and dims.of(dims.sparse) is dims.sparse
+    assert dims.of(dims.world) is dims.world
+    assert dims.of(dims["dp_replicate", "fsdp"]._flatten("hsdp")) is dims.dense
+    region = dims["efsdp", "ep"]._flatten("region")  # the ranks of fsdp and tp, joined; its company tells
+    assert dims.of(region) is dims.dense and dims.of(region, dims["etp"]) is dims.sparse
+    assert dims.of(dims["batch", "tp"]._flatten("both"), dims["cp"]) is dims.data
+    shared = DeviceMesh._concatenate([dims["fsdp"], dims["tp"]])  # what FSDP2 makes of its mesh and tensor parallel's
+    assert dims.of(shared) is dims.dense
+
+
+def test_of_refuses_what_came_from_elsewhere(dims):
+    for others in (
+        (dims["fsdp"], dims["ep"]),
+        (),
+        (init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))["b"],),
+    ):
+        with pytest.raises(ValueError, match=r"views of one mesh of these dims \(world, dense, sparse, data, loss\)"):
+            dims.of(*others)
+    with pytest.raises(ValueError, match="needs meshes with names"):
+        dims.of(DeviceMesh("cpu", torch.arange(64)))
+
+
+GLOSSARY = """\
+rank 37 of 64: pp=2 dp_replicate=2 dp_shard=4 cp=2 tp=2 ep=8 etp=1
+
+axis          meshes               size  stride  ranks of this rank's group      shared with
+------------  -------------------  ----  ------  ------------------------------  -----------
+world         world                64    1       0, 1, 2, 3, … 63                -
+pp            dense, sparse, data  2     32      5, 37                           -
+dp_replicate  dense, sparse        2     16      37, 53                          -
+fsdp          dense                8     2       33, 35, 37, 39, 41, 43, 45, 47  -
+tp            dense, data          2     1       36, 37                          -
+efsdp         sparse               2     8       37, 45                          -
+ep            sparse               8     1       32, 33, 34, 35, 36, 37, 38, 39  -
+etp           sparse               1     -       37                              -
+batch         data                 8     4       33, 37, 41, 45, 49, 53, 57, 61  -
+cp            data                 2     2       37, 39                          -
+loss          loss                 16    2       33, 35, 37, 39, … 63            -
+
+11 process groups for 11 axes"""
+
+
+def test_describe_is_the_glossary(dims):
+    assert dims.describe() == GLOSSARY
+
+
+def test_describe_says_who_shares():
+    """16 ranks as FSDP and TP: batch, fsdp and loss are the same ranks, ep is tp, axes of degree 1 have one group."""
+    with overlay(True), fake_world(3, 16):
+        lines = ParallelDims(tp=2, ep=2).build("cpu").describe().splitlines()
+    rows = {line.split()[0]: line for line in lines if line}
+    assert rows["fsdp"].endswith("  efsdp, batch, loss")
+    assert rows["tp"].endswith("  ep") and rows["ep"].endswith("  tp")
+    assert rows["pp"].endswith("  dp_replicate, etp, cp")
+    assert lines[-1] == "4 process groups for 11 axes"
