@@ -45,6 +45,12 @@ class EightRanks(MultiProcContinuousTest):
         super().setUp()
 
     @classmethod
+    def _spawn_processes(cls, world_size) -> None:
+        """Spawned, even where a compiler before it has let the default be to fork a process with its threads."""
+        torch.multiprocessing.set_start_method("spawn", force=True)
+        super()._spawn_processes(world_size)
+
+    @classmethod
     def _init_pg(cls, rank, world_size, rdvz_file) -> None:
         """In each rank, once: the overlay on, one store for all worlds, the first world."""
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
