@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ..distributed.tensor._cost import arriving, collectives
 from ..distributed.tensor._regions import NotOurs
+from ..distributed.tensor._specs import norm_ended
 from ..distributed.tensor._steps import AllToAll, Collective, Divide, Step
 from ..versions import running
 from . import reasons
@@ -23,7 +25,17 @@ def explained(question: Question, source: Any, target: Any) -> Explanation:
         source: torch's spec before.
         target: torch's spec after.
     """
+    question = replace(question, refused=question.refused or _refused(source, target))
     return Explanation(question, _torchs(question, source, target), _ours(question))
+
+
+def _refused(source: Any, target: Any) -> str:
+    """What the runner leaves to torch although it could be planned."""
+    try:
+        norm_ended(source, target)
+    except NotOurs as reason:
+        return str(reason)
+    return ""
 
 
 def _torchs(question: Question, source: Any, target: Any) -> Side:

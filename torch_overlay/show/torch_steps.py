@@ -25,7 +25,7 @@ from ..distributed._torch_layout import from_torch, to_torch
 from ..distributed.tensor import _regions
 from ..distributed.tensor._boxes import chunk
 from ..distributed.tensor._regions import Regions
-from ..distributed.tensor._steps import AllGather, AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
+from ..distributed.tensor._steps import AllGather, AllReduce, AllToAll, Divide, Embed, Narrow, ReduceScatter, Step
 
 
 class TorchStep(NamedTuple):
@@ -158,7 +158,9 @@ def _read(
 def _refused(source: Placement, target: Placement) -> str:
     """What torch plans, and then can't run."""
     if target.is_partial() and isinstance(source, Shard):
-        return "torch raises RuntimeError here: it can't make a term of a sum from a shard"
+        # Since 2.14 it can, for sums.
+        if not hasattr(Shard, "_to_partial_tensor") or type(target) is not Partial or target.reduce_op != "sum":
+            return "torch raises RuntimeError here: it can't make a pending term from a shard"
     if target.is_partial() and source.is_partial():
         return "torch raises AssertionError here: one pending reduction can't become another"
     return ""
@@ -173,6 +175,8 @@ def _steps(
         assert op is not None, f"{source} on axes {axes}, where {before} has nothing pending"
         reduce = AllReduce if target.is_replicate() else ReduceScatter
         return [reduce(before, after, axes, op)]
+    if isinstance(source, Shard) and target.is_partial():
+        return [Embed(before, after)]
     if isinstance(source, Shard):
         if target.is_replicate():
             return [AllGather(before, after, axes)]

@@ -1,0 +1,93 @@
+"""A picture of a mesh: one panel an axis, every rank in the colour of its group, hosts framed.
+
+Needs matplotlib (`pip install torch-overlay[tools]`), imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from . import canvas
+from .mesh_map import Axis, MeshMap
+from .words import counted, progression
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_RANKS = 4096
+_GAP = 0.5  # between hosts, in cells
+
+
+def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
+    """Write the picture; the ending of `path` chooses the format.
+
+    Raises:
+        ValueError: more ranks than can be seen.
+        ImportError: no matplotlib.
+    """
+    if len(mesh.ranks) > MOST_RANKS:
+        raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, got {len(mesh.ranks)}: draw a smaller mesh")
+    pyplot = canvas.pyplot()
+    hosts = mesh.hosts(gpus_per_host)
+    grid = _Grid(hosts)
+    columns = 1 if grid.width > 2.2 * grid.height else min(len(mesh.axes), 2 if len(mesh.axes) != 3 else 3)
+    rows = math.ceil(len(mesh.axes) / columns)
+    width = min(18.0, max(7.0, 0.42 * grid.width * columns))
+    height = width / columns * grid.height / grid.width * rows + 0.75 * rows + 0.8
+    with pyplot.rc_context(canvas.STYLE):
+        figure, panels = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+        cell = 72 * (width - 0.4) / columns / grid.width  # points
+        flat = [panel for row in panels for panel in row]
+        for panel, axis in zip(flat, mesh.axes):
+            _panel(panel, axis, grid, gpus_per_host, cell)
+        for panel in flat[len(mesh.axes) :]:
+            panel.axis("off")
+        size = f"{counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}"
+        figure.suptitle(f"{mesh.title}: {size}\none colour a group; thick rim: rank {min(mesh.ranks)}'s group")
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)
+
+
+class _Grid:
+    """Where each rank is drawn: hosts as blocks, the blocks in rows that make the whole about as wide as high."""
+
+    def __init__(self, hosts: list[list[int]]) -> None:
+        most = max(map(len, hosts))
+        self.across = most if len(hosts) <= 8 and most <= 16 else math.ceil(math.sqrt(2 * most))
+        self.down = math.ceil(most / self.across)
+        block = (self.across + _GAP, self.down + _GAP)
+        # As many blocks in a row as make the picture about one and a half times as wide as high.
+        self.in_row = min(len(hosts), max(1, round(math.sqrt(1.5 * len(hosts) * block[1] / block[0]))))
+        self.width = self.in_row * block[0]
+        self.height = math.ceil(len(hosts) / self.in_row) * block[1]
+        self.corners = [(i % self.in_row * block[0], i // self.in_row * block[1]) for i in range(len(hosts))]
+        self.places = {
+            rank: (left + i % self.across, top + i // self.across)
+            for ranks, (left, top) in zip(hosts, self.corners)
+            for i, rank in enumerate(ranks)
+        }
+
+
+def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float) -> None:
+    groups = axis.group_of()
+    first = groups[min(groups)]
+    rim = canvas.rectangle
+    for left, top in grid.corners:
+        frame = rim((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24, "white")
+        frame.set(edgecolor=canvas.INK, linewidth=1)
+        axes.add_patch(frame)
+    for rank, (left, top) in grid.places.items():
+        box = rim((left + 0.06, top + 0.06), 0.88, 0.88, canvas.group_color(groups[rank]))
+        box.set(edgecolor=canvas.INK if groups[rank] == first else "none", linewidth=min(2.0, cell / 10))
+        axes.add_patch(box)
+        size = min(10.0, cell / (0.75 * len(str(rank)) + 0.6))
+        if size >= 3:
+            axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size)
+    axes.set_xlim(-0.3, grid.width)
+    axes.set_ylim(grid.height, -0.3)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    what = f"{counted(len(axis.groups), 'group')} of {axis.size}, {axis.reach(gpus_per_host)}"
+    text = progression(axis.groups[first])
+    axes.set_title(f"{axis.name}: {what}\n{text if len(text) < 60 else text[:57] + '...'}", fontsize=10)

@@ -1,0 +1,145 @@
+"""A picture of an explanation: who holds what before and after, and who sends what to whom in each step.
+
+Needs matplotlib (`pip install torch-overlay[tools]`), imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..distributed.tensor._regions import Regions
+from ..distributed.tensor._steps import AllReduce, Collective
+from . import canvas
+from .explanation import Explanation, Side
+from .traffic import holders, traffic
+from .words import amount, counted, progression
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_RANKS = 128
+_NUMBERED = 16  # more ranks than this, and the bytes don't fit into a cell
+
+
+def draw(explanation: Explanation, path: str) -> None:
+    """Write the picture; the ending of `path` chooses the format.
+
+    Raises:
+        ValueError: too many ranks to be read, or no plan that can be drawn.
+        ImportError: no matplotlib.
+    """
+    ask = explanation.question
+    ranks = math.prod(ask.sizes)
+    if ask.source is None or ask.target is None:
+        raise ValueError(f"--draw needs shards that are boxes, but here {ask.refused}")
+    if ranks > MOST_RANKS:
+        raise ValueError(f"--draw shows at most {MOST_RANKS} ranks, got {ranks}; draw a smaller mesh of the same kind")
+    pyplot = canvas.pyplot()
+    rows = (explanation.torch, explanation.overlay)
+    columns = max(2, *(side.collectives for side in rows))
+    with pyplot.rc_context(canvas.STYLE):
+        figure = pyplot.figure(figsize=(3.9 * columns + 0.6, 12.4), layout="constrained")
+        bands = figure.subfigures(3, 1, height_ratios=[0.9, 1, 1], hspace=0.03)
+        _holds(bands[0], explanation)
+        for band, side, color in zip(bands[1:], rows, canvas.SIDES):
+            _side(band, side, explanation, columns, color)
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)
+
+
+def _holds(figure: Any, explanation: Explanation) -> None:
+    """The tensor, cut into what the ranks hold: before on the left, after on the right."""
+    ask = explanation.question
+    assert ask.source is not None and ask.target is not None, "draw() looked"
+    shape = "x".join(map(str, ask.shape)) or "scalar"
+    mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes))
+    figure.suptitle(f"{shape} {ask.dtype} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
+    left, right = figure.subplots(1, 2)
+    dims = _shown(ask.source, ask.target)
+    for axes, regions, when in ((left, ask.source, "before"), (right, ask.target, "after")):
+        _boxes(axes, regions, dims, ask.ranks)
+        pending = [ask.names[axis] for axis in sorted(regions.pending)]
+        terms = f"\nvalues are terms, to be reduced over {', '.join(pending)}" if pending else ""
+        axes.set_title(f"{when}: which ranks hold which part{terms}", fontsize=10)
+
+
+def _shown(*ends: Regions) -> list[int]:
+    """The dims to draw, at most two: those that are cut first."""
+    cut = [dim for dim in range(len(ends[0].shape)) if any(end.orders[dim] for end in ends)]
+    others = [dim for dim in range(len(ends[0].shape)) if dim not in cut]
+    return sorted([*cut, *others][:2])
+
+
+def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]) -> None:
+    rows, columns = [*(regions.shape[dim] for dim in dims), 1, 1][:2]
+    parts: dict[tuple[int, int, int, int], list[int]] = {}
+    for (start, length), positions in holders(regions).items():
+        top, left = [*(start[dim] for dim in dims), 0, 0][:2]
+        height, width = [*(length[dim] for dim in dims), 1, 1][:2]
+        parts.setdefault((left, top, width, height), []).extend(ranks[position] for position in positions)
+    for (left, top, width, height), held in parts.items():
+        color = canvas.group_color(min(held))  # a part has its first holder's colour, before and after
+        axes.add_patch(canvas.rectangle((left / columns, top / rows), width / columns, height / rows, color))
+        center = ((left + width / 2) / columns, (top + height / 2) / rows)
+        text = progression(sorted(held))
+        if height / rows > 0.04:
+            word = "rank" if len(held) == 1 else "ranks"
+            axes.text(*center, f"{word} {text}", ha="center", va="center", fontsize=9)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(1, 0)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for label, which in zip((axes.set_ylabel, axes.set_xlabel), dims):
+        label(f"dim {which}: {regions.shape[which]}")
+
+
+def _side(figure: Any, side: Side, explanation: Explanation, columns: int, color: str) -> None:
+    """One plan: its collectives from left to right, each as a matrix of who sends to whom."""
+    steps = [step for step in side.steps if isinstance(step, Collective)]
+    figure.suptitle(_headline(side, len(steps)), fontweight="bold", color=color, ha="left", x=0.02)
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    for panel in panels[len(steps) :]:
+        panel.axis("off")
+    lines = [line for line in side.lines if line.axes]
+    for number, (panel, step, line) in enumerate(zip(panels, steps, lines), 1):
+        matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(step)]
+        _matrix(panel, matrix, explanation.question.ranks, color)
+        way = " (as if in equal parts)" if isinstance(step, AllReduce) else ""
+        panel.set_title(f"{number}. {line.name} over {','.join(line.axes)}{way}\n{line.why}", fontsize=9, wrap=True)
+
+
+def _headline(side: Side, drawn: int) -> str:
+    if side.bytes is None or not side.lines:
+        return f"{side.name}: {side.note or 'nothing to do' if not side.lines else 'a plan that it cannot run'}"
+    local = len(side.lines) - drawn
+    rest = f" ({counted(local, 'local step')} not drawn)" if local else ""
+    return f"{side.name}: {counted(drawn, 'collective')}, {amount(side.bytes)} to the busiest rank{rest}"
+
+
+def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: str) -> None:
+    most = max(1, max(map(max, matrix)))
+    size = len(ranks)
+    axes.imshow([[cell / most for cell in row] for row in matrix], cmap=canvas.shades(color), vmin=0, vmax=1.25)
+    axes.set_ylabel("sender")
+    axes.set_xlabel("receiver, and what it gets in all" if size <= _NUMBERED else "receiver")
+    every = range(0, size, max(1, size // 16))
+    axes.set_yticks(every, [str(ranks[i]) for i in every], fontsize=8)
+    gets = [sum(row[i] for row in matrix) for i in range(size)]
+    numbered = size <= _NUMBERED
+    axes.set_xticks(every, [f"{ranks[i]}\n{_brief(gets[i])}" if numbered else str(ranks[i]) for i in every], fontsize=8)
+    axes.tick_params(length=0)
+    axes.set_xticks([i - 0.5 for i in range(size)], minor=True)
+    axes.set_yticks([i - 0.5 for i in range(size)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=1)
+    axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    for row, cells in enumerate(matrix if numbered else []):
+        for column, cell in enumerate(cells):
+            text = _brief(cell) if cell else "·" if row != column else ""
+            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+
+
+def _brief(count: int) -> str:
+    return amount(count).replace(" ", "").removesuffix("iB").removesuffix("B") if count else "0"
