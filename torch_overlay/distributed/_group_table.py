@@ -7,6 +7,7 @@ the user made with ``dist.new_group`` never enter the table.
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import threading
 import weakref
@@ -32,6 +33,9 @@ _WRITTEN_BY_CREATORS = {"global_ranks_in_group", "group_name", "split_from", "sp
 
 _lock = threading.RLock()
 
+# On while a group is made for a mesh.
+making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_overlay_making_for_mesh", default=False)
+
 
 @dataclass(eq=False)
 class GroupTable:
@@ -49,14 +53,14 @@ class GroupTable:
     names: dict[str, list[str]] = field(default_factory=dict)
     axes: dict[RankMap, list[Layout]] = field(default_factory=dict)
     meshes: int = 0
-    _named: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    _named: Counter[tuple[bool, tuple[int, ...]]] = field(default_factory=Counter)
     _options: list[Any] = field(default_factory=list)
 
     def member_name(self, ranks: Sequence[int]) -> str:
         """A name for the next group that exactly these ranks make, in this order; see distributed_c10d."""
-        members = tuple(ranks)
-        self._named[members] += 1
-        text = f"mesh group {self._named[members]} of ranks {members}"
+        made = (making_for_mesh.get(), tuple(ranks))  # a split's ranks count inside its parent: another count
+        self._named[made] += 1
+        text = f"group {self._named[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     def key(self, ranks: Sequence[int], override: Override) -> Key:
@@ -94,12 +98,14 @@ class GroupTable:
         world = distributed_c10d._get_default_group()
         if axis.numel == world.size() == view.rank_map.numel and not needs_device_group(world):
             return world
-        for known in self.axes.get(view.rank_map, []):
+        for known in list(self.axes.get(view.rank_map, [])):
             if known.ascending() == axis.ascending():
                 start = view.show(MeshLayout((known,))).start(rank)
                 group = self.find(self.key([view.rank_map[start + i] for i in known.indices()], (None, None)))[1]
                 if group is not None:
                     return group
+                self.axes[view.rank_map].remove(known)  # destroyed, on all ranks alike as torch asks
+                _count_epoch()
         return None
 
     def _options_key(self, options: Any) -> Any:
@@ -138,7 +144,10 @@ _epoch = 0
 
 
 def groups_epoch() -> int:
-    """A number that changes whenever groups come within reach that weren't, for whoever remembers which there are."""
+    """A number that changes with the world, and whenever groups come within reach, for whoever remembers which
+    there are."""
+    if distributed_c10d.is_initialized():
+        group_table()  # a new world counts from its first question on
     return _epoch
 
 

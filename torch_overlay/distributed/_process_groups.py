@@ -13,7 +13,7 @@ from torch.distributed import config as dist_config
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from ._group_table import GroupTable, Override, group_table, needs_device_group
+from ._group_table import GroupTable, Override, group_table, making_for_mesh, needs_device_group
 from ._layout import Layout
 from ._settings import get_settings
 from ._view import View
@@ -118,13 +118,13 @@ def axis_group(request: Request) -> ProcessGroup | None:
     if not private and request.covers_world(world.size()) and not needs_device_group(world):
         _counted.shared += 1
         return world
-    if _members_create(world, request.override[0]):
+    if members_create(world, request.override[0]):
         start = request.own_start(distributed_c10d.get_rank())
         return None if start is None else _group_of(request, request.ranks(start), private, members=True)
     return _groups_of_all(request, private)
 
 
-def _members_create(world: ProcessGroup, backend: str | None) -> bool:
+def members_create(world: ProcessGroup, backend: str | None) -> bool:
     """Whether the members of a group can make it without the others.
 
     MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
@@ -164,6 +164,7 @@ def _add_name(table: GroupTable, group: ProcessGroup, name: str) -> None:
 def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGroup | None:
     backend, options = request.override
     _counted.calls += 1
+    token = making_for_mesh.set(True)
     try:
         group = device_mesh.new_group(
             ranks=ranks,
@@ -180,6 +181,8 @@ def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGrou
             f"{distributed_c10d.get_rank()} could not reach them: {error}. See whether one of them died or builds "
             "another mesh (enable(check_mesh=True) compares them)."
         ) from error
+    finally:
+        making_for_mesh.reset(token)
     return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
 
 
@@ -207,6 +210,13 @@ def _groups_of_all(request: Request, private: bool) -> ProcessGroup | None:
     copies = [request.ranks(start) for start in request.view.copies(request.axis)]
     if _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
         return _split(request, copies, private)
+    table = group_table()
+    keys = [table.key(ranks, request.override) for ranks in copies]
+    known = [table.find(key)[0] for key in keys]
+    if not all(known):
+        # The copies are made together, so they are missed together: only members see that a group was destroyed.
+        for key in keys:
+            table.groups.pop(key, None)
     mine: ProcessGroup | None = None
     for ranks in copies:
         group = _group_of(request, ranks, private, members=False)

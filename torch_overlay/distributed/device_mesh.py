@@ -340,21 +340,21 @@ class _DeviceMesh:
                 "If you want to get the list of all the ProcessGroups in the DeviceMesh,"
                 "please use `get_all_groups()` instead.",
             )
-        root = self._get_root_mesh()
-        names, dim = self._dim_group_names, mesh_dim or 0
+        flattened = self._get_root_mesh()._flatten_mapping
+        owner, dim = self, mesh_dim or 0
         if isinstance(mesh_dim, str):
-            if mesh_dim in root._flatten_mapping:
-                names, dim = root._flatten_mapping[mesh_dim]._dim_group_names, 0
+            if mesh_dim in flattened:
+                owner, dim = flattened[mesh_dim], 0
             else:
                 dim = self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(dim, int):
             raise AssertionError(f"mesh_dim must be an int, got {type(mesh_dim)}")
-        if not names and self._coordinate_on_dim is None:
+        if not owner._dim_group_names and self._coordinate_on_dim is None:
             raise RuntimeError(
                 f"Rank {self.get_rank()} isn't in the mesh {self}, so it has no process group there. Ask "
                 "get_coordinate() first: it is None on ranks outside the mesh."
             )
-        return group_by_name(self, names[dim], mesh_dim, dim)
+        return group_by_name(owner, owner._dim_group_names[dim], mesh_dim, dim)
 
     def abort(self: DeviceMesh) -> None:
         """Abort every group of this mesh and its views, for ranks whose peers died; call it on the root mesh."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.distributed import distributed_c10d
 
-from ._group_table import group_table
+from ._group_table import GroupTable, group_table
 
 
 def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
@@ -19,7 +19,9 @@ def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
     rank makes.
     """
     if use_hashed_name:
-        return group_table().member_name(ranks)
+        # Without a world it is the world itself that is named.
+        table = group_table() if distributed_c10d.is_initialized() else GroupTable()
+        return table.member_name(ranks)
     world = distributed_c10d._world
     number, world.group_count = world.group_count, world.group_count + 1
     return str(number)

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
+from torch.distributed.distributed_c10d import ProcessGroup, get_backend, get_process_group_ranks
 
 from .._group_table import group_table, groups_epoch
 from .._layout import Layout, MeshLayout
 from .._mesh_state import shared_state, view_of
-from .._process_groups import Request, axis_group
+from .._process_groups import Request, axis_group, members_create
 from .._settings import Settings, get_settings
 
 Names = tuple[str, ...]
@@ -48,14 +49,16 @@ def groups_known(mesh: DeviceMesh) -> tuple[int, Names]:
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
-    return _joint_axes(mesh, groups_known(mesh), get_settings())
+    return _joint_axes(mesh, tuple(mesh._dim_group_names), groups_known(mesh), get_settings())
 
 
 @lru_cache(maxsize=256)
-def _joint_axes(mesh: DeviceMesh, known: tuple[int, Names], settings: Settings) -> frozenset[tuple[int, ...]]:
+def _joint_axes(
+    mesh: DeviceMesh, own: Names, known: tuple[int, Names], settings: Settings
+) -> frozenset[tuple[int, ...]]:
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     subsets = itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
-    if settings.flatten == "create":
+    if _may_create():
         return frozenset(subsets)
     found = {layout.ascending() for layout in _layouts(mesh)}
     layout = view_of(mesh).layout
@@ -67,8 +70,19 @@ def _layouts(mesh: DeviceMesh) -> Iterator[Layout]:
     for flattened in shared_state(mesh).flattened.values():
         if "_dim_group_names" in flattened.__dict__:
             yield view_of(flattened).layout.axes[0]
-    if get_settings().flatten != "existing":
+    if get_settings().flatten != "existing" and _on_default_backend(mesh):
         yield from group_table().layouts(view_of(mesh).rank_map)
+
+
+def _on_default_backend(mesh: DeviceMesh) -> bool:
+    """Whether groups without options of their own serve the mesh's tensors; the same on all its ranks."""
+    default = get_backend()
+    return all(get_backend(mesh.get_group(axis)) == default for axis in range(mesh.ndim))
+
+
+def _may_create() -> bool:
+    """Whether the members may make a group in the middle of a step, when nobody else is there to take part."""
+    return get_settings().flatten == "create" and members_create(distributed_c10d._get_default_group(), None)
 
 
 def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
@@ -114,10 +128,10 @@ def _joint(mesh: DeviceMesh, joint: MeshLayout, rank: int) -> ProcessGroup | Non
         names = flattened.__dict__.get("_dim_group_names")
         if names and view_of(flattened).layout.axes[0].ascending() == wanted:
             return flattened.get_group()
-    if get_settings().flatten != "existing":
+    if get_settings().flatten != "existing" and _on_default_backend(mesh):
         group = group_table().group_of(view_of(mesh), wanted, rank)
         if group is not None:
             return group
-    if get_settings().flatten == "create":
+    if _may_create():
         return axis_group(Request(view_of(mesh), joint.joint(), "joint", (None, None), mesh.device_type))
     return None

@@ -7,13 +7,16 @@ once) runs torch's own code, with its merging of collectives switched off, since
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import types
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
@@ -21,7 +24,7 @@ from torch.utils._debug_mode import get_active_debug_mode
 
 from .._settings import Settings, get_settings
 from ._cost import Cost
-from ._joint_groups import find_group, forget_groups, groups_known, joint_axes
+from ._joint_groups import Group, find_group, forget_groups, groups_known, joint_axes
 from ._plan import line, plan
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
@@ -40,6 +43,7 @@ class Planned(NamedTuple):
         steps: the plan; `run` has a function for each.
         held: the shape that the local tensor must have.
         text: the plan as one line.
+        borrowed: the names of groups that serve other meshes and may be destroyed with them.
         trim: whether the last step leaves a view of something bigger.
         aliases: whether that is the local tensor itself.
     """
@@ -48,6 +52,7 @@ class Planned(NamedTuple):
     run: tuple[Local, ...]
     held: tuple[int, ...]
     text: str
+    borrowed: tuple[str, ...]
     trim: bool
     aliases: bool
 
@@ -94,7 +99,7 @@ def redistribute_local_tensor(
     mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
     found = _find(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, str):
-        _counted[f"torch: {found}"] += 1
+        _counted[f"torch: {_kind(found)}"] += 1
         kept = dict(others, async_op=async_op, use_graph_based_transform=use_graph_based_transform)
         with _safely(current_spec, target_spec):
             return stock_redistribute_local_tensor(
@@ -108,6 +113,11 @@ def redistribute_local_tensor(
         local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
     ):
         return _execute(found, local_tensor)
+
+
+def _kind(reason: str) -> str:
+    """A reason without what differs from case to case, so that there are few to count."""
+    return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
 
 
 def _execute(found: Planned, local: torch.Tensor) -> torch.Tensor:
@@ -133,6 +143,7 @@ def _find(
         return why
     key = (
         mesh,
+        mesh._coordinate_on_dim,
         tuple(mesh._dim_group_names),
         source.placements,
         target.placements,
@@ -146,15 +157,29 @@ def _find(
         async_op,
     )
     found = _plans.get(key)
-    if found is None:
+    if found is None or not all(map(_exists, _borrowed(found))):
         found = _make(mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
         _plans[key] = found
         if len(_plans) > CACHED_PLANS:
             _plans.popitem(last=False)
+    else:
+        _plans.move_to_end(key)
     if not isinstance(found, str) and tuple(local.shape) != found.held:
         return "a local tensor of another shape than its spec says"
     return found
+
+
+def _borrowed(found: Planned | str) -> tuple[str, ...]:
+    return () if isinstance(found, str) else found.borrowed
+
+
+def _exists(group_name: str) -> bool:
+    try:
+        return _resolve_process_group(group_name) is not None
+    except RuntimeError:
+        forget_groups()
+        return False
 
 
 def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
@@ -205,17 +230,25 @@ def plan_between(
 
 def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool) -> Planned | str:
     coordinate = mesh._coordinate_on_dim
+    groups: dict[tuple[int, ...], Group] = {}
+
+    def group_of(axes: tuple[int, ...]) -> Group:
+        groups[axes] = find_group(mesh, axes, mesh._rank)
+        return groups[axes]
+
     try:
         before, after, steps = plan_between(mesh, source, target, itemsize)
         norm = norm_ended(source, target)
-        run = runners(steps, coordinate, lambda axes: find_group(mesh, axes, mesh._rank), async_op)
+        run = runners(steps, coordinate, group_of, async_op)
     except (NotOurs, LookupError) as error:
         return str(error)
     text = line(before, after, steps, itemsize, mesh.mesh_dim_names)
     if norm is not None:
         run = (norm._pre_reduce_transform, *run, norm._post_reduce_transform)
     trim = bool(steps) and isinstance(steps[-1], Narrow)
-    return Planned(steps, run, before.box(coordinate).length, text, trim, all(isinstance(s, Narrow) for s in steps))
+    borrowed = tuple(group.name for axes, group in groups.items() if len(axes) > 1)
+    held = before.box(coordinate).length
+    return Planned(steps, run, held, text, borrowed, trim, all(isinstance(s, Narrow) for s in steps))
 
 
 def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
@@ -229,16 +262,18 @@ def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
 
 def _safely(*specs: DTensorSpec) -> contextlib.AbstractContextManager[None]:
     """Torch merges collectives where shards are uneven, too, and is wrong there; elsewhere it may."""
-    if all(_merges_safely(spec) for spec in specs):
+    if all(_merges_safely(spec, specs[0].shape) for spec in specs):
         return contextlib.nullcontext()
     return torch_redistribute.disable_redistribute_transform_optimization()
 
 
-def _merges_safely(spec: DTensorSpec) -> bool:
-    cut = [1] * len(spec.shape)
+def _merges_safely(spec: DTensorSpec, shape: Sequence[int]) -> bool:
+    parts = [1] * len(shape)
     for axis, placement in enumerate(spec.placements):
         if isinstance(placement, _StridedShard):
             return False
         if isinstance(placement, Shard):
-            cut[placement.dim] *= spec.mesh.size(axis)
-    return all(type(size) is int and size % parts == 0 for size, parts in zip(spec.shape, cut, strict=True))
+            if not 0 <= placement.dim < len(parts):
+                return False  # torch has its own words for it
+            parts[placement.dim] *= spec.mesh.size(axis)
+    return all(type(size) is int and size % count == 0 for size, count in zip(shape, parts, strict=True))

@@ -121,9 +121,13 @@ def _moved(run: Local) -> Local:
     def on_bytes(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in _MOVED:
             return run(flat)
-        return run(flat.view(torch.uint8)).view(flat.dtype)
+        return run(_bytes(flat)).view(flat.dtype)
 
     return on_bytes
+
+
+def _bytes(flat: torch.Tensor) -> torch.Tensor:
+    return flat.resolve_conj().resolve_neg().view(torch.uint8)
 
 
 def _pack(grid: Grid) -> Local:
@@ -253,7 +257,7 @@ def _all_to_all(step: AllToAll, coordinate: Coordinate, group: Group, finish: Lo
             return land(finish(_functional.all_to_all_single(flat, receive_splits, send_splits, group.name)))
         width = flat.element_size()
         sent, received = [n * width for n in send_splits], [n * width for n in receive_splits]
-        arrived = finish(_functional.all_to_all_single(flat.view(torch.uint8), received, sent, group.name))
+        arrived = finish(_functional.all_to_all_single(_bytes(flat), received, sent, group.name))
         return land(arrived.view(local.dtype))
 
     return run

@@ -1,0 +1,116 @@
+"""What a plan may remember from one world, one mesh and one group to the next; one process plays a rank at a time."""
+
+import contextlib
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_overlay
+
+
+@contextlib.contextmanager
+def world(rank, size):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(mesh):
+    given = DTensor.from_local(torch.arange(8.0), mesh, [Replicate()], run_check=False)
+    return given.redistribute(mesh, [Shard(0)]).to_local().tolist()
+
+
+def from_group():
+    return DeviceMesh.from_group(dist.group.WORLD, "cpu")
+
+
+def unshared():
+    torch_overlay.enable(share_groups=False)
+    return init_device_mesh("cpu", (4,))
+
+
+@pytest.mark.parametrize("make", [from_group, unshared])
+def test_another_rank_in_a_new_world_gets_its_own_shard(make):
+    with torch_overlay.enabled():
+        for rank in range(4):
+            with world(rank, 4):
+                mesh = make()
+                assert [shard(mesh), shard(mesh)] == [[2.0 * rank, 2.0 * rank + 1]] * 2
+
+
+def test_a_loaded_flattened_view_finds_its_own_group():
+    def build():
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "cp"))
+        mesh["dp", "cp"]._flatten("dp_cp")
+        return mesh
+
+    with torch_overlay.enabled():
+        with world(0, 8):
+            saved = pickle.dumps(build())
+        with world(0, 8):
+            loaded = pickle.loads(saved)
+            build()
+            assert dist.get_process_group_ranks(loaded.get_group("dp_cp")) == [0, 1, 2, 3]
+            assert dist.get_process_group_ranks(loaded.get_group("pp")) == [0, 4]
+
+
+def test_a_plan_outlives_the_group_that_it_borrowed():
+    placements = [Replicate(), Shard(0), Shard(0)]
+    with torch_overlay.enabled(), world(0, 8):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        other = init_device_mesh("cpu", (2, 4), mesh_dim_names=("x", "y"))
+        given = DTensor.from_local(torch.ones(2), mesh, placements, run_check=False)
+        assert given.redistribute(mesh, [Replicate()] * 3).to_local().shape == (8,)
+        dist.destroy_process_group(other.get_group("y"))
+        for _ in range(2):
+            assert given.redistribute(mesh, [Replicate()] * 3).to_local().shape == (8,)
+
+
+def test_conjugated_numbers_travel_resolved():
+    with torch_overlay.enabled(), world(0, 1):
+        mesh = init_device_mesh("cpu", (1,))
+        assert shard(mesh) == list(map(float, range(8)))
+    with torch_overlay.enabled(), world(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.full((2, 3), 1 + 2j).conj()
+        for dim in (0, 1):
+            given = DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
+            assert given.redistribute(mesh, [Replicate()]).to_local().dtype == torch.complex64
+
+
+class Own(Partial):
+    """A user's reduction, of which the overlay knows nothing."""
+
+    def __eq__(self, other):
+        return self is other
+
+    def __hash__(self):
+        return 77
+
+
+def test_torchs_own_code_gets_what_it_takes():
+    """A target without tensor_meta is enough for torch."""
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    with torch_overlay.enabled(), world(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        meta = TensorMeta(torch.Size([2]), (1,), torch.float)
+        ends = DTensorSpec(mesh, (Own(),), meta), DTensorSpec(mesh, (Replicate(),))
+        assert torch.equal(redistribute_local_tensor(torch.ones(2), *ends), torch.ones(2))
+
+
+def test_a_world_of_some_ranks_can_be_named():
+    with torch_overlay.enabled():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])
+        try:
+            assert dist.get_world_size() == 1
+        finally:
+            dist.destroy_process_group()
