@@ -34,7 +34,7 @@ def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
     columns = 1 if grid.width > 2.2 * grid.height else min(len(mesh.axes), 2 if len(mesh.axes) != 3 else 3)
     rows = math.ceil(len(mesh.axes) / columns)
     width = min(18.0, max(7.0, 0.42 * grid.width * columns))
-    height = width / columns * grid.height / grid.width * rows + 0.75 * rows + 0.8
+    height = width / columns * grid.height / grid.width * rows + 0.65 * rows + 0.7
     with pyplot.rc_context(canvas.STYLE):
         figure, panels = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
         cell = 72 * (width - 0.4) / columns / grid.width  # points
@@ -43,8 +43,10 @@ def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
             _panel(panel, axis, grid, gpus_per_host, cell)
         for panel in flat[len(mesh.axes) :]:
             panel.axis("off")
-        size = f"{counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}"
-        figure.suptitle(f"{mesh.title}: {size}\none colour a group; thick rim: rank {min(mesh.ranks)}'s group")
+        many = f"{counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}"
+        figure.suptitle(f"{mesh.title}: {many}", fontweight="bold")
+        note = f"frame: a host; colour: a group, neighbours differ; dark rim: rank {min(mesh.ranks)}'s group"
+        figure.supxlabel(note, fontsize=9)
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
@@ -57,8 +59,10 @@ class _Grid:
         self.across = most if len(hosts) <= 8 and most <= 16 else math.ceil(math.sqrt(2 * most))
         self.down = math.ceil(most / self.across)
         block = (self.across + _GAP, self.down + _GAP)
-        # As many blocks in a row as make the picture about one and a half times as wide as high.
-        self.in_row = min(len(hosts), max(1, round(math.sqrt(1.5 * len(hosts) * block[1] / block[0]))))
+        # About one and a half times as wide as high, with full rows if some number near that gives them.
+        ideal = min(len(hosts), max(1, round(math.sqrt(1.5 * len(hosts) * block[1] / block[0]))))
+        near = [n for n in range(max(1, ideal - 2), ideal + 3) if len(hosts) % n == 0]
+        self.in_row = min(near, key=lambda n: abs(n - ideal), default=ideal)
         self.width = self.in_row * block[0]
         self.height = math.ceil(len(hosts) / self.in_row) * block[1]
         self.corners = [(i % self.in_row * block[0], i // self.in_row * block[1]) for i in range(len(hosts))]
@@ -81,7 +85,7 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
         box = rim((left + 0.06, top + 0.06), 0.88, 0.88, canvas.group_color(groups[rank]))
         box.set(edgecolor=canvas.INK if groups[rank] == first else "none", linewidth=min(2.0, cell / 10))
         axes.add_patch(box)
-        size = min(10.0, cell / (0.75 * len(str(rank)) + 0.6))
+        size = min(10.0, cell / (0.75 * len(str(max(groups))) + 0.6))
         if size >= 3:
             axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size)
     axes.set_xlim(-0.3, grid.width)
@@ -90,4 +94,5 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     axes.axis("off")
     what = f"{counted(len(axis.groups), 'group')} of {axis.size}, {axis.reach(gpus_per_host)}"
     text = progression(axis.groups[first])
-    axes.set_title(f"{axis.name}: {what}\n{text if len(text) < 60 else text[:57] + '...'}", fontsize=10)
+    text = text if len(text) < 50 else text[:47] + "..."
+    axes.set_title(f"{axis.name}: {what}\nrank {min(groups)}'s group: {text}", fontsize=10)

@@ -38,7 +38,7 @@ def ours(step: Step, names: tuple[str, ...], averages: bool) -> str:
         return f"local: divide by {step.by}, " + ("the terms of the average" if averages else "the parts of each value")
     over = ",".join(names[axis] for axis in step.axes)
     if isinstance(step, AllGather):
-        return f"one all-gather over {over}: all want the whole of what each holds a part of"
+        return f"one all-gather over {over}: each holds a part of what all want"
     if isinstance(step, AllReduce):
         return f"ends the {_ended(step.op)} over {over}: all get the result"
     if isinstance(step, ReduceScatter):

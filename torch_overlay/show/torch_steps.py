@@ -157,11 +157,12 @@ def _read(
 
 def _refused(source: Placement, target: Placement) -> str:
     """What torch plans, and then can't run."""
-    if target.is_partial() and isinstance(source, Shard):
-        # Since 2.14 it can, for sums.
-        if not hasattr(Shard, "_to_partial_tensor") or type(target) is not Partial or target.reduce_op != "sum":
-            return "torch raises RuntimeError here: it can't make a pending term from a shard"
-    if target.is_partial() and source.is_partial():
+    if not target.is_partial():
+        return ""
+    becomes_term = hasattr(Shard, "_to_partial_tensor") and type(target) is Partial and target.reduce_op == "sum"
+    if isinstance(source, Shard) and not becomes_term:  # since 2.14 it can, for sums
+        return "torch raises RuntimeError here: it can't make a pending term from a shard"
+    if source.is_partial():
         return "torch raises AssertionError here: one pending reduction can't become another"
     return ""
 

@@ -1,0 +1,161 @@
+"""Meshes drawn: as text to the letter, as pictures by what is in them, and what is said of bad input."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import expecttest
+import pytest
+
+import torch_overlay
+from torch_overlay.draw import main
+from torch_overlay.show.mesh_map import MeshMap
+from torch_overlay.show.question import laid_out
+
+ROOT = Path(__file__).parents[2]
+
+
+class TestText(expecttest.TestCase):
+    def drawn(self, names, sizes, order=None, gpus_per_host=8):
+        return torch_overlay.draw.text(MeshMap.of(names, sizes, laid_out(sizes, order)), gpus_per_host)
+
+    def test_two_hosts(self):
+        self.assertExpectedInline(
+            self.drawn(("dp", "tp"), (4, 2), gpus_per_host=4),
+            """\
+dp=4 x tp=2: 8 ranks on 2 hosts of 4
+
+axis  size  groups  reaches        the groups' ranks
+dp       4       2  over 2 hosts   0-6 by 2 | 1-7 by 2
+tp       2       4  inside a host  0 1 | 2 3 | 4 5 | 6 7
+
+ranks  dp    tp
+0-3    abab  aabb
+4-7    abab  ccdd
+(a row a host, a letter a rank; ranks of one group have the same letter)""",
+        )
+
+    def test_rank_order(self):
+        """tp runs slowest, so its groups leave the host."""
+        self.assertExpectedInline(
+            self.drawn(("dp", "tp"), (4, 2), (1, 0), gpus_per_host=4),
+            """\
+dp=4 x tp=2: 8 ranks on 2 hosts of 4
+
+axis  size  groups  reaches        the groups' ranks
+dp       4       2  inside a host  0-3 | 4-7
+tp       2       4  over 2 hosts   0 4 | 1 5 | 2 6 | 3 7
+
+ranks  dp    tp
+0-3    aaaa  abcd
+4-7    bbbb  abcd
+(a row a host, a letter a rank; ranks of one group have the same letter)""",
+        )
+
+    def test_size_one_and_more_groups_than_letters(self):
+        text = self.drawn(("pp", "dp", "tp"), (1, 64, 2))
+        self.assertExpectedInline(
+            "\n".join(text.splitlines()[:8] + text.splitlines()[-1:]),
+            """\
+pp=1 x dp=64 x tp=2: 128 ranks on 16 hosts of 8
+
+axis  size  groups  reaches           the groups' ranks
+pp       1     128  no communication  0 | 1 | 2 | 3 | ... 128 in all
+dp      64       2  over 16 hosts     0-126 by 2 | 1-127 by 2
+tp       2      64  inside a host     0 1 | 2 3 | 4 5 | 6 7 | ... 64 in all
+
+ranks    pp        dp        tp
+(a row a host, a letter a rank; ranks of one group have the same letter; after 62 groups the letters start again)""",
+        )
+
+    def test_too_many_hosts_for_rows(self):
+        text = self.drawn(("dp", "tp"), (128, 8))
+        self.assertExpectedInline(
+            text,
+            """\
+dp=128 x tp=8: 1024 ranks on 128 hosts of 8
+
+axis  size  groups  reaches         the groups' ranks
+dp     128       8  over 128 hosts  0-1016 by 8 | 1-1017 by 8 | 2-1018 by 8 | 3-1019 by 8 | ... 8 in all
+tp       8     128  inside a host   0-7 | 8-15 | 16-23 | 24-31 | ... 128 in all
+
+(128 hosts: draw a picture to see them)""",
+        )
+
+
+@pytest.mark.parametrize("order", [None, (2, 0, 1)])
+def test_groups_are_those_of_torchs_mesh(order):
+    torch = pytest.importorskip("torch")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    sizes = (2, 3, 4)
+    ranks = torch.tensor(laid_out(sizes, order)).view(sizes)
+    for axis, drawn in enumerate(MeshMap.of("abc", sizes, laid_out(sizes, order)).axes):
+        expected = ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
+        assert sorted(map(list, drawn.groups)) == sorted(expected)
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)
+    of_names = torch_overlay.draw.text(mesh)
+    assert of_names == torch_overlay.draw.text(MeshMap.of("abc", sizes, laid_out(sizes, order)))
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 4, 8), (2, 2, 16, 8)], ids=["8", "64", "512"])
+def test_picture_shows_each_group_in_its_colour(sizes, tmp_path):
+    names = ("pp", "dp", "cp", "tp")[-len(sizes) :]
+    image = pytest.importorskip("matplotlib.image")
+    numpy = pytest.importorskip("numpy")
+    path = tmp_path / "mesh.png"
+    torch_overlay.draw.mesh(MeshMap.of(names, sizes, laid_out(sizes, None)), str(path))
+    pixels = (image.imread(path)[..., :3] * 255).round().astype(int)
+    assert min(pixels.shape[:2]) >= 500 and max(pixels.shape[:2]) <= 4000
+    colors, counts = numpy.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
+    plain = colors[counts > 20]
+    from torch_overlay.show.canvas import group_color
+
+    most = max(numpy.prod(sizes) // size for size in sizes)
+    for number in range(most):
+        color = numpy.array(group_color(number)) * 255
+        assert numpy.abs(plain - color).max(axis=1).min() <= 1, f"no pixel has the colour of group {number}"
+
+
+def test_command_draws_and_needs_no_torch(tmp_path):
+    code = "import sys; from torch_overlay.__main__ import main; code = main(sys.argv[1:]); "
+    code += "assert 'torch' not in sys.modules; sys.exit(code)"
+    path = tmp_path / "mesh.png"
+    out = ["--out", str(path)] if importlib.util.find_spec("matplotlib") else []
+    command = [sys.executable, "-c", code, "draw", "--mesh", "2,4", "--names", "dp,tp", *out]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("dp=2 x tp=4: 8 ranks on 1 host of 8\n")
+    assert not out or path.stat().st_size > 5_000
+
+
+BAD = [
+    ("--mesh 2,x", "needed whole numbers, separated by commas, got '2,x'"),
+    ("--mesh 2,0", "needed numbers of at least 1, got '2,0'"),
+    ("--mesh 2,4 --names dp", "a mesh of 2 axes needs 2 different names, got 'dp'"),
+    ("--mesh 2,4 --gpus-per-host 0", "gpus_per_host must be at least 1, got 0"),
+    ("--mesh 2,4 --permute a,q", "--permute: the mesh has no axis 'q'; its axes are a, b"),
+    ("--mesh 2,4 --permute a", "an order of 2 axes names each of them once, got (0,)"),
+    ("--mesh 64,128 --out never.png", "a picture shows at most 4096 ranks, got 8192"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD)
+def test_bad_input_is_told_in_a_line(arguments, message, capsys):
+    assert main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torch_overlay draw: ") and message in error and error.count("\n") == 1
+
+
+def test_no_folder_to_write_to(capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["--mesh=2,4", "--out=no/such/folder/x.png"]) == 2
+    assert "No such file or directory: 'no/such/folder/x.png'" in capsys.readouterr().err
+
+
+def test_no_mesh():
+    with pytest.raises(TypeError, match="draw needs a DeviceMesh, got int"):
+        torch_overlay.draw.text(3)

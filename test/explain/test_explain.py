@@ -1,0 +1,247 @@
+"""Explanations: the tables to the letter, torch's plan read right, and nothing left behind."""
+
+import logging
+import os
+import pathlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_overlay
+import twins_tensor as twin
+from torch_overlay import versions
+from torch_overlay.explain import main
+from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
+from torch_overlay.show.traffic import coordinates, traffic
+
+
+@pytest.fixture
+def said(capsys):
+    """What the command prints, with torch's release left out."""
+
+    def run(*arguments):
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        assert not dist.is_initialized(), "explaining opens no process group"
+        return out.replace(versions.running().text, "X")
+
+    return run
+
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+TABLES = {
+    "reduce_and_move": "--mesh=2,2,2 --shape=4096,4096 --dtype=bf16 P,S0,R R,S1,S0",
+    "torch_merges_uneven": "--mesh=2,2,2 --shape=5,4 --dtype=fp32 --flattened=a,b S0,S0,R R,R,R",
+    "no_group_on_cpu": "--mesh=2,4 --axes=dp,tp --shape=16,16 --flatten=existing --device=cpu S0,S1 S1,S0",
+    "fsdp_and_tp": "--mesh=2,4 --axes=dp,tp --shape=4096,1024 --topology=tp=450e9:2e-6,dp=50e9:1e-5 _S0(4),S0 R,R",
+    "average_and_sum": "--mesh=2,4 --axes=dp,tp --permute=tp,dp --shape=16,16 P(avg),P R,R",
+    "left_to_torch": "--mesh=2,4 --shape=15,16 _S0(4),S0 R,R",
+    "nothing_to_do": "--mesh=2,2 --shape=4 S0,R S0,R",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table(name, said):
+    """`EXPECTTEST_ACCEPT=1 pytest test/explain` writes the files anew; read the difference before it goes in."""
+    text = f"$ python -m torch_overlay explain {TABLES[name]}\n{said(*TABLES[name].split())}"
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("EXPECTTEST_ACCEPT"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+BAD = [
+    ("--mesh=2,2 --shape=8,8 R,X R,R", "'X' in 'R,X' is no placement; there are R, S0"),
+    ("--mesh=2,2 --shape=8,8 R R,R", "a mesh of 2 axes needs 2 placements, one an axis, got 1: 'R'"),
+    ("--mesh=2,2 --shape=8,8 S3,R R,R", "axis 0 shards dim 3 of a tensor of shape (8, 8)"),
+    ("--mesh=2,2 --shape=8,8 P(foo),R R,R", "no reduction that torch knows; there are sum, avg"),
+    ("--mesh=2,2 --shape=8,8 S0(2),R R,R", "a shard is S0, a strided one is _S0(2), with its split factor"),
+    ("--mesh=2,2 --shape=8,8 P,P(max) R,R", "reductions of different kinds in one tensor: max, sum"),
+    ("--mesh=2,y --shape=8,8 R,R R,R", "needed whole numbers, separated by commas, got '2,y'"),
+    ("--mesh=2,2 --shape=8,8 --dtype=foo R,R R,R", "needs the name of a torch dtype, as bf16 or float32, got 'foo'"),
+    ("--mesh=2,2 --shape=8,8 --flattened=a,z R,R R,R", "--flattened: the mesh has no axis 'z'; its axes are a, b"),
+    ("--mesh=2,2 --shape=8,8 --topology=a=3 R,R R,R", "--topology is a mapping like"),
+    ("--mesh=2,2 --shape=8,8 --topology=dp=3:1 R,R R,R", "the topology names dp, but the mesh's axes are a, b"),
+    ("--mesh=8,64 --shape=8,8 --draw=x.png R,R R,S0", "--draw shows at most 128 ranks, got 512"),
+    ("--mesh=2,4 --shape=15,8 --draw=x.png _S0(4),S0 R,R", "--draw needs shards that are boxes, but here"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", BAD, ids=[row[1][:30] for row in BAD])
+def test_bad_input_is_told_in_a_line(arguments, message, capsys):
+    assert main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("torch_overlay explain: ") and message in error and error.count("\n") == 1
+
+
+# --- torch's plan, read into our steps ---
+
+PLACED = st.sampled_from([("R",), ("S", 0), ("S", 1), ("P", "sum"), ("P", "avg")])
+
+
+@st.composite
+def cases(draw):
+    sizes = draw(st.sampled_from([(4,), (2, 2), (2, 3), (2, 2, 2), (1, 2, 3)]))
+    axes = st.tuples(*[PLACED] * len(sizes))
+    kept = axes.map(lambda target: tuple(("R",) if placement[0] == "P" else placement for placement in target))
+    return twin.Case(draw(axes), draw(kept), draw(st.tuples(st.integers(1, 9), st.integers(1, 9))), sizes)
+
+
+def asked_of_torch(case, flattened=(), ranks=None):
+    ranks = list(range(len(coordinates(case.sizes)))) if ranks is None else ranks
+    mesh = stand_in_mesh("cuda", case.sizes, ranks, "abc"[: len(case.sizes)], flattened)
+    ends = [[to_torch_placement(twin.KINDS[p[0]](*p[1:])) for p in end] for end in (case.source, case.target)]
+    return torch_steps(*(make_spec(mesh, end, case.shape, torch.float32) for end in ends), case.ends()[0])
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(cases())
+def test_torchs_steps_as_ours_give_the_right_tensor(case):
+    """Each step starts where the last one ended, and run on all ranks the steps do what was asked."""
+    steps = [found.step for found in asked_of_torch(case)]
+    held = case.ends()[0]
+    for step in steps:
+        if hasattr(step, "before"):
+            assert step.before == held
+            held = step.after
+    assert held == case.ends()[1]
+    locals_ = twin.run(steps, twin.start(case.source, case.shape, case.sizes))
+    assert twin.wrong(case.source, case.target, case.shape, case.sizes, locals_) is None
+
+
+@given(cases())
+def test_traffic_is_what_the_steps_say(case):
+    for step in case.steps():
+        if not hasattr(step, "axes"):
+            continue
+        gets = [sum(row[i] for row in traffic(step)) for i in range(len(coordinates(case.sizes)))]
+        for place, elements in zip(coordinates(case.sizes), gets):
+            most = step.received(place)
+            assert elements <= most + step.ranks  # padding is left out, and an all-reduce's parts are rounded up
+            if type(step).__name__ == "AllToAll":
+                assert elements == most
+
+
+TROUBLE = [
+    ((5, 4), [(0, 1)], None, "uneven"),
+    ((7, 4), [(0, 1)], None, ""),  # 2 + 2 and 2 + 1, as 2 + 2 + 2 + 1
+    ((5, 4), [], None, ""),  # not merged
+    ((8, 4), [(0, 1)], (0, 2, 1, 3), "another order"),
+    ((8, 4), [], (3, 2, 1, 0), "another order"),
+    ((8, 4), [(0, 1)], (4, 5, 6, 7), ""),
+]
+
+
+@pytest.mark.parametrize("shape, flattened, ranks, trouble", TROUBLE)
+def test_says_where_torch_takes_the_wrong_elements(shape, flattened, ranks, trouble):
+    case = twin.Case((("S", 0), ("S", 0)), (("R",), ("R",)), shape, (2, 2))
+    found = [step.trouble for step in asked_of_torch(case, flattened, ranks) if step.trouble]
+    assert bool(found) == bool(trouble) and all(trouble in text for text in found)
+
+
+# --- in a program ---
+
+
+@pytest.fixture
+def mesh():
+    # Rank 0 always has something to send; the fake backend refuses an all-to-all in which a rank only receives.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+    dist.destroy_process_group()
+
+
+def tensor(mesh: DeviceMesh, placements) -> DTensor:
+    return DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False)
+
+
+def test_room_is_the_call(mesh):
+    from torch_overlay.explain import explain
+
+    given_ = tensor(mesh, [Shard(0), Shard(0), Shard(1)])
+    one = torch_overlay.explain(given_, [Shard(-1), Replicate(), Replicate()])
+    assert str(one) == repr(one) == str(torch_overlay.explain(given_, "S1,R,R")) == str(explain(given_, "S1,R,R"))
+    assert torch_overlay.explain.__name__ == "torch_overlay.explain"
+    assert one.torch.collectives == 3 and one.overlay.collectives == 1
+
+
+@pytest.mark.parametrize("words", ["R,R,R", "S1,S0,R", "S0,R,S1", "R,R,S0", "S1,S1,S1"])
+@pytest.mark.parametrize("source", ["S0,S0,S1", "P,S0,R", "P,P,P", "S1,S0,P"])
+def test_counts_what_runs(mesh, source, words):
+    """On stock torch and under the overlay: as many collectives as CommDebugMode then sees."""
+    from torch_overlay.show.words import placements
+
+    given_, target = (tuple(map(to_torch_placement, placements(text, 3))) for text in (source, words))
+    explanation = torch_overlay.explain(tensor(mesh, given_), words)
+    with CommDebugMode() as stock:
+        tensor(mesh, given_).redistribute(mesh, target)
+    assert explanation.torch.collectives == stock.get_total_counts()
+    with torch_overlay.enabled():
+        again = torch_overlay.explain(tensor(mesh, given_), words)
+        with CommDebugMode() as overlay:
+            tensor(mesh, given_).redistribute(mesh, target)
+    assert again.overlay.collectives == overlay.get_total_counts()
+
+
+def test_leaves_torch_as_found(mesh, caplog):
+    given_ = tensor(mesh, [Shard(0), Shard(0), Replicate()])
+    warned = set(torch_redistribute._warned_flatten_issues)
+    filters = list(logging.getLogger(torch_redistribute.__name__).filters)
+    groups = len(dist.distributed_c10d._world.pg_map)
+    torch_overlay.explain(given_, "R,R,R")
+    assert not caplog.records, "torch's warning is for who redistributes"
+    assert torch_redistribute._warned_flatten_issues == warned
+    assert logging.getLogger(torch_redistribute.__name__).filters == filters
+    assert len(dist.distributed_c10d._world.pg_map) == groups
+    assert "_view" not in mesh.__dict__ and dist.get_world_size() == 8
+
+
+def test_group_that_the_user_flattened_is_at_hand(mesh):
+    part = mesh["dp", "cp"]
+    given_ = tensor(part, [Shard(0), Shard(1)])
+    before = torch_overlay.explain(given_, "S1,S0")
+    assert before.overlay.collectives == 2 and "a group over dp,cp would make it 1 collective" in str(before)
+    part._flatten("dp_cp")
+    assert torch_overlay.explain(given_, "S1,S0").overlay.collectives == 1
+
+
+def test_bad_calls_say_what_is_needed(mesh):
+    with pytest.raises(TypeError, match=r"explain\(\) needs a DTensor and placements, got Tensor"):
+        torch_overlay.explain(torch.ones(3), "R")
+    with pytest.raises(ValueError, match=r"explain\(\) needs 3 placements, one for each axis of"):
+        torch_overlay.explain(tensor(mesh, [Replicate()] * 3), [Shard(0)])
+    with pytest.raises(ValueError, match="a mesh of 3 axes needs 3 placements"):
+        torch_overlay.explain(tensor(mesh, [Replicate()] * 3), "R,R")
+
+
+# --- the picture ---
+
+
+@pytest.mark.parametrize("source, target", [("P,S0,R", "R,S1,S0"), ("S0,S1,S0", "S1,S0,R"), ("R,R,R", "R,R,R")])
+def test_picture_has_both_plans(source, target, tmp_path, capsys):
+    image = pytest.importorskip("matplotlib.image")
+    numpy = pytest.importorskip("numpy")
+    path = tmp_path / "plans.png"
+    assert main(["--mesh=2,2,2", "--shape=64,64", f"--draw={path}", source, target]) == 0
+    assert capsys.readouterr().out.endswith(f"drawn: {path}\n")
+    pixels = image.imread(path)[..., :3]
+    assert min(pixels.shape[:2]) > 900
+    bands = numpy.array_split(pixels, 3)  # the tensor, torch's plan, ours
+    inked = [float((band.min(axis=2) < 0.9).mean()) for band in bands]
+    assert inked[0] > 0.3, "the tensor's parts are filled"
+    drawn = source != target
+    assert all((part > 0.01) == drawn for part in inked[1:]), f"matrices where something is sent: {inked}"
+
+
+def test_without_matplotlib_it_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main(["--mesh=2", "--shape=8", "--draw=x.png", "S0", "R"]) == 2
+    assert "a picture needs matplotlib: pip install 'torch-overlay[tools]'" in capsys.readouterr().err
