@@ -149,6 +149,8 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
         def _reduce_value(self, tensor, mesh, mesh_dim):
             return tensor * 2
 
+    plain = DTensor.from_local(torch.ones(4), mesh, (R, P), run_check=False).redistribute(placements=(R, R))
+    assert plain.to_local().shape == (4,) and Doubled() == P, "what is remembered of its equal isn't its own"
     placed = DTensor.from_local(torch.ones(4), mesh, (R, Doubled()), run_check=False)
     assert placed.redistribute(placements=(R, R)).to_local().tolist() == [2.0] * 4
     if not STOCK:
