@@ -92,9 +92,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         # One map a mesh: what names its axes otherwise gives more of them.
         for shown in [_from_sizes(arguments)]:
+            if arguments.out:  # first, so that a reader who stops reading still gets it
+                mesh(shown, arguments.out, arguments.gpus_per_host)
             print(text(shown, arguments.gpus_per_host))
             if arguments.out:
-                mesh(shown, arguments.out, arguments.gpus_per_host)
                 print(f"drawn: {arguments.out}")
     except (ValueError, ImportError, OSError) as error:
         print(f"torch_overlay draw: {error}", file=sys.stderr)

@@ -196,7 +196,10 @@ def test_leaves_torch_as_found(mesh, caplog):
     warned = set(torch_redistribute._warned_flatten_issues)
     filters = list(logging.getLogger(torch_redistribute.__name__).filters)
     groups = len(dist.distributed_c10d._world.pg_map)
+    logger = logging.getLogger(torch_redistribute.__name__)
+    logger.addHandler(caplog.handler)  # torch's loggers may not pass on what they hear
     torch_overlay.explain(given_, "R,R,R")
+    logger.removeHandler(caplog.handler)
     assert not caplog.records, "torch's warning is for who redistributes"
     assert torch_redistribute._warned_flatten_issues == warned
     assert logging.getLogger(torch_redistribute.__name__).filters == filters
@@ -211,6 +214,16 @@ def test_group_that_the_user_flattened_is_at_hand(mesh):
     assert before.overlay.collectives == 2 and "a group over dp,cp would make it 1 collective" in str(before)
     part._flatten("dp_cp")
     assert torch_overlay.explain(given_, "S1,S0").overlay.collectives == 1
+
+
+@pytest.mark.parametrize("flatten, collectives", [("any", 1), ("existing", 3), ("create", 1)])
+def test_which_groups_it_may_use_is_the_options_say(mesh, flatten, collectives, monkeypatch):
+    """Also while the overlay is off, for what it would do. The world's group is there; nobody flattened the mesh."""
+    given_ = tensor(mesh, [Shard(0), Shard(0), Shard(1)])
+    monkeypatch.setenv("TORCH_OVERLAY_FLATTEN", flatten)
+    assert torch_overlay.explain(given_, "S1,S1,S0").overlay.collectives == collectives
+    with torch_overlay.enabled():
+        assert torch_overlay.explain(given_, "S1,S1,S0").overlay.collectives == collectives
 
 
 def test_bad_calls_say_what_is_needed(mesh):

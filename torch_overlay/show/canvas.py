@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 from typing import Any
 
 INK = "#2b2d42"
@@ -42,6 +43,16 @@ def rectangle(corner: tuple[float, float], width: float, height: float, color: A
     from matplotlib.patches import Rectangle
 
     return Rectangle(corner, width, height, facecolor=color, edgecolor="white", linewidth=2)
+
+
+def rectangles(
+    boxes: Sequence[tuple[tuple[float, float], float, float]], fills: Sequence[Any], rims: Sequence[Any], width: float
+) -> Any:
+    """Many boxes (corner, width, height) as one thing, which is drawn faster than each of its own."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    return PatchCollection([Rectangle(*box) for box in boxes], facecolors=fills, edgecolors=rims, linewidths=width)
 
 
 def shades(color: str) -> Any:

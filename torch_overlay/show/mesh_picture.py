@@ -76,18 +76,16 @@ class _Grid:
 def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float) -> None:
     groups = axis.group_of()
     first = groups[min(groups)]
-    rim = canvas.rectangle
-    for left, top in grid.corners:
-        frame = rim((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24, "white")
-        frame.set(edgecolor=canvas.INK, linewidth=1)
-        axes.add_patch(frame)
-    for rank, (left, top) in grid.places.items():
-        box = rim((left + 0.06, top + 0.06), 0.88, 0.88, canvas.group_color(groups[rank]))
-        box.set(edgecolor=canvas.INK if groups[rank] == first else "none", linewidth=min(2.0, cell / 10))
-        axes.add_patch(box)
-        size = min(10.0, cell / (0.75 * len(str(max(groups))) + 0.6))
-        if size >= 3:
-            axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size)
+    frames = [((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24) for left, top in grid.corners]
+    axes.add_collection(canvas.rectangles(frames, ["white"] * len(frames), [canvas.INK] * len(frames), 1.0))
+    boxes = [((left + 0.06, top + 0.06), 0.88, 0.88) for left, top in grid.places.values()]
+    colors = [canvas.group_color(groups[rank]) for rank in grid.places]
+    rims = [canvas.INK if groups[rank] == first else "none" for rank in grid.places]
+    axes.add_collection(canvas.rectangles(boxes, colors, rims, min(2.0, cell / 10)))
+    size = min(10.0, cell / (0.75 * len(str(max(groups))) + 0.6))
+    for rank, (left, top) in grid.places.items() if size >= 3 else ():
+        number = axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size)
+        number.set_in_layout(False)  # it lies in its box
     axes.set_xlim(-0.3, grid.width)
     axes.set_ylim(grid.height, -0.3)
     axes.set_aspect("equal")

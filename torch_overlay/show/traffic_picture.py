@@ -90,8 +90,8 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
     axes.set_ylim(1, 0)
     axes.set_xticks([])
     axes.set_yticks([])
-    for label, which in zip((axes.set_ylabel, axes.set_xlabel), dims):
-        label(f"dim {which}: {regions.shape[which]}")
+    for label, which in zip(("set_ylabel", "set_xlabel"), dims):
+        getattr(axes, label)(f"dim {which}: {regions.shape[which]}")
 
 
 def _side(figure: Any, side: Side, explanation: Explanation, columns: int, color: str) -> None:
