@@ -13,7 +13,7 @@ from ..distributed.tensor._steps import AllReduce, Collective
 from . import canvas
 from .explanation import Explanation, Side
 from .traffic import holders, traffic
-from .words import amount, counted, progression
+from .words import amount, counted, joined, progression
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,15 @@ def _holds(figure: Any, explanation: Explanation) -> None:
         _boxes(axes, regions, dims, ask.ranks)
         pending = [ask.names[axis] for axis in sorted(regions.pending)]
         terms = f"\nvalues are terms, to be reduced over {', '.join(pending)}" if pending else ""
-        axes.set_title(f"{when}: which ranks hold which part{terms}", fontsize=10)
+        axes.set_title(f"{when}: which ranks hold which part{terms}{_unseen(regions, dims)}", fontsize=10)
+
+
+def _unseen(regions: Regions, dims: list[int]) -> str:
+    """What two dims of the tensor can't show."""
+    cut = [str(dim) for dim, order in enumerate(regions.orders) if order and dim not in dims]
+    empty = math.prod(regions.sizes) - sum(map(len, holders(regions).values()))
+    text = f"\nthese parts are cut along dim {joined(cut)} too, not shown" if cut else ""
+    return text + (f"\n{counted(empty, 'rank')} without any" if empty else "")
 
 
 def _shown(*ends: Regions) -> list[int]:
@@ -84,8 +92,8 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
         center = ((left + width / 2) / columns, (top + height / 2) / rows)
         text = progression(sorted(held))
         if height / rows > 0.04:
-            word = "rank" if len(held) == 1 else "ranks"
-            axes.text(*center, f"{word} {text}", ha="center", va="center", fontsize=9)
+            word = "" if len(parts) > 16 else "rank " if len(held) == 1 else "ranks "
+            axes.text(*center, word + text, ha="center", va="center", fontsize=9)
     axes.set_xlim(0, 1)
     axes.set_ylim(1, 0)
     axes.set_xticks([])
