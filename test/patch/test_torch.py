@@ -252,12 +252,12 @@ def test_a_thousand_cycles_leak_nothing():
     for _ in range(20):
         torch_overlay.enable(), torch_overlay.disable()
     gc.collect()
-    before = len(gc.get_objects())
+    before, threads = len(gc.get_objects()), threading.active_count()
     for _ in range(rows):
         torch_overlay.enable(), torch_overlay.disable()
     gc.collect()
     assert len(gc.get_objects()) - before < rows / 20
-    assert threading.active_count() < 10
+    assert threading.active_count() <= threads
 
 
 def test_enable_is_quick(tmp_path):
