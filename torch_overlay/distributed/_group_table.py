@@ -100,8 +100,8 @@ class GroupTable:
             return world
         for known in list(self.axes.get(view.rank_map, [])):
             if known.ascending() == axis.ascending():
-                start = view.show(MeshLayout((known,))).start(rank)
-                group = self.find(self.key([view.rank_map[start + i] for i in known.indices()], (None, None)))[1]
+                ranks = view.show(MeshLayout((known,))).ranks(rank)
+                group = self.find(self.key(ranks, (None, None)))[1]
                 if group is not None:
                     return group
                 self.axes[view.rank_map].remove(known)  # destroyed, on all ranks alike as torch asks

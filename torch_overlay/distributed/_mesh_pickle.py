@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_rank, get_world_size, is_initialized
 
 from ._group_table import group_table
-from ._layout import Layout
+from ._layout import MeshLayout
 from ._mesh_state import shared_state, thread_id, view_of
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
@@ -54,24 +54,18 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
 def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
     """Find this rank's group on each axis by its ranks; an axis without one gets a name that says so."""
     view = view or view_of(mesh)
-    index = view.rank_map.index(mesh._rank)
     saved = mesh._dim_group_names
     mesh._dim_group_names = []
-    if index is None:
+    if view.coordinate(mesh._rank) is None:
         return
     for number, axis in enumerate(view.layout.axes):
-        ranks = _own_ranks(view, axis, index)
+        ranks = view.show(MeshLayout((axis,))).ranks(mesh._rank)
         group = _find_group(ranks, saved[number] if number < len(saved) else "")
         if group is None:
             mesh._dim_group_names.append(f"{UNBOUND}{ranks}")
         else:
             mesh._dim_group_names.append(group.group_name)
             mesh._pg_registry[group.group_name] = group
-
-
-def _own_ranks(view: View, axis: Layout, index: int) -> list[int]:
-    start = index - axis(axis.coordinate(index))
-    return [view.rank_map[start + offset] for offset in axis.indices()]
 
 
 def _find_group(ranks: list[int], saved_name: str) -> ProcessGroup | None:
