@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-from . import is_enabled
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ParallelDims", "ParallelMeshes"]
 
@@ -26,11 +23,14 @@ _WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 _REGION = ("dp_shard", "cp", "tp")
 _EXPERT = ("ep", "etp")
 
-_DENSE = ("pp", "dp_replicate", "fsdp", "tp")
-_SPARSE = ("pp", "dp_replicate", "efsdp", "ep", "etp")
-_DATA = ("pp", "batch", "cp", "tp")
-_LOSS = ("batch", "cp")
-_ALL = ("world",)
+# The axes of each mesh, row-major over all ranks; and those of the data mesh that make up the loss mesh.
+MESHES = {
+    "world": ("world",),
+    "dense": ("pp", "dp_replicate", "fsdp", "tp"),
+    "sparse": ("pp", "dp_replicate", "efsdp", "ep", "etp"),
+    "data": ("pp", "batch", "cp", "tp"),
+}
+LOSS = ("batch", "cp")
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,18 @@ class ParallelDims:
             RuntimeError: the job has no default group yet.
             ValueError: the degrees don't fit its size.
         """
+        import torch.distributed as dist
+
+        from .mesh_builder import Builder
+
         if not dist.is_initialized():
             raise RuntimeError("build() needs the ranks of the job: call torch.distributed.init_process_group first")
         fitted = self.fit(dist.get_world_size())
-        builder = _Builder(device_type, fitted.sizes(), world_group, backend)
-        data = builder.mesh(_DATA)
-        loss = builder.joined(data[_LOSS], "loss")
-        return ParallelMeshes(fitted, builder.world, builder.mesh(_DENSE), builder.mesh(_SPARSE), data, loss)
+        builder = Builder(device_type, fitted.sizes(), world_group, backend)
+        data = builder.mesh(MESHES["data"])
+        loss = builder.joined(data[LOSS], "loss")
+        dense, sparse = builder.mesh(MESHES["dense"]), builder.mesh(MESHES["sparse"])
+        return ParallelMeshes(fitted, builder.world, dense, sparse, data, loss)
 
     def sizes(self) -> dict[str, int]:
         """Ranks on each axis, by name, of degrees that `fit` gave."""
@@ -254,6 +259,8 @@ class ParallelMeshes:
         The stride is the difference of neighbours' ranks. `shared with` lists the axes whose group is the same object,
         so that their collectives wait for each other; on stock torch only the default group is shared.
         """
+        import torch.distributed as dist
+
         groups = {name: self[name].get_group().group_name for name in self.axes}
         rows = [("axis", "meshes", "size", "stride", "ranks of this rank's group", "shared with")]
         for name in self.axes:
@@ -282,55 +289,6 @@ class ParallelMeshes:
         return {what: mesh for what, mesh in named.items() if mesh is not None}
 
 
-class _Builder:
-    """Makes meshes over all ranks of the job from axis names.
-
-    Stock torch makes a group for every rank of the world for each axis of degree 1. So there the meshes are made of the
-    axes that have more ranks, and one group of this rank alone, which needs nobody else, stands in for all others.
-    """
-
-    def __init__(self, device_type: str, sizes: dict[str, int], world_group: bool, backend: str | None) -> None:
-        self.device_type = device_type
-        self.sizes = sizes
-        self.backend = backend
-        self.world: DeviceMesh | None = None
-        if world_group:
-            self.world = init_device_mesh(
-                device_type, (sizes["world"],), mesh_dim_names=("world",), **self._on("world")
-            )
-        self.single: dist.ProcessGroup | None = None
-        if 1 in sizes.values() and not is_enabled():
-            self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
-
-    def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
-        """All ranks, row-major over these axes."""
-        if self.single is None:
-            return self._make(names)
-        large = tuple(name for name in names if self.sizes[name] > 1)
-        made = self._make(large) if large else None
-        groups = [made.get_group(name) if made is not None and name in large else self.single for name in names]
-        ranks = torch.arange(self.sizes["world"]).reshape(self._shape(names))
-        return DeviceMesh.from_group(groups, self.device_type, ranks, mesh_dim_names=names)
-
-    def joined(self, mesh: DeviceMesh, name: str) -> DeviceMesh:
-        """The axes of a mesh as one."""
-        if self.single is not None and mesh.size() == 1:
-            return DeviceMesh.from_group(self.single, self.device_type, mesh_dim_names=(name,))
-        return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
-
-    def _make(self, names: tuple[str, ...]) -> DeviceMesh:
-        if self.world is None:
-            return init_device_mesh(self.device_type, self._shape(names), mesh_dim_names=names, **self._on(*names))
-        return _call(self.world, "unflatten")(0, self._shape(names), names, **self._on(*names))
-
-    def _shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(self.sizes[name] for name in names)
-
-    def _on(self, *names: str) -> dict[str, Any]:
-        """The argument that puts these axes on the backend asked for."""
-        return {} if self.backend is None else {"backend_override": dict.fromkeys(names, self.backend)}
-
-
 def _rest(total: int, known: Any) -> int | None:
     """What is left of the total for one more factor beside the known ones; None if nothing whole is."""
     rest, over = divmod(total, math.prod(known))
@@ -348,11 +306,6 @@ def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
             values = ", ".join(str(value) for value in range(1, rest + 1) if rest % value == 0)
             found.append(f"{name} out of {values}")
     return f"Would fit: {'; '.join(found)}" if found else ""
-
-
-def _call(mesh: DeviceMesh, name: str) -> Callable[..., DeviceMesh]:
-    """A mesh call by its public name, which the overlay adds; released torch has it with an underscore."""
-    return getattr(mesh, name, None) or getattr(mesh, f"_{name}")
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:

@@ -1,0 +1,66 @@
+"""Makes the meshes that `parallel_dims` works out, on torch's mesh calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from . import is_enabled
+
+
+class Builder:
+    """Makes meshes over all ranks of the job from axis names.
+
+    Stock torch makes a group for every rank of the world for each axis of degree 1. So there the meshes are made of the
+    axes that have more ranks, and one group of this rank alone, which needs nobody else, stands in for all others.
+    """
+
+    def __init__(self, device_type: str, sizes: dict[str, int], world_group: bool, backend: str | None) -> None:
+        self.device_type = device_type
+        self.sizes = sizes
+        self.backend = backend
+        self.world: DeviceMesh | None = None
+        if world_group:
+            self.world = init_device_mesh(
+                device_type, (sizes["world"],), mesh_dim_names=("world",), **self._on("world")
+            )
+        self.single: dist.ProcessGroup | None = None
+        if 1 in sizes.values() and not is_enabled():
+            self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
+
+    def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
+        """All ranks, row-major over these axes."""
+        if self.single is None:
+            return self._make(names)
+        large = tuple(name for name in names if self.sizes[name] > 1)
+        made = self._make(large) if large else None
+        groups = [made.get_group(name) if made is not None and name in large else self.single for name in names]
+        ranks = torch.arange(self.sizes["world"]).reshape(self._shape(names))
+        return DeviceMesh.from_group(groups, self.device_type, ranks, mesh_dim_names=names)
+
+    def joined(self, mesh: DeviceMesh, name: str) -> DeviceMesh:
+        """The axes of a mesh as one."""
+        if self.single is not None and mesh.size() == 1:
+            return DeviceMesh.from_group(self.single, self.device_type, mesh_dim_names=(name,))
+        return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
+
+    def _make(self, names: tuple[str, ...]) -> DeviceMesh:
+        if self.world is None:
+            return init_device_mesh(self.device_type, self._shape(names), mesh_dim_names=names, **self._on(*names))
+        return _call(self.world, "unflatten")(0, self._shape(names), names, **self._on(*names))
+
+    def _shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self.sizes[name] for name in names)
+
+    def _on(self, *names: str) -> dict[str, Any]:
+        """The argument that puts these axes on the backend asked for."""
+        return {} if self.backend is None else {"backend_override": dict.fromkeys(names, self.backend)}
+
+
+def _call(mesh: DeviceMesh, name: str) -> Callable[..., DeviceMesh]:
+    """A mesh call by its public name, which the overlay adds; released torch has it with an underscore."""
+    return getattr(mesh, name, None) or getattr(mesh, f"_{name}")
