@@ -1,0 +1,99 @@
+"""A pytest plugin: any suite under the overlay, with every Python process that its tests start.
+
+    python -m pytest -p torch_overlay.testing.plugin --torch-overlay test_mine.py
+
+The session begins with enable(), and its environment turns the overlay on in spawned ranks, as `run` does. It ends with
+disable(), and fails if that leaves a trace in torch. Options come from ``TORCH_OVERLAY_<NAME>``. Without the flag
+nothing happens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+import torch_overlay
+
+from .. import errors, run, series
+from .trace import Trace
+
+KEY = pytest.StashKey["OverlaySession"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("torch_overlay")
+    group.addoption("--torch-overlay", action="store_true", help="run the session, child processes too, under it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--torch-overlay"):
+        config.stash[KEY] = session = OverlaySession()
+        config.pluginmanager.register(session, "torch_overlay_session")
+        session.begin()
+        config.add_cleanup(session.end)  # where there is no session: --help, a wrong command line
+
+
+class OverlaySession:
+    """From the configuration of pytest to the end of its last test."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.before = Trace({})
+        self.environ: dict[str, str | None] = {}
+        self.left: list[str] = []
+        self.switched_off: list[str] = []
+
+    def begin(self) -> None:
+        """Turn it on, here and for what this process will start."""
+        importlib.import_module(series.MESH)
+        if not torch_overlay.is_enabled():  # under `run` it is on already, and everything is compared with the source
+            self.before = Trace.take()
+        torch_overlay.enable()
+        self.on = True
+        wanted = run.environment(os.environ, {})
+        self.environ = {name: os.environ.get(name) for name, value in wanted.items() if os.environ.get(name) != value}
+        os.environ.update({name: wanted[name] for name in self.environ})
+
+    def end(self) -> None:
+        """Turn it off, look for traces, and give the environment back. The second call does nothing."""
+        if not self.on:
+            return
+        self.on = False
+        for name, value in self.environ.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        try:
+            torch_overlay.disable()
+        except errors.ForeignPatch as error:
+            self.left.append(str(error))
+            torch_overlay.disable(force=True)
+        self.left += self.before.left()
+
+    def pytest_report_header(self) -> str:
+        status = torch_overlay.status()
+        rows = sum(row.state in ("on", "waiting") for row in status.rows)
+        return f"torch_overlay: on in every process, torch {status.release}, {rows} patches"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test that turned the overlay off and forgot it would leave the rest of the session to stock torch."""
+        if self.on and not torch_overlay.is_enabled():
+            self.switched_off.append(item.nodeid)
+            torch_overlay.enable()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.end()
+        if self.left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.left:
+            terminalreporter.section("torch isn't as the overlay found it", red=True)
+            terminalreporter.write_line("\n".join(self.left))
+        if self.switched_off:
+            terminalreporter.section("the overlay was off, and was turned on again, before", yellow=True)
+            terminalreporter.write_line("\n".join(self.switched_off))
