@@ -98,7 +98,7 @@ def left_as_found(**options: Any) -> Iterator[Status]:
         with torch_overlay.enabled(**options) as status:
             yield status
         return
-
+    importlib.import_module(series.MESH)  # or the first enable() would import it, unseen
     before = Trace.take()
     with torch_overlay.enabled(**options) as status:
         yield status
