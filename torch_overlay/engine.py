@@ -2,7 +2,6 @@
 
 import builtins
 import dis
-import functools
 import importlib
 import inspect
 import sys
@@ -187,30 +186,7 @@ def body_of(patch: Patch) -> Any:
     body = look_up(patch.body)[2]
     if body is ABSENT:
         raise PatchError(f"{patch.target}: its body {patch.body} isn't there")
-    return _with_file(patch, body) if patch.torch_file else body
-
-
-@functools.cache  # one object a row, so that enabling twice puts the same function in place
-def _with_file(patch: Patch, body: Any) -> Any:
-    """The body as if written in the target's file; staticmethods and the like are rebuilt around it."""
-    if isinstance(body, (staticmethod, classmethod)):
-        return type(body)(_with_file(patch, body.__func__))
-    if isinstance(body, property):
-        parts = [part and _with_file(patch, part) for part in (body.fget, body.fset, body.fdel)]
-        return property(parts[0], parts[1], parts[2], body.__doc__)
-    if not isinstance(body, types.FunctionType):
-        raise PatchError(f"{patch.target}: torch_file is for functions, not for {describe(body)}")
-    code = _moved(body.__code__, sys.modules[patch.module].__file__ or "")
-    copy = types.FunctionType(code, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
-    copy.__kwdefaults__ = body.__kwdefaults__
-    functools.update_wrapper(copy, body)
-    del copy.__wrapped__  # type: ignore[attr-defined]  # a function of its own, not a wrapper
-    return copy
-
-
-def _moved(code: types.CodeType, file: str) -> types.CodeType:
-    consts = tuple(_moved(c, file) if isinstance(c, types.CodeType) else c for c in code.co_consts)
-    return code.replace(co_filename=file, co_consts=consts)
+    return body
 
 
 def _check_kind(patch: Patch, old: Any, body: Any) -> None:

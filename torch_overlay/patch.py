@@ -41,7 +41,7 @@ class Patch:
     copies: tuple[str, ...] = ()  # REPLACE: paths of names bound by ``from x import y``, rebound where imported
     undo: str | None = None  # HOOK only
     unit: str = ""  # rows of one unit make sense together only: without strict, one left out leaves all out
-    torch_file: bool = False  # the body's code carries the target's file name: dynamo decides by it what it traces
+    keeps: str | None = None  # CODE: the module that keeps a copy of the original, so it is imported before the swap
 
     def __post_init__(self):
         wrong = self._wrong()
@@ -56,6 +56,8 @@ class Patch:
                 return f"has the path {path!r}, which isn't 'module:name'"
         if (self.kind is Kind.HOOK) != (self.undo is not None):
             return "needs undo= exactly if it is a hook, so that disable() can always take it back"
+        if self.keeps and self.kind is not Kind.CODE:
+            return "keeps a copy of the original, which only swapped code needs"
         if self.copies and (self.kind is not Kind.REPLACE or self.owner):
             return "declares copies, which only a replaced attribute of a module has"
         return None
@@ -82,7 +84,7 @@ class Patch:
     @property
     def body_modules(self) -> tuple[str, ...]:
         """What must be imported before the row can be applied."""
-        return tuple(path.partition(":")[0] for path in (self.body, self.undo) if path)
+        return tuple(path.partition(":")[0] for path in (self.body, self.undo, self.keeps) if path)
 
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()

@@ -78,7 +78,6 @@ PATCHES: tuple[Patch, ...] = (
         undo="torch_overlay.doors:settle_meshes",
         unit="mesh",
     ),
-    # Comes first, for its module takes torch's own code along as the way back.
     Patch(
         REDISTRIBUTE,
         f"{OURS}.tensor._redistribute:forget_plans",
@@ -91,13 +90,14 @@ PATCHES: tuple[Patch, ...] = (
         "torch_overlay.doors:redistribute_local_tensor",
         Kind.CODE,
         ends=SAFE_MERGING,
+        keeps=f"{OURS}.tensor._redistribute",
         unit="redistribute",
     ),
     Patch(
         COLLECTIVES,
-        f"{OURS}.tensor._collective_utils:forget_costs",
+        f"{OURS}.tensor._planned_cost:forget_costs",
         Kind.HOOK,
-        undo=f"{OURS}.tensor._collective_utils:forget_costs",
+        undo=f"{OURS}.tensor._planned_cost:forget_costs",
         unit="cost",
     ),
     Patch(
@@ -105,6 +105,7 @@ PATCHES: tuple[Patch, ...] = (
         "torch_overlay.doors:redistribute_cost",
         Kind.CODE,
         ends="pytorch/pytorch#169439",
+        keeps=f"{OURS}.tensor._collective_utils",
         unit="cost",
     ),
     Patch(

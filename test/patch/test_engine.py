@@ -3,7 +3,7 @@
 import pytest
 
 import fake_tree
-from fake_tree import BUILD, MAKE, SHAPE, SIZE, SWAP
+from fake_tree import BUILD, MAKE, SIZE, SWAP
 from torch_overlay import engine
 from torch_overlay.errors import ForeignPatch, PatchError
 from torch_overlay.patch import Kind, Patch
@@ -44,10 +44,6 @@ def test_a_row_that_contradicts_itself_is_refused_at_birth(row, words):
         (Patch("fakelib.core:Mesh.size", "fakebody:Body.nothing"), "its body fakebody:Body.nothing isn't there"),
         (Patch("fakelib.core:cached", "fakebody:make_inside", Kind.CODE), "only a function's code"),
         (Patch("fakelib.core:make", "fakebody:make_outside", Kind.CODE), r"uses \['sys'\]"),
-        (
-            Patch("fakelib.core:Mesh.note", "fakebody:Body.note", Kind.ADD, torch_file=True),
-            "torch_file is for functions",
-        ),
     ],
 )
 def test_a_body_that_cannot_be_set_is_refused_before_anything_is(tree, row, words):
@@ -84,21 +80,6 @@ def test_code_swapped_by_somebody_else_is_noticed(tree):
         engine.check_ours(changes)
     engine.undo(changes)
     assert core.make() == ("stock", 1)
-
-
-@pytest.mark.parametrize(("row", "ours"), [(SIZE, "our size"), (SHAPE, "our shape")])
-def test_torch_file_gives_the_body_the_targets_file_name(tree, row, ours):
-    core, body = tree.get("fakelib.core"), tree.get("fakebody")
-    row = Patch(row.target, row.body, torch_file=True)
-    engine.apply(changes := prepare(row))
-    raw = vars(core.Mesh)[row.name]
-    function = getattr(raw, "fget", raw)
-    assert function.__code__.co_filename == core.__file__ and function.__globals__ is vars(body)
-    assert not hasattr(function, "__wrapped__")
-    value = getattr(core.Mesh(), row.name)
-    assert (value() if callable(value) else value) == ours
-    assert vars(core.Mesh)[row.name] is engine.body_of(row)  # the same object when enabled again
-    engine.undo(changes)
 
 
 def test_an_undo_that_fails_does_not_keep_the_others(tree):

@@ -190,8 +190,8 @@ def test_torch_merges_only_where_it_is_right(mesh, placements, safe):
     """On its own path: not on uneven shards."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    from torch_overlay.distributed.tensor._redistribute import _safely
+    from torch_overlay.distributed.tensor._safe_merging import merging_only_where_exact
 
     meta = TensorMeta(torch.Size((8, 9 if placements[0] == S(0) else 12)), (12, 1), torch.float32)
     spec = DTensorSpec(mesh, placements, tensor_meta=meta)
-    assert isinstance(_safely(spec, spec), contextlib.nullcontext) is safe
+    assert isinstance(merging_only_where_exact(spec, spec), contextlib.nullcontext) is safe

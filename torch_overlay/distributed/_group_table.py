@@ -12,20 +12,24 @@ import hashlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import ProcessGroup
 
 from ._layout import Layout, MeshLayout
-from ._rank_map import RankMap
-from ._view import View
 
-Override = tuple[str | None, Any]  # (backend, options), as DeviceMesh normalises a backend_override
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.distributed_c10d import ProcessGroup
+
+    from ._mesh_input import Override
+    from ._rank_map import RankMap
+    from ._view import View
+
 Key = tuple[tuple[int, ...], str, Any]
 
 # What a backend writes into an options object when it makes a group, and so no part of what the user chose.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed import device_mesh
 
 from ._layout import Layout, MeshLayout
 from ._mesh_state import shared_state, view_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Names = Sequence[str]
 
@@ -53,6 +57,22 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
     own = dict(zip(mesh._mesh_dim_names or (), held, strict=True))
     flattened = shared_state(mesh).flattened
     return [own[name] if name in own else flattened[name]._dim_group_names[0] for name in names]
+
+
+def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:
+    """All axes of several views of one universe.
+
+    Raises:
+        RuntimeError: meshes of different universes, or axes that share ranks.
+    """
+    if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
+        # Torch mended the word in 2.14, the release that brought the function.
+        word = "meshes" if hasattr(device_mesh, "_maybe_traced_group") else "meshs"
+        raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device {word}")
+    layout = MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
+    if not layout.joint().is_orthogonal():
+        raise RuntimeError(f"Cannot concatenate overlapping meshes: {meshes}")
+    return layout
 
 
 def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:

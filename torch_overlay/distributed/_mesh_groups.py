@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import (
     ProcessGroup,
     _cleanup_process_group_global_state,
     _resolve_process_group,
 )
 
-from ._group_table import Override
-from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
 from ._mesh_pickle import UNBOUND, bind_groups
 from ._mesh_state import shared_state, view_of
 from ._process_groups import Request, axis_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._layout import MeshLayout
+    from ._mesh_input import Override
 
 
 def make_groups(

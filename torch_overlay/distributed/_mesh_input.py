@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.distributed_c10d import get_world_size
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._group_table import Override
 from ._layout import MeshLayout
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Override = tuple[str | None, Any]  # (backend, options) of one axis
 
 
 def read_mesh(mesh: Any) -> View:

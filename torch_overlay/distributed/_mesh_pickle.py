@@ -7,10 +7,9 @@ never by its name, since names depend on the order in which a process made its g
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_rank, get_world_size, is_initialized
 
 from ._group_table import group_table
@@ -19,6 +18,9 @@ from ._mesh_state import shared_state, thread_id, view_of
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "

@@ -1,27 +1,32 @@
 """What a DeviceMesh carries: its view and the state it shares with its universe.
 
 Meshes come from three places: made here, made by torch before the overlay was on, and loaded from a file. The last two
-hold only what torch stores, and get their state on first use. `settle` is the way back.
+hold only what torch stores, and get their state on first use.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import get_backend, is_initialized
 
-from ._layout import MeshLayout
 from ._rank_map import RankMap
 from ._shared_state import SharedState
 from ._torch_layout import from_torch, to_torch
 from ._view import View
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._layout import MeshLayout
+
 # Every mesh that lacks what torch's own code would look for, by id. Weak: a mesh lives no longer for being listed.
-_living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()
+_living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()  # overlay only
 
 
 def view_of(mesh: DeviceMesh) -> View:
@@ -39,7 +44,7 @@ def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
     mesh._layout = to_torch(view.layout)
     mesh.__dict__["_view"] = view
     mesh.__dict__["_shared_state"] = shared
-    _living[id(mesh)] = mesh
+    _living[id(mesh)] = mesh  # overlay only
 
 
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
         shared.registry.update(held["_pg_registry"])
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
-    _living[id(mesh)] = mesh
+    _living[id(mesh)] = mesh  # overlay only
     return held
 
 
@@ -92,7 +97,7 @@ def make_window(
 
 
 def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None) -> DeviceMesh:
-    mesh: DeviceMesh = DeviceMesh.__new__(DeviceMesh)
+    mesh: DeviceMesh = object.__new__(device_mesh.DeviceMesh)
     mesh._device_type = parent._device_type
     mesh._mesh_dim_names = tuple(names) if names else None
     mesh._root_mesh = root
@@ -114,10 +119,6 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | N
     return mesh
 
 
-# Since 2.15 the rank order is part of a mesh's value.
-_ORDER_IS_HASHED = "_preserve_rank_order" in DeviceMesh.__annotations__
-
-
 class _Hashed:
     """Stands in a key for a value of which only the hash is at hand."""
 
@@ -132,7 +133,8 @@ def torch_hash(mesh: DeviceMesh) -> int:
     """What torch's own code hashes an equal mesh to."""
     ranks = _Hashed(view_of(mesh).rank_map.ranks_hash)
     key = (ranks, mesh._layout, mesh._device_type, mesh._mesh_dim_names, mesh._thread_id)
-    return hash((*key, mesh._preserve_rank_order) if _ORDER_IS_HASHED else key)
+    ordered = "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__  # since 2.15 a part of a mesh's value
+    return hash((*key, mesh._preserve_rank_order) if ordered else key)
 
 
 def thread_id() -> int | None:
@@ -140,7 +142,7 @@ def thread_id() -> int | None:
     return threading.get_ident() if is_initialized() and get_backend() == "threaded" else None
 
 
-def settle() -> None:
+def settle() -> None:  # overlay only
     """Give every living mesh what torch's own code looks for, and take the overlay's state off it."""
     for mesh in list(_living.values()):
         held = mesh.__dict__

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import config as dist_config
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from ._group_table import GroupTable, Override, group_table, making_for_mesh, needs_device_group
+from ._group_table import GroupTable, group_table, making_for_mesh, needs_device_group
 from ._layout import Layout
 from ._settings import get_settings
-from ._view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+    from ._mesh_input import Override
+    from ._view import View
 
 _private: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_overlay_private_groups", default=False)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from ._layout import Layout
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ._layout import Layout
 
 
 class RankMap:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._rank_map import RankMap
-
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+    from ._rank_map import RankMap
 
 
 def plain_tensor(ranks: list[int], sizes: tuple[int, ...]) -> torch.Tensor:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from copy import _reconstruct  # type: ignore[attr-defined]
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import (
     ProcessGroup,
@@ -22,9 +20,8 @@ from torch.distributed.distributed_c10d import (
     is_initialized,
 )
 
-from ._group_table import Override
 from ._layout import MeshLayout
-from ._mesh_axes import ascending, select, select_groups, start_at
+from ._mesh_axes import ascending, select, select_groups, side_by_side, start_at
 from ._mesh_groups import abort_groups, group_by_name, make_groups
 from ._mesh_input import (
     check_device_type,
@@ -45,10 +42,12 @@ from ._shared_state import SharedState, plain_tensor
 from ._torch_layout import from_torch, to_torch
 from ._view import View
 
-Names = tuple[str, ...]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
-# Torch mended the word in 2.14, the release that brought the function.
-_MESHES = "meshes" if hasattr(device_mesh, "_maybe_traced_group") else "meshs"
+    from ._mesh_input import Override
+
+Names = tuple[str, ...]
 
 
 class _DeviceMesh:
@@ -289,16 +288,11 @@ class _DeviceMesh:
         """The axes of several views of one universe side by side; no groups are made."""
         if not device_mesh_list:
             raise ValueError("concatenate needs at least one mesh, got an empty list")
-        first = device_mesh_list[0]
-        if any(view_of(mesh).rank_map != view_of(first).rank_map for mesh in device_mesh_list):
-            raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device {_MESHES}")
-        layout = MeshLayout(tuple(axis for mesh in device_mesh_list for axis in view_of(mesh).layout.axes))
-        if not layout.joint().is_orthogonal():
-            raise RuntimeError(f"Cannot concatenate overlapping meshes: {device_mesh_list}")
+        layout = side_by_side(device_mesh_list)
         names = [name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ()]
         held = [mesh.__dict__.get("_dim_group_names") for mesh in device_mesh_list]
         groups = None if None in held else [name for names_of_one in held for name in names_of_one]
-        return make_view(first, layout, names, groups)
+        return make_view(device_mesh_list[0], layout, names, groups)
 
     @staticmethod
     def concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
 from ._group_table import GroupTable, group_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:

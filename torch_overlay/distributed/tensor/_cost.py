@@ -6,12 +6,16 @@ The same numbers on every rank: nothing here depends on a coordinate. Standard l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ._boxes import chunk_lengths
-from ._regions import Regions
 from ._steps import AllToAll, Collective, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ._regions import Regions
 
 
 @dataclass(frozen=True, slots=True)

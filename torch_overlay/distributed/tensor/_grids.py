@@ -8,10 +8,12 @@ on one dim, groups wider than what moves). Standard library only.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ._regions import Regions
 from ._steps import AllGather, AllToAll, Collective, Coordinate, ReduceScatter
+
+if TYPE_CHECKING:
+    from ._regions import Regions
 
 
 class Grid(NamedTuple):

@@ -8,19 +8,23 @@ group holds its ranks is its own affair; `Group` says at which place each member
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_backend, get_process_group_ranks
 
 from .._group_table import group_table, groups_epoch
-from .._layout import Layout, MeshLayout
 from .._mesh_state import shared_state, view_of
 from .._process_groups import Request, axis_group, members_create
 from .._settings import Settings, get_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .._layout import Layout, MeshLayout
 
 Names = tuple[str, ...]
 
@@ -101,7 +105,8 @@ def _find_group(
     view = view_of(mesh)
     joint = view.layout.select(axes)
     index = view.rank_map.index(rank)
-    assert index is not None, f"rank {rank} isn't in {mesh}, so it has no part in its collectives"
+    if index is None:
+        raise AssertionError(f"rank {rank} isn't in {mesh}, so it has no part in its collectives")
     start = joint.origin(index)
     members = [view.rank_map[start + offset] for offset in joint.joint().indices()]
     group = mesh.get_group(axes[0]) if len(axes) == 1 else _joint(mesh, joint, rank)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ._cost import Cost
-from ._regions import Regions
 from ._steps import AllGather, AllToAll, Narrow, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from ._cost import Cost
+    from ._regions import Regions
 
 Orders = tuple[tuple[int, ...], ...]
 
@@ -143,7 +147,8 @@ def _turn(now: Regions, after: Regions, groups: Groups) -> Regions:
     given_up = {group: _without(now, after, group) for group in usable}
     group = min(given_up, key=lambda g: (len(given_up[g].sharded), groups.count(g), g))
     popped = given_up[group]
-    assert popped != now, f"{now} to {after} crosses {wrong}, but none of these cuts is the innermost of its dim"
+    if popped == now:
+        raise AssertionError(f"{now} to {after} crosses {wrong}, but none of these cuts is the innermost of its dim")
     return push(popped, after, popped.free)
 
 

@@ -12,13 +12,16 @@ coordinate, for as long as the arguments are the same: all of them are hashable.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ._cost import Cost, arriving
 from ._moves import Groups, move
 from ._reductions import Reduction
 from ._regions import NotOurs, Regions
 from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _NAMES = {
     Narrow: "narrow",

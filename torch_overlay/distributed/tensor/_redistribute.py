@@ -6,12 +6,9 @@ once) runs torch's own code, with its merging of collectives switched off, since
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-import types
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +16,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode
 
+from .._kept import keep
 from .._settings import Settings, get_settings
 from ._cost import Cost
 from ._joint_groups import Group, find_group, forget_groups, groups_known, joint_axes
 from ._plan import line, plan
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
+from ._safe_merging import merging_only_where_exact
 from ._specs import norm_ended, read_spec
 from ._steps import Narrow, Step
 
@@ -57,12 +55,7 @@ class Planned(NamedTuple):
     aliases: bool
 
 
-_stock = torch_redistribute.redistribute_local_tensor
-# Torch's own body under another name: ours takes the place of its code, and this one keeps it.
-stock_redistribute_local_tensor = types.FunctionType(
-    _stock.__code__, _stock.__globals__, _stock.__name__, _stock.__defaults__, _stock.__closure__
-)
-stock_redistribute_local_tensor.__kwdefaults__ = dict(_stock.__kwdefaults__ or {})
+redistribute_by_steps = keep(torch_redistribute.redistribute_local_tensor)
 
 _plans: OrderedDict[Any, Planned | str] = OrderedDict()
 _counted: Counter[str] = Counter()
@@ -101,10 +94,8 @@ def redistribute_local_tensor(
     if isinstance(found, str):
         _counted[f"torch: {_kind(found)}"] += 1
         kept = dict(others, async_op=async_op, use_graph_based_transform=use_graph_based_transform)
-        with _safely(current_spec, target_spec):
-            return stock_redistribute_local_tensor(
-                local_tensor, current_spec, target_spec, is_explicit=is_explicit, **kept
-            )
+        with merging_only_where_exact(current_spec, target_spec):
+            return redistribute_by_steps(local_tensor, current_spec, target_spec, is_explicit=is_explicit, **kept)
     _counted["planned"] += 1
     debug_mode = get_active_debug_mode()
     if debug_mode is None:
@@ -258,22 +249,3 @@ def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
     known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
     default = (Cost().latency, Cost().bandwidth)
     return Cost(axes=tuple(known.get(name, default) for name in mesh.mesh_dim_names))
-
-
-def _safely(*specs: DTensorSpec) -> contextlib.AbstractContextManager[None]:
-    """Torch merges collectives where shards are uneven, too, and is wrong there; elsewhere it may."""
-    if all(_merges_safely(spec, specs[0].shape) for spec in specs):
-        return contextlib.nullcontext()
-    return torch_redistribute.disable_redistribute_transform_optimization()
-
-
-def _merges_safely(spec: DTensorSpec, shape: Sequence[int]) -> bool:
-    parts = [1] * len(shape)
-    for axis, placement in enumerate(spec.placements):
-        if isinstance(placement, _StridedShard):
-            return False
-        if isinstance(placement, Shard):
-            if not 0 <= placement.dim < len(parts):
-                return False  # torch has its own words for it
-            parts[placement.dim] *= spec.mesh.size(axis)
-    return all(type(size) is int and size % count == 0 for size, count in zip(shape, parts, strict=True))

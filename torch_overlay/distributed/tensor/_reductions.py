@@ -4,13 +4,17 @@ are at hand: one that reduces, over all axes together, and one that moves. Stand
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ._cost import Cost
 from ._moves import Groups, crossed, move, push
-from ._regions import Regions
 from ._steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._cost import Cost
+    from ._regions import Regions
 
 Steps = tuple[Step, ...]
 

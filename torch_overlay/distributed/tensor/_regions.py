@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ._boxes import Box, chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 # Reductions that torch knows by name; any other Partial is not ours.
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")

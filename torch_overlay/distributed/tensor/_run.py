@@ -9,14 +9,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 
-from ._boxes import Box
 from ._grids import Grid, pack, unpack
-from ._joint_groups import Group
 from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, Piece, ReduceScatter, Step
+
+if TYPE_CHECKING:
+    from ._boxes import Box
+    from ._joint_groups import Group
 
 Local = Callable[[torch.Tensor], torch.Tensor]
 Coordinate = Sequence[int]

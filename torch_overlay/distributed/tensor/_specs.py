@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._ops._math_ops import _NormPartial
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from . import _regions
 from ._regions import NotOurs, Regions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 _SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
@@ -29,9 +31,16 @@ def _read_placement(placement: Placement) -> _regions.Placement:
         return _regions.Partial(placement.reduce_op)
     if kind is _StridedShard:
         return _regions.StridedShard(placement.dim, placement.split_factor)
-    if kind is _NormPartial:
+    if kind is _norm_class():
         return _regions.Partial("sum")  # of powers: see `norm_ended`
     raise NotOurs(f"a placement of the class {kind.__name__}")
+
+
+@lru_cache
+def _norm_class() -> type[_NormPartial]:
+    from torch.distributed.tensor._ops._math_ops import _NormPartial  # operators need redistribution, and so this file
+
+    return _NormPartial
 
 
 def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
@@ -41,13 +50,13 @@ def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
         NotOurs: terms of a norm beside terms of something else, or made from what is none.
     """
     pending = {placement for placement in source.placements if placement.is_partial()}
-    norm = next((placement for placement in pending if type(placement) is _NormPartial), None)
+    norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
         raise NotOurs("terms of a norm beside terms of another reduction")
     pairs = list(zip(source.placements, target.placements, strict=True))
     if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in pairs):
         raise NotOurs("a shard becomes a term of a sum, which torch refuses before 2.14")
-    if any(type(new) is _NormPartial and new != old for old, new in pairs):
+    if any(type(new) is _norm_class() and new != old for old, new in pairs):
         raise NotOurs("terms of a norm from what isn't pending")
     return norm if any(old == norm != new for old, new in pairs) else None
 

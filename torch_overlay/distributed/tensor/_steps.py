@@ -25,10 +25,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._boxes import Box
-from ._regions import Regions
+
+if TYPE_CHECKING:
+    from ._regions import Regions
 
 Coordinate = Sequence[int]
 
