@@ -161,7 +161,7 @@ def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[
 
 
 def _counted() -> dict[str, int]:
-    from torch_overlay.distributed.tensor._redistribute import counters
+    from torch_overlay.distributed.tensor._planned import counters
 
     found = counters()
     del found["plans in the cache"]

@@ -11,7 +11,7 @@ from .distributed._settings import Settings
 COUNTERS: list[str | Callable[[], Mapping[str, object]]] = [
     "torch_overlay.distributed._shared_state:counters",
     "torch_overlay.distributed._process_groups:counters",
-    "torch_overlay.distributed.tensor._redistribute:counters",
+    "torch_overlay.distributed.tensor._planned:counters",
 ]
 
 

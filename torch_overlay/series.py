@@ -80,9 +80,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         REDISTRIBUTE,
-        f"{OURS}.tensor._redistribute:forget_plans",
+        f"{OURS}.tensor._planned:forget_plans",
         Kind.HOOK,
-        undo=f"{OURS}.tensor._redistribute:forget_plans",
+        undo=f"{OURS}.tensor._planned:forget_plans",
         unit="redistribute",
     ),
     Patch(

@@ -19,7 +19,7 @@ def gathers(mesh, whole: torch.Tensor) -> tuple[int, bool]:
 
 
 def counted() -> dict:
-    from torch_overlay.distributed.tensor._redistribute import counters
+    from torch_overlay.distributed.tensor._planned import counters
 
     return counters()
 

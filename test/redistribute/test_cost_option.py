@@ -48,7 +48,7 @@ def test_stock_unless_asked(mesh, pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_the_cost_is_that_of_the_plan_that_runs(mesh, pair):
     torch_overlay.enable(cost="plan")
-    from torch_overlay.distributed.tensor._redistribute import cost_of, plan_between
+    from torch_overlay.distributed.tensor._planned import cost_of, plan_between
 
     source, target = (spec(mesh, placements) for placements in pair)
     steps = plan_between(mesh, source, target, 4)[2]

@@ -25,7 +25,7 @@ def redistribute(mesh, rank: int) -> torch.Tensor:
 def play(rank: int, port: int, said) -> None:
     """One rank: the redistribution once with everybody, then with one that dies before its second collective."""
     import torch_overlay
-    from torch_overlay.distributed.tensor import _redistribute as ours
+    from torch_overlay.distributed.tensor import _planned as ours
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ def collectives(mode: CommDebugMode) -> dict[str, int]:
 
 def counted() -> dict:
     """What the overlay counted: (by plan, by torch's own code)."""
-    from torch_overlay.distributed.tensor._redistribute import counters
+    from torch_overlay.distributed.tensor._planned import counters
 
     found = counters()
     return {"planned": found["redistributions by plan"], "torch": found["redistributions by torch's own code"]}
@@ -160,7 +160,7 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
 @needs_overlay
 def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
     """The oldest plan goes; what it did is planned again."""
-    from torch_overlay.distributed.tensor import _redistribute as ours
+    from torch_overlay.distributed.tensor import _planned as ours
 
     monkeypatch.setattr(ours, "CACHED_PLANS", 10)
     ours.forget_plans()
@@ -172,7 +172,7 @@ def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
 @needs_overlay
 def test_the_overlay_leaves_no_plan_behind():
     import torch_overlay
-    from torch_overlay.distributed.tensor._redistribute import counters
+    from torch_overlay.distributed.tensor._planned import counters
 
     with fake_world(3, 8):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))

@@ -38,7 +38,7 @@ _WRITTEN_BY_CREATORS = {"global_ranks_in_group", "group_name", "split_from", "sp
 _lock = threading.RLock()
 
 # On while a group is made for a mesh.
-making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_overlay_making_for_mesh", default=False)
+making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
 
 
 @dataclass(eq=False)

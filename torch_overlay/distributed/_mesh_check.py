@@ -30,7 +30,7 @@ def check_same_mesh(mesh: str) -> None:
     table = group_table()
     table.meshes += 1
     store = distributed_c10d._world.pg_map[world][1]
-    prefix = f"torch_overlay/mesh/{table.meshes}"
+    prefix = f"mesh_check/{table.meshes}"
     seconds = _timeout_seconds(world)
     store.set(f"{prefix}/{world.rank()}", mesh)
     verdict: str | None

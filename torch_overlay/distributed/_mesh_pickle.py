@@ -1,6 +1,6 @@
 """Saving and loading meshes: as layout, ranks and names, in the form that torch itself reads and writes.
 
-Files go both ways between stock torch and the overlay. What belongs to the process that saved is not believed on
+Files go both ways between this and torches before it. What belongs to the process that saved is not believed on
 load: the rank, the coordinates and the groups are those of the process that loads, and a group is found by its ranks,
 never by its name, since names depend on the order in which a process made its groups.
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import config as dist_config
-from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from ._group_table import GroupTable, group_table, making_for_mesh, needs_device_group
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._mesh_input import Override
     from ._view import View
 
-_private: contextvars.ContextVar[bool] = contextvars.ContextVar("torch_overlay_private_groups", default=False)
+_private: contextvars.ContextVar[bool] = contextvars.ContextVar("private_groups", default=False)
 
 
 @dataclass
@@ -59,7 +59,7 @@ def private_groups() -> Iterator[None]:
 
     Collectives on one group run one after the other; two that should overlap need a group each.
 
-    >>> with torch_overlay.private_groups():  # doctest: +SKIP
+    >>> with private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
     """
     token = _private.set(True)
@@ -171,7 +171,7 @@ def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGrou
     _counted.calls += 1
     token = making_for_mesh.set(True)
     try:
-        group = device_mesh.new_group(
+        group = distributed_c10d.new_group(
             ranks=ranks,
             timeout=_timeout(request),
             backend=backend,
@@ -184,7 +184,7 @@ def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGrou
         raise RuntimeError(
             f"The process group of mesh axis {request.name!r} needs all of ranks {_short(ranks)}, and rank "
             f"{distributed_c10d.get_rank()} could not reach them: {error}. See whether one of them died or builds "
-            "another mesh (enable(check_mesh=True) compares them)."
+            "another mesh (the option check_mesh compares them)."
         ) from error
     finally:
         making_for_mesh.reset(token)
@@ -253,7 +253,7 @@ def _split(request: Request, copies: list[list[int]], private: bool) -> ProcessG
         _counted.shared += mine is not None
         return None if mine is None else table.groups[mine]
     _counted.calls += 1
-    made = device_mesh.split_group(
+    made = distributed_c10d.split_group(
         parent_pg=distributed_c10d._get_default_group(),
         timeout=_timeout(request),
         pg_options=request.override[1],

@@ -128,7 +128,7 @@ class _DeviceMesh:
         return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id
 
     def __hash__(self: DeviceMesh) -> int:
-        """Torch's own number, so that a dict filled before the overlay came, or while it is on, goes on working."""
+        """The number that torch has always given an equal mesh, so that dicts filled by either go on working."""
         if self._hash is None:
             self._hash = torch_hash(self)
         return self._hash

@@ -95,7 +95,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Que
 
 def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
     """What the specs mean to the planner, and why it would not plan, if so."""
-    from ..distributed.tensor._redistribute import not_ours
+    from ..distributed.tensor._planned import not_ours
 
     try:
         before, after = (

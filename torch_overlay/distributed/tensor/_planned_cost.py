@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._settings import Settings, get_settings
 from ._joint_groups import groups_known
-from ._redistribute import cost_of, not_ours, plan_between
+from ._planned import cost_of, not_ours, plan_between
 from ._regions import NotOurs
 from ._specs import norm_ended
 

@@ -1,0 +1,225 @@
+"""Plans of redistributions, made once for each question and kept ready to run on this rank.
+
+What can't be planned: symbolic shapes, uneven strided shards, other Partial classes, modes that stand for many ranks at
+once. `find_plan` then says why.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from .._settings import Settings, get_settings
+from ._cost import Cost
+from ._joint_groups import Group, find_group, forget_groups, groups_known, joint_axes
+from ._plan import line, plan
+from ._regions import NotOurs, Regions
+from ._run import Local, runners
+from ._specs import norm_ended, read_spec
+from ._steps import Narrow, Step
+
+Steps = tuple[Step, ...]
+
+CACHED_PLANS = 4096
+
+
+class Planned(NamedTuple):
+    """A plan, made to run on this rank.
+
+    Attributes:
+        steps: the plan; `run` has a function for each.
+        held: the shape that the local tensor must have.
+        text: the plan as one line.
+        borrowed: the names of groups that serve other meshes and may be destroyed with them.
+        trim: whether the last step leaves a view of something bigger.
+        aliases: whether that is the local tensor itself.
+    """
+
+    steps: tuple[Step, ...]
+    run: tuple[Local, ...]
+    held: tuple[int, ...]
+    text: str
+    borrowed: tuple[str, ...]
+    trim: bool
+    aliases: bool
+
+
+_plans: OrderedDict[Any, Planned | str] = OrderedDict()
+_counted: Counter[str] = Counter()
+
+
+def counters() -> dict[str, object]:
+    """What was redistributed in this process, and how."""
+    fallbacks = {name.removeprefix("torch: "): n for name, n in sorted(_counted.items()) if name.startswith("torch: ")}
+    return {
+        "redistributions by plan": _counted["planned"],
+        "plans made": _counted["made"],
+        "plans in the cache": len(_plans),
+        "redistributions by torch's own code": fallbacks,
+    }
+
+
+def forget_plans(_: None = None) -> None:
+    """Empty the cache of plans, and what was found out about groups."""
+    _plans.clear()
+    forget_groups()
+
+
+def count_fallback(reason: str) -> None:
+    """Count a redistribution that torch's own code does."""
+    _counted[f"torch: {_kind(reason)}"] += 1
+
+
+def _kind(reason: str) -> str:
+    """A reason without what differs from case to case, so that there are few to count."""
+    return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
+
+
+def run_plan(found: Planned, local: torch.Tensor) -> torch.Tensor:
+    """What this rank holds after the steps, from what it held before."""
+    _counted["planned"] += 1
+    result = local
+    for run in found.run:
+        result = run(result)
+    if not found.trim:
+        return result
+    return result.clone(memory_format=torch.contiguous_format) if found.aliases else result.contiguous()
+
+
+def find_plan(
+    mesh: DeviceMesh,
+    local: torch.Tensor,
+    source: DTensorSpec,
+    target: DTensorSpec,
+    async_op: bool,
+    forced: bool | None,
+) -> Planned | str:
+    """The plan, from the cache or made now; or why there is none."""
+    why = not_ours(mesh, source, target, forced)
+    if why is not None:
+        return why
+    key = (
+        mesh,
+        mesh._coordinate_on_dim,
+        tuple(mesh._dim_group_names),
+        source.placements,
+        target.placements,
+        tuple(map(type, (*source.placements, *target.placements))),  # a subclass may call itself equal
+        source.shape,
+        local.element_size(),
+        source.shard_order,
+        target.shard_order,
+        groups_known(mesh),
+        get_settings(),
+        async_op,
+    )
+    found = _plans.get(key)
+    if found is None or not all(map(_exists, _borrowed(found))):
+        found = _make(mesh, source, target, local.element_size(), async_op)
+        _counted["made"] += 1
+        _plans[key] = found
+        if len(_plans) > CACHED_PLANS:
+            _plans.popitem(last=False)
+    else:
+        _plans.move_to_end(key)
+    if not isinstance(found, str) and tuple(local.shape) != found.held:
+        return "a local tensor of another shape than its spec says"
+    return found
+
+
+def _borrowed(found: Planned | str) -> tuple[str, ...]:
+    return () if isinstance(found, str) else found.borrowed
+
+
+def _exists(group_name: str) -> bool:
+    try:
+        return _resolve_process_group(group_name) is not None
+    except RuntimeError:
+        forget_groups()
+        return False
+
+
+def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
+    """What the cache's key can't hold."""
+    if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
+        return "torch's graph search was asked for"
+    if type(mesh) is not DeviceMesh or "_dim_group_names" not in mesh.__dict__:
+        return "a mesh that isn't DeviceMesh's own, or has no groups"
+    if source.mesh is not target.mesh and source.mesh != target.mesh:
+        return "another mesh"
+    if mesh._coordinate_on_dim is None:
+        return "this rank isn't in the mesh"
+    if _stands_for_many_ranks():
+        return "a mode in which one process stands for many ranks"
+    if not all(type(size) is int for size in source.shape):
+        return "a symbolic shape"
+    return None
+
+
+def _stands_for_many_ranks() -> bool:
+    config = getattr(torch.compiler.config, "compile_on_one_rank", None)
+    if config is None:
+        config = getattr(torch.distributed.config, "compile_on_one_rank", False)
+    local_tensor = sys.modules.get("torch.distributed._local_tensor")
+    return bool(config) or (local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None)
+
+
+def plan_between(
+    mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int
+) -> tuple[Regions, Regions, Steps]:
+    """What each coordinate holds before and after, and the steps between, with the groups that are at hand.
+
+    Raises:
+        NotOurs: with the reason.
+    """
+    before, after = (
+        read_spec(
+            spec.placements,
+            tuple(source.shape),
+            mesh.shape,
+            spec.shard_order,
+            DTensorSpec.is_default_device_order(spec.shard_order),
+        )
+        for spec in (source, target)
+    )
+    return before, after, plan(before, after, itemsize, joint_axes(mesh), cost_of(mesh, get_settings()))
+
+
+def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool) -> Planned | str:
+    coordinate = mesh._coordinate_on_dim
+    groups: dict[tuple[int, ...], Group] = {}
+
+    def group_of(axes: tuple[int, ...]) -> Group:
+        groups[axes] = find_group(mesh, axes, mesh._rank)
+        return groups[axes]
+
+    try:
+        before, after, steps = plan_between(mesh, source, target, itemsize)
+        norm = norm_ended(source, target)
+        run = runners(steps, coordinate, group_of, async_op)
+    except (NotOurs, LookupError) as error:
+        return str(error)
+    text = line(before, after, steps, itemsize, mesh.mesh_dim_names)
+    if norm is not None:
+        run = (norm._pre_reduce_transform, *run, norm._post_reduce_transform)
+    trim = bool(steps) and isinstance(steps[-1], Narrow)
+    borrowed = tuple(group.name for axes, group in groups.items() if len(axes) > 1)
+    held = before.box(coordinate).length
+    return Planned(steps, run, held, text, borrowed, trim, all(isinstance(s, Narrow) for s in steps))
+
+
+def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
+    """The cost model, with what the user said of the mesh's axes."""
+    if not settings.topology or not mesh.mesh_dim_names:
+        return Cost()
+    known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
+    default = (Cost().latency, Cost().bandwidth)
+    return Cost(axes=tuple(known.get(name, default) for name in mesh.mesh_dim_names))
