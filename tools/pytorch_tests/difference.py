@@ -1,0 +1,155 @@
+"""What differs between the two sides, case by case, and what an expectation says of it. Knows no pytest, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from .results import GOOD, SKIPPED, Case, Results
+
+
+class Verdict(enum.Enum):
+    """How a case compares, from stock to the other side."""
+
+    SAME = "same"
+    FAILING = "still failing"
+    FIXED = "fixed"
+    BROKEN = "broken"
+    SKIPPED = "skipped on one side"
+    FLAKY = "flaky"
+
+
+def verdict(stock: str | None, other: str | None) -> Verdict:
+    """Of two outcomes; None is a case that this side doesn't have.
+
+    >>> verdict("passed", "timeout"), verdict("skipped", "skipped"), verdict("error", "failed")
+    (<Verdict.BROKEN: 'broken'>, <Verdict.SAME: 'same'>, <Verdict.FAILING: 'still failing'>)
+    """
+    kinds = [_kind(stock), _kind(other)]
+    if kinds[0] == kinds[1]:
+        return Verdict.FAILING if kinds[0] == "bad" else Verdict.SAME
+    if kinds[1] == "bad" or kinds == ["good", "none"]:
+        return Verdict.BROKEN
+    if kinds[1] == "good" and kinds[0] != "skipped":
+        return Verdict.FIXED
+    return Verdict.SKIPPED
+
+
+def _kind(outcome: str | None) -> str:
+    if outcome is None:
+        return "none"
+    return "good" if outcome in GOOD else "skipped" if outcome in SKIPPED else "bad"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One case on both sides. ``name`` is ``file::Class::test``."""
+
+    name: str
+    stock: Case | None
+    other: Case | None
+    flaky: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.flaky:
+            return Verdict.FLAKY
+        return verdict(*(case.outcome if case else None for case in (self.stock, self.other)))
+
+    @property
+    def differs(self) -> bool:
+        return self.verdict not in (Verdict.SAME, Verdict.FAILING)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether stock is better: broken, or a test that passed there and isn't run any more."""
+        passed = self.stock is not None and self.stock.outcome in GOOD
+        return self.verdict is Verdict.BROKEN or (self.verdict is Verdict.SKIPPED and passed)
+
+    @property
+    def skipped_on_both(self) -> bool:
+        return all(case is not None and case.outcome in SKIPPED for case in (self.stock, self.other))
+
+
+def compare(file: str, stock: Results, other: Results) -> list[Difference]:
+    """Every case of a file, in the order in which stock collected them."""
+    names = dict.fromkeys([*stock.collected, *other.collected, *stock.cases, *other.cases])
+    return [Difference(f"{file}::{name}", stock.cases.get(name), other.cases.get(name)) for name in names]
+
+
+def again(first: Difference, stock: Results, other: Results) -> Difference:
+    """A case that differed, after it was run alone on both sides: what that says, or flaky if they agree now."""
+    name = first.name.partition("::")[2]
+    alone = Difference(first.name, stock.cases.get(name), other.cases.get(name))
+    return alone if alone.differs else dataclasses.replace(first, flaky=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A difference that is meant. The run fails when it is gone, so that the list stays true.
+
+    ``pattern`` is a name, ``file::Class::test``, with ``*`` and ``?``; ``verdict`` is that of the case; ``releases`` is
+    the condition on torch (``">=2.13.0,<2.15.0"``), and outside of it the entry says nothing.
+    """
+
+    pattern: str
+    reason: str
+    releases: str = ""
+    verdict: Verdict = Verdict.BROKEN
+    side: str = "overlay"
+
+    def matches(self, name: str) -> bool:
+        text = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in self.pattern)
+        return re.fullmatch(text, name, re.DOTALL) is not None
+
+    def in_force(self, side: str, release: tuple[int, ...]) -> bool:
+        return side == self.side and all(
+            _holds(condition.strip(), release) for condition in self.releases.split(",") if condition.strip()
+        )
+
+
+def _holds(condition: str, release: tuple[int, ...]) -> bool:
+    match = re.fullmatch(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)", condition)
+    if match is None:
+        raise ValueError(f"a condition on releases looks like '>=2.13.0,<2.15.0', not {condition!r}")
+    bound = tuple(int(part) for part in match[2].split("."))
+    width = max(len(bound), len(release))
+    left, right = (numbers + (0,) * (width - len(numbers)) for numbers in (release, bound))
+    return {">=": left >= right, "<=": left <= right, "==": left == right, "<": left < right, ">": left > right}[
+        match[1]
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What the run comes to: losses that nobody expected, and entries that no longer hold, each with a sentence."""
+
+    unexpected: tuple[Difference, ...]
+    explained: Mapping[str, Expected]
+    stale: tuple[tuple[Expected, str], ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.unexpected and not self.stale
+
+
+def judge(differences: Sequence[Difference], entries: Iterable[Expected], whole: Iterable[str] = ()) -> Judgement:
+    """Compare with the entries in force. ``whole`` names the files that ran with all their cases."""
+    explained: dict[str, Expected] = {}
+    stale = []
+    for entry in entries:
+        ran = [found for found in differences if entry.matches(found.name)]
+        hits = [found for found in ran if found.verdict is entry.verdict]
+        explained |= {found.name: entry for found in hits}
+        if hits or any(found.flaky for found in ran):
+            continue
+        judged = [found for found in ran if not found.skipped_on_both]
+        if judged:
+            now = ", ".join(sorted({found.verdict.value for found in judged}))
+            stale.append((entry, f"isn't {entry.verdict.value} any more, but {now}"))
+        elif not ran and entry.pattern.partition("::")[0] in whole:
+            stale.append((entry, "matches no test case of its file any more"))
+    losses = tuple(found for found in differences if found.is_loss and found.name not in explained)
+    return Judgement(losses, explained, tuple(stale))
