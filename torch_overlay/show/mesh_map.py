@@ -17,10 +17,12 @@ class Axis:
     Attributes:
         name: of the axis.
         groups: the ranks of each, in the mesh's order; together they hold each rank of the mesh once.
+        label: the name in full, where axes of several meshes have these groups.
     """
 
     name: str
     groups: tuple[tuple[int, ...], ...]
+    label: str = ""
 
     @property
     def size(self) -> int:
@@ -46,12 +48,13 @@ class MeshMap:
     """The ranks of a mesh and its axes; the axes of several meshes over the same ranks, if they are shown together.
 
     >>> MeshMap.of(("dp", "tp"), (2, 2), (0, 1, 2, 3)).axes[0]  # dp's groups step over tp
-    Axis(name='dp', groups=((0, 2), (1, 3)))
+    Axis(name='dp', groups=((0, 2), (1, 3)), label='')
     """
 
     title: str
     ranks: tuple[int, ...]
     axes: tuple[Axis, ...]
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def of(names: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> MeshMap:
@@ -68,6 +71,11 @@ class MeshMap:
         title = " x ".join(f"{name}={size}" for name, size in zip(names, sizes))
         axes = [Axis(name, _groups(axis, sizes, ranks)) for axis, name in enumerate(names)]
         return MeshMap(title, tuple(ranks), tuple(axes))
+
+    def telling(self) -> tuple[Axis, ...]:
+        """The axes that there is something to see of: they join ranks, and tell them apart if any axis does."""
+        joining = tuple(axis for axis in self.axes if axis.size > 1)
+        return tuple(axis for axis in joining if len(axis.groups) > 1) or joining or self.axes
 
     def hosts(self, gpus_per_host: int) -> list[list[int]]:
         """The ranks of the mesh on each host, ascending; hosts without any are left out."""
@@ -88,13 +96,15 @@ def text(mesh: MeshMap, gpus_per_host: int) -> str:
     hosts = mesh.hosts(gpus_per_host)
     lines = [
         f"{mesh.title}: {counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}",
+        *(["", *mesh.notes] if mesh.notes else []),
         "",
     ]
     rows = [("axis", "size", "groups", "reaches", "the groups' ranks")]
     for axis in mesh.axes:
         shown = [progression(group) for group in axis.groups[:4]]
         more = f" | ... {len(axis.groups)} in all" if len(axis.groups) > 4 else ""
-        rows.append((axis.name, str(axis.size), str(len(axis.groups)), axis.reach(gpus_per_host), _bars(shown) + more))
+        count = str(len(axis.groups))
+        rows.append((axis.label or axis.name, str(axis.size), count, axis.reach(gpus_per_host), _bars(shown) + more))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = [cell.rjust(w) if i in (1, 2) else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]
@@ -117,13 +127,14 @@ def _grid(mesh: MeshMap, hosts: list[list[int]]) -> list[str]:
     width = max(len(ranks) for ranks in hosts)
     spans = [progression(ranks) for ranks in hosts]
     first = max(len("ranks"), *map(len, spans))
-    columns = [max(width, len(axis.name)) for axis in mesh.axes]
-    head = "  ".join(axis.name.ljust(w) for axis, w in zip(mesh.axes, columns))
+    axes = mesh.telling()
+    columns = [max(width, len(axis.name)) for axis in axes]
+    head = "  ".join(axis.name.ljust(w) for axis, w in zip(axes, columns))
     lines = ["", f"{'ranks'.ljust(first)}  {head}".rstrip()]
-    numbers = [axis.group_of() for axis in mesh.axes]
+    numbers = [axis.group_of() for axis in axes]
     for ranks, span in zip(hosts, spans):
         cells = ["".join(_LETTERS[number[rank] % len(_LETTERS)] for rank in ranks) for number in numbers]
         lines.append(f"{span.ljust(first)}  {'  '.join(c.ljust(w) for c, w in zip(cells, columns))}".rstrip())
-    most = max(len(axis.groups) for axis in mesh.axes)
+    most = max(len(axis.groups) for axis in axes)
     again = f"; after {len(_LETTERS)} groups the letters start again" if most > len(_LETTERS) else ""
     return [*lines, f"(a row a host, a letter a rank; ranks of one group have the same letter{again})"]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 4096
 _GAP = 0.5  # between hosts, in cells
+_TITLE = 0.9  # of a panel, its three lines, in inches; as is the next
+_WIDEST = 22.0
 
 
 def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
@@ -31,24 +33,47 @@ def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
     pyplot = canvas.pyplot()
     hosts = mesh.hosts(gpus_per_host)
     grid = _Grid(hosts)
-    columns = 1 if grid.width > 2.2 * grid.height else min(len(mesh.axes), 2 if len(mesh.axes) != 3 else 3)
-    rows = math.ceil(len(mesh.axes) / columns)
-    width = min(18.0, max(7.0, 0.42 * grid.width * columns))
-    height = width / columns * grid.height / grid.width * rows + 0.65 * rows + 0.7
+    axes = mesh.telling()
+    columns = _columns(len(axes), grid)
+    rows = math.ceil(len(axes) / columns)
+    width = min(_WIDEST, max(7.0, 3.4 * columns, 0.42 * grid.width * columns))
+    height = (width / columns * grid.height / grid.width + _TITLE) * rows + 0.6 + 0.16 * len(mesh.notes)
     with pyplot.rc_context(canvas.STYLE):
         figure, panels = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.12)  # so that the panels' titles keep off the whole's
         cell = 72 * (width - 0.4) / columns / grid.width  # points
         flat = [panel for row in panels for panel in row]
-        for panel, axis in zip(flat, mesh.axes):
+        for panel, axis in zip(flat, axes):
             _panel(panel, axis, grid, gpus_per_host, cell)
-        for panel in flat[len(mesh.axes) :]:
+        for panel in flat[len(axes) :]:
             panel.axis("off")
         many = f"{counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}"
         figure.suptitle(f"{mesh.title}: {many}", fontweight="bold")
-        note = f"frame: a host; colour: a group, neighbours differ; dark rim: rank {min(mesh.ranks)}'s group"
-        figure.supxlabel(note, fontsize=9)
+        note = f"frame: a host; colour: a group, neighbours differ; dark: rank {min(mesh.ranks)}'s group"
+        figure.supxlabel("\n".join([note, *_left_out(mesh), *mesh.notes]), fontsize=8, family="monospace", ma="left")
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
+
+
+def _columns(panels: int, grid: _Grid) -> int:
+    """Panels beside each other, so that the whole is about half as wide again as high and few places stay empty."""
+
+    def unlike(columns: int) -> float:
+        rows = math.ceil(panels / columns)
+        wide = 0.42 * grid.width * columns / ((0.42 * grid.height + _TITLE) * rows)
+        return abs(math.log(wide / 1.5)) + 0.2 * (rows * columns - panels)
+
+    return min(range(1, panels + 1), key=unlike)
+
+
+def _left_out(mesh: MeshMap) -> list[str]:
+    """What says nothing as a panel: axes whose groups are the whole world, or every rank by itself."""
+    lines = []
+    for axis in mesh.axes:
+        if axis not in mesh.telling():
+            what = "every rank by itself" if axis.size == 1 else "one group of all ranks"
+            lines.append(f"{what}: {axis.label or axis.name}")
+    return lines
 
 
 class _Grid:
@@ -79,12 +104,12 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     frames = [((left - 0.12, top - 0.12), grid.across + 0.24, grid.down + 0.24) for left, top in grid.corners]
     axes.add_collection(canvas.rectangles(frames, ["white"] * len(frames), [canvas.INK] * len(frames), 1.0))
     boxes = [((left + 0.06, top + 0.06), 0.88, 0.88) for left, top in grid.places.values()]
-    colors = [canvas.group_color(groups[rank]) for rank in grid.places]
-    rims = [canvas.INK if groups[rank] == first else "none" for rank in grid.places]
-    axes.add_collection(canvas.rectangles(boxes, colors, rims, min(2.0, cell / 10)))
+    colors = [canvas.INK if groups[rank] == first else canvas.group_color(groups[rank]) for rank in grid.places]
+    axes.add_collection(canvas.rectangles(boxes, colors, ["none"] * len(boxes), 0.0))
     size = min(10.0, cell / (0.75 * len(str(max(groups))) + 0.6))
     for rank, (left, top) in grid.places.items() if size >= 3 else ():
-        number = axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size)
+        color = "white" if groups[rank] == first else canvas.INK
+        number = axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size, color=color)
         number.set_in_layout(False)  # it lies in its box
     axes.set_xlim(-0.3, grid.width)
     axes.set_ylim(grid.height, -0.3)
@@ -93,4 +118,4 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     what = f"{counted(len(axis.groups), 'group')} of {axis.size}, {axis.reach(gpus_per_host)}"
     text = progression(axis.groups[first])
     text = text if len(text) < 50 else text[:47] + "..."
-    axes.set_title(f"{axis.name}: {what}\nrank {min(groups)}'s group: {text}", fontsize=10)
+    axes.set_title(f"{axis.label or axis.name}\n{what}\nrank {min(groups)}'s group: {text}", fontsize=10)
