@@ -1,36 +1,23 @@
 """What the mesh tests share: a world of one process, the overlay around a test, and counting.
 
-``TORCH_OVERLAY_TEST=stock`` runs the suite on torch as released: tests that state what stock does must pass there too
-(so that what we call stock's behaviour is stock's), and those that need the overlay are skipped.
+What the overlay is for a test depends on the way in which the suite runs: see way.py. Tests that state what stock does
+must pass on stock too, so that what we call stock's behaviour is stock's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import warnings
 
-import pytest
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-STOCK = os.environ.get("TORCH_OVERLAY_TEST", "overlay") == "stock"
-needs_overlay = pytest.mark.skipif(STOCK, reason="what only the overlay does")
-
-
-@contextlib.contextmanager
-def overlay(**options):
-    """The overlay is on inside; on stock runs nothing is."""
-    if STOCK:
-        yield
-        return
-    import torch_overlay
-
-    with torch_overlay.enabled(**options):
-        yield
+from way import STOCK
+from way import needs_overlay as needs_overlay
+from way import overlay as overlay
 
 
 @contextlib.contextmanager

@@ -10,25 +10,20 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
-from mesh_harness import STOCK, make_root, permuted
+from mesh_harness import make_root, permuted
+from torch_overlay.testing import OverlayContinuous
 from twins import MeshTwin
+from way import InThisWay
 
 WORLD = 8
 WORLD_TIMEOUT = datetime.timedelta(seconds=25)
 SHUFFLED = (3, 1, 2, 0, 7, 5, 6, 4)
 
 
-def overlay_on() -> None:
-    """On for the whole process, with meshes compared across ranks; on stock runs nothing is."""
-    if not STOCK:
-        import torch_overlay
-
-        torch_overlay.enable(check_mesh=True)
-
-
-class EightRanks(MultiProcContinuousTest):
+class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
     """Spawns once. A test that fails on some ranks doesn't take the others with it: the next one has a new world."""
 
+    overlay_options = {"check_mesh": True}
     world_size = WORLD
     _worlds = 0
 
@@ -52,10 +47,9 @@ class EightRanks(MultiProcContinuousTest):
 
     @classmethod
     def _init_pg(cls, rank, world_size, rdvz_file) -> None:
-        """In each rank, once: the overlay on, one store for all worlds, the first world."""
+        """In each rank, once: one store for all worlds, the first world."""
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
-        overlay_on()
         cls._file = dist.FileStore(rdvz_file, world_size)
         if rank == 0:
             cls._store = dist.TCPStore("127.0.0.1", 0, None, True, WORLD_TIMEOUT, wait_for_workers=False)
@@ -74,7 +68,6 @@ class EightRanks(MultiProcContinuousTest):
     def _run_test_given_id(cls, test_id: str, **kwargs) -> None:
         with contextlib.suppress(Exception):  # a world that failed in the test before
             dist.destroy_process_group()
-        overlay_on()  # a test that failed between two toggles may have left it off
         cls._worlds += 100  # ranks that left a failed test early count alike again
         cls._worlds -= cls._worlds % 100
         cls._open_world()

@@ -13,13 +13,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from mesh_harness import STOCK, group_ranks, needs_overlay
+from mesh_harness import group_ranks, needs_overlay
 from mesh_ranks import WORLD, all_views, make_root
+from way import WAY
 
 
 def toggle() -> None:
-    """The overlay off if it is on, and on if it is off; on stock runs nothing."""
-    if STOCK:
+    """The overlay off if it is on, and on if it is off; where torch isn't overlaid there's nothing to toggle."""
+    if WAY != "overlay":
         return
     import torch_overlay
 

@@ -181,6 +181,9 @@ def test_a_file_that_cannot_be_collected_is_a_case_of_its_own(command):
     code, cases, text = command("test_import.py", text)
     assert code == 1 and "broken there" in text
     assert cases == {"test_x": ("broken", "passed", None), "(collection)": ("broken", None, "error")}
+    code, cases, text = command("test_import.py", "import a_module_that_only_another_release_has")
+    assert code == 1 and cases == {"(collection)": ("still failing", "error", "error")}
+    assert "test_import.py can't be collected on either side" in text
 
 
 PLANTED = """
