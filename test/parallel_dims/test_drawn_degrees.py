@@ -189,6 +189,21 @@ def test_picture_has_a_panel_of_all_ranks_for_each_axis(tmp_path):
     assert "data    pp=1 x batch=2 x cp=2 x tp=2" in said
 
 
+def test_the_pages_command_makes_the_pages_picture(tmp_path, monkeypatch, capsys):
+    """As seen, not to the byte: letters differ a little from one matplotlib to the next."""
+    image = pytest.importorskip("matplotlib.image")
+    page = (ROOT / "docs" / "parallel_dims.md").read_text()
+    (link,) = re.findall(r"!\[.+?\]\((.+?)\)", page)
+    (command,) = re.findall(r"^python -m torch_overlay draw (.+)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / link).parent.mkdir(parents=True)
+    assert main(command.split()) == 0
+    theirs, ours = image.imread(ROOT / "docs" / link), image.imread(tmp_path / "docs" / link)
+    assert theirs.shape == ours.shape
+    assert (abs(theirs - ours).max(axis=2) > 0.1).mean() < 0.02
+    assert (ROOT / "docs" / link).stat().st_size < 100_000
+
+
 def test_meshes_that_were_built_are_drawn_as_their_degrees():
     with overlay(True), fake_world(37, 64):
         assert torch_overlay.draw.text(RECIPE.build("cpu")) == drawn(RUNS["64"])
