@@ -7,16 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._grids import Grid, pack, unpack
-from torch_overlay.distributed.tensor._steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from torch_overlay.distributed.tensor._grids import Grid, grids
+from torch_overlay.distributed.tensor._steps import AllReduce, AllToAll, Collective
 from twins_tensor import Case, cells, coordinates
 
 
 def permuted(grid, flat):
     """What the grid makes of a flat list."""
     assert len(flat) == math.prod(grid.lengths)
-    strides = [math.prod(grid.lengths[i + 1 :]) for i in range(len(grid.lengths))]
-    ranges = [range(grid.lengths[i]) for i in grid.order]
+    strides = [math.prod(grid.lengths[i + 1 :]) * (grid.lengths[i] > 1) for i in range(len(grid.lengths))]
+    assert all(n in (1, m) for n, m in zip(grid.lengths, grid.times, strict=True))
+    ranges = [range(grid.times[i]) for i in grid.order]
     return [flat[sum(p * strides[i] for p, i in zip(place, grid.order))] for place in itertools.product(*ranges)]
 
 
@@ -33,12 +34,14 @@ def unpacked(pieces, lengths):
 def check(step, coordinate):
     """How many grids the step has at a coordinate; each must agree with the pieces."""
     found = 0
-    held, wanted = step.before.box(coordinate).length, step.after.box(coordinate).length
-    if isinstance(step, (ReduceScatter, AllToAll)) and (grid := pack(step, coordinate)):
+    boxes = step.before.box(coordinate), step.after.box(coordinate)
+    held, wanted = (box.length for box in boxes)
+    pack, unpack = grids(step, *boxes) if not isinstance(step, AllReduce) else (None, None)
+    if grid := pack:
         pieces = step.sends(coordinate) if isinstance(step, AllToAll) else step.pieces(coordinate)
         assert permuted(grid, list(range(math.prod(held)))) == packed(pieces, held)
         found += 1
-    if isinstance(step, (AllGather, AllToAll)) and (grid := unpack(step, coordinate)):
+    if grid := unpack:
         pieces = step.receives(coordinate) if isinstance(step, AllToAll) else step.pieces(coordinate)
         assert permuted(grid, list(range(math.prod(wanted)))) == unpacked(pieces, wanted)
         found += 1
@@ -76,6 +79,9 @@ def test_a_grid_says_what_the_pieces_say(case):
         ("S0 S0", "S1 S1", (8, 4), 2),
         ("S0 R", "S1 R", (8, 4), 2),
         ("S0 R", "S1 R", (7, 4), 0),
+        ("S0 S0", "R S1", (8, 4), 2),  # two of the four want the same
+        ("S0 S0", "S1 R", (8, 4), 2),
+        ("S0 S1", "R S1", (8, 4), 1),
         ("P P", "S1 S0", (8, 4), 1),
         ("P R", "S0 S1", (8, 4), 1),
         ("P S0", "S1 S0", (9, 3), 0),
@@ -91,8 +97,9 @@ def test_even_steps_have_grids(source, target, shape, count):
 
 
 def test_a_plain_grid_needs_no_copy():
-    assert Grid((2, 3, 4), (0, 1, 2)).plain
-    assert Grid((2, 1, 4), (1, 0, 2)).plain
-    assert not Grid((2, 3, 4), (1, 0, 2)).plain
+    assert Grid((2, 3, 4), (2, 3, 4), (0, 1, 2)).plain
+    assert Grid((2, 1, 4), (2, 1, 4), (1, 0, 2)).plain
+    assert not Grid((2, 3, 4), (2, 3, 4), (1, 0, 2)).plain
+    assert not Grid((1, 3, 4), (2, 3, 4), (0, 1, 2)).plain
     step = Case((("S", 0), ("S", 0)), (("R",), ("R",)), (8, 4), (2, 2)).steps()[0]
-    assert unpack(step, (0, 0)).plain
+    assert grids(step, step.before.box((0, 0)), step.after.box((0, 0)))[1].plain

@@ -118,7 +118,7 @@ def test_what_has_no_boxes_is_not_ours(placements, shape, sizes, order, words):
     ("placements", "shape", "sizes", "order", "words"),
     [
         ([Shard(0)], (6,), (2, 2), None, "one placement for each axis: got 1"),
-        ([Shard(1)], (6,), (2,), None, "axis 0 shards dim 1 of a tensor of shape"),
+        ([Shard(1)], (6,), (2,), None, "axis 0 shards dim 1 of a tensor with 1 dims"),
         ([Shard(-1)], (6,), (2,), None, "axis 0 shards dim -1"),
         ([Partial("sum"), Partial("max")], (6,), (2, 2), None, "different kinds in one tensor: max, sum"),
         ([Shard(0), Shard(0)], (8,), (2, 2), [(0, (0,))], "doesn't list the axes"),

@@ -7,7 +7,10 @@ frame; everything a redistribution copies, sends or receives is a box. Standard 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Box(NamedTuple):
@@ -51,6 +54,23 @@ def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
     step = -(-length // parts)
     start = min(part * step, length)
     return start, min(step, length - start)
+
+
+def shortest(length: int, parts: Sequence[int]) -> int:
+    """The length of the shortest piece when `length` elements are cut into `parts[0]` pieces, each of these into
+    `parts[1]`, and so on.
+
+    >>> shortest(9, (2, 2))  # 5 and 4, which are 3, 2, 2 and 2
+    2
+    """
+    for depth, count in enumerate(parts):
+        if length % count:
+            lengths = {length}
+            for more in parts[depth:]:
+                lengths = set().union(*[chunk_lengths(n, more) for n in lengths])
+            return min(lengths)
+        length //= count
+    return length
 
 
 def chunk_lengths(length: int, parts: int) -> set[int]:

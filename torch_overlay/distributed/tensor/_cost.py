@@ -6,16 +6,18 @@ The same numbers on every rank: nothing here depends on a coordinate. Standard l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._boxes import chunk_lengths
+from ._boxes import shortest
 from ._steps import AllToAll, Collective, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ._regions import Regions
+
+Steps = tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +50,16 @@ class Cost:
         weight = self.exchange if isinstance(step, AllToAll) else 1.0
         return latency + weight * arriving(step) * itemsize / bandwidth
 
-    def choose(self, plans: Iterable[Sequence[Step]], itemsize: int) -> tuple[Step, ...]:
-        """The fastest of the plans that are lean enough; of equals the one with fewer collectives, then fewer bytes,
-        then the first."""
-        plans = list(plans)
+    def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
+        """The fastest of the plans; of equals the one with fewer collectives, then fewer bytes, then the first."""
         if len(plans) == 1:
-            return tuple(plans[0])
-        elements = [sum(map(arriving, plan)) for plan in plans]
-        limit = min(elements) * self.thrift
-        lean = [(plan, n) for plan, n in zip(plans, elements) if n <= limit]
-        return tuple(min(lean, key=lambda found: self._key(found[0], found[1], itemsize))[0])
+            return plans[0]
+        return min(plans, key=lambda plan: self._key(plan, itemsize))
 
-    def by_time(self) -> Cost:
-        """The same costs, with no limit on bytes."""
-        return replace(self, thrift=math.inf)
-
-    def _key(self, plan: Sequence[Step], elements: int, itemsize: int) -> tuple[int, int, int]:
+    def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:
         # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
-        picoseconds = round(1e12 * sum(self.seconds(step, itemsize) for step in plan))
-        return picoseconds, collectives(plan), elements
+        picoseconds = round(1e12 * sum([self.seconds(step, itemsize) for step in plan]))
+        return picoseconds, collectives(plan), sum(map(arriving, plan))
 
 
 def collectives(plan: Iterable[Step]) -> int:
@@ -77,7 +70,7 @@ def collectives(plan: Iterable[Step]) -> int:
 def arriving(step: Step) -> int:
     """The elements that a step brings to the busiest rank, or a little more where ranks differ; 0 for a local step."""
     if isinstance(step, AllToAll):
-        terms = math.prod(step.before.sizes[a] for a in step.reduced)
+        terms = math.prod([step.before.sizes[a] for a in step.reduced])
         return terms * step.after.most - _least_overlap(step.before, step.after)
     if isinstance(step, Collective):
         return step.received(())
@@ -91,8 +84,5 @@ def _least_overlap(before: Regions, after: Regions) -> int:
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)
         if longer[: len(shorter)] != shorter:
             return 0  # where the orders part, some rank has the first chunk and wants the last
-        lengths = {length}
-        for axis in longer:
-            lengths = set().union(*(chunk_lengths(n, before.sizes[axis]) for n in lengths))
-        least *= min(lengths)
+        least *= shortest(length, [before.sizes[axis] for axis in longer])
     return least

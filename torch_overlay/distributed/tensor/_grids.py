@@ -7,85 +7,108 @@ on one dim, groups wider than what moves). Standard library only.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._steps import AllGather, AllToAll, Collective, Coordinate, ReduceScatter
+from ._steps import AllGather, AllToAll, Collective, ReduceScatter
 
 if TYPE_CHECKING:
-    from ._regions import Regions
+    from ._boxes import Box
+
+Cuts = Sequence[tuple[int, ...]]
 
 
 class Grid(NamedTuple):
-    """How to read one tensor as another: view it as `lengths`, permute by `order`, make it contiguous.
+    """How to read one tensor as another: view it as `lengths`, expand that to `times`, permute by `order`, make it
+    contiguous.
 
-    What comes out is flat for a pack, and to be viewed as the new local tensor for an unpack.
+    What comes out is flat for a pack, and to be viewed as the new local tensor for an unpack. `times` differs from
+    `lengths` where several members get the same.
     """
 
     lengths: tuple[int, ...]
+    times: tuple[int, ...]
     order: tuple[int, ...]
 
     @property
     def plain(self) -> bool:
         """Is it a plain view, with no copy to make?"""
-        moved = [i for i in self.order if self.lengths[i] != 1]
-        return moved == sorted(moved)
+        moved = [i for i in self.order if self.times[i] != 1]
+        return moved == sorted(moved) and self.times == self.lengths
 
 
-def pack(step: ReduceScatter | AllToAll, coordinate: Coordinate) -> Grid | None:
-    """From the local tensor to what goes to the members, one after the other; None if the pieces aren't alike."""
-    extra = _extra(step, step.after, step.before)
-    if extra is None or not _alike(step, coordinate):
-        return None
-    lengths = step.before.box(coordinate).length
-    view: list[int] = []
-    place, inner = {}, []
-    for axes, length in zip(extra, lengths):
-        for axis in axes:
-            place[axis] = len(view)
-            view.append(step.before.sizes[axis])
-        inner.append(len(view))
-        view.append(length // math.prod(step.before.sizes[a] for a in axes))
-    return Grid(tuple(view), (*(place[a] for a in step.axes), *inner))
+def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) -> tuple[Grid | None, Grid | None]:
+    """From the local tensor to what goes to the members, one after the other; and from what came from them to the new
+    local tensor. None where a step has no such list of pieces, or the pieces aren't alike.
+
+    Args:
+        held, wanted: this rank's boxes before the step and after it.
+    """
+    given, taken = [], []  # by dim, the cuts that only the source has, and that only the target has
+    for old, new in zip(step.before.orders, step.after.orders):
+        common = min(len(old), len(new))
+        if old[:common] != new[:common]:
+            return None, None
+        given.append(old[common:])
+        taken.append(new[common:])
+    if not _by_the_group(step, given, taken) or not _alike(step, held, wanted, given, taken):
+        return None, None
+    pack = _pack(step, held, taken) if not isinstance(step, AllGather) else None
+    return pack, _unpack(step, wanted, given) if not isinstance(step, ReduceScatter) else None
 
 
-def unpack(step: AllGather | AllToAll, coordinate: Coordinate) -> Grid | None:
-    """From what came from the members, one after the other, to the local tensor; None if the pieces aren't alike."""
-    extra = _extra(step, step.before, step.after)
-    if extra is None or not _alike(step, coordinate):
-        return None
-    sizes, lengths = step.before.sizes, step.after.box(coordinate).length
-    view = [sizes[a] for a in step.axes]
-    order = []
-    for axes, length in zip(extra, lengths):
-        order += [step.axes.index(a) for a in axes]
-        order.append(len(view))
-        view.append(length // math.prod(sizes[a] for a in axes))
-    return Grid(tuple(view), tuple(order))
+def _by_the_group(step: Collective, given: Cuts, taken: Cuts) -> bool:
+    """Is what changes cut by the axes of the group, each once, and does every member send to all?"""
+    axes = list(step.axes)
+    if isinstance(step, ReduceScatter):
+        return sorted(itertools.chain.from_iterable(taken)) == axes
+    # Along an axis where all hold the same, only the nearest would send.
+    return sorted(itertools.chain.from_iterable(given)) == axes and set(itertools.chain.from_iterable(taken)) <= {*axes}
 
 
-def _extra(step: Collective, longer: Regions, shorter: Regions) -> list[tuple[int, ...]] | None:
-    """The cuts, by dim, that `longer` makes where `shorter` stops, if they are by the group's axes, each once."""
-    extra = []
-    for many, few in zip(longer.orders, shorter.orders):
-        common = min(len(many), len(few))
-        if many[:common] != few[:common]:
-            return None
-        extra.append(many[common:])
-    return extra if sorted(a for axes in extra for a in axes) == list(step.axes) else None
-
-
-def _alike(step: AllGather | ReduceScatter | AllToAll, coordinate: Coordinate) -> bool:
+def _alike(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box, given: Cuts, taken: Cuts) -> bool:
     """Does each member's piece have the same lengths, and no padding after it?"""
     if isinstance(step, AllToAll) and step.op is not None:
         return False
-    old, new = step.before.box(coordinate).length, step.after.box(coordinate).length
     sizes, piece = step.before.sizes, 1
-    for held, wanted, before, after in zip(old, new, step.before.orders, step.after.orders):
-        common = min(len(before), len(after))
+    for old, new, before, after in zip(held.length, wanted.length, given, taken):
         # What is held is cut for others by the target's further cuts; what is wanted comes in the source's.
-        parts, pieces = (math.prod(sizes[a] for a in axes[common:]) for axes in (after, before))
-        if held % parts or wanted % pieces or held // parts != wanted // pieces:
+        parts = math.prod([sizes[a] for a in after]) if after else 1
+        pieces = math.prod([sizes[a] for a in before]) if before else 1
+        if old % parts or new % pieces or old // parts != new // pieces:
             return False
-        piece *= held // parts
+        piece *= old // parts
     return isinstance(step, AllToAll) or piece == step.chunk
+
+
+def _pack(step: Collective, held: Box, taken: Cuts) -> Grid:
+    sizes = step.before.sizes
+    # Members that differ only along an axis that doesn't cut the target want the same.
+    alike = [axis for axis in step.axes if not any(axis in axes for axes in taken)]
+    place = {axis: number for number, axis in enumerate(alike)}
+    times = [sizes[axis] for axis in alike]
+    inner = []
+    for axes, length in zip(taken, held.length):
+        for axis in axes:
+            place[axis] = len(times)
+            times.append(sizes[axis])
+            length //= sizes[axis]
+        inner.append(len(times))
+        times.append(length)
+    lengths = (*[1] * len(alike), *times[len(alike) :])
+    return Grid(lengths, tuple(times), (*[place[a] for a in step.axes], *inner))
+
+
+def _unpack(step: Collective, wanted: Box, given: Cuts) -> Grid:
+    sizes = step.before.sizes
+    view = [sizes[axis] for axis in step.axes]
+    order = []
+    for axes, length in zip(given, wanted.length):
+        for axis in axes:
+            order.append(step.axes.index(axis))
+            length //= sizes[axis]
+        order.append(len(view))
+        view.append(length)
+    return Grid(tuple(view), tuple(view), tuple(order))

@@ -53,6 +53,8 @@ def groups_known(mesh: DeviceMesh) -> tuple[int, Names]:
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
+    if mesh.ndim == 1:
+        return frozenset()
     return _joint_axes(mesh, tuple(mesh._dim_group_names), groups_known(mesh), get_settings())
 
 

@@ -77,10 +77,12 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
         return frozenset()
     axes: set[int] = set()
     for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
+        if old == new:
+            continue
         rest = old[_common(old, new) :]
         # A wanted piece has one holder on the axes of its dim. An axis that doesn't cut the target there leaves ranks
         # that want the piece at all its coordinates; one that does may happen to be where the piece is.
-        axes.update(a for a in rest if a not in new)
+        axes.update([a for a in rest if a not in new])
         both = [a for a in rest if a in new]
         if both:
             axes.update(_apart(before, after, dim, both))
@@ -90,10 +92,12 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
 def push(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
     """Cut `before` further by the allowed axes, as far as each cut is a cut of `toward` too. Needs no communication
     if these axes are free."""
+    if not allowed:
+        return before
     orders = []
     for old, new in zip(before.orders, toward.orders):
         depth = len(old)
-        if new[:depth] == old:
+        if depth < len(new) and new[:depth] == old:
             while depth < len(new) and new[depth] in allowed:
                 depth += 1
             old = new[:depth]
@@ -109,7 +113,7 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
     plans = list(_at_once(before, after, axes, groups))
     if not groups.has(axes):
         plans.append(_by_turns(before, after, groups, itemsize, cost))
-    return cost.by_time().choose(plans, itemsize)
+    return cost.fastest(plans, itemsize)
 
 
 def _at_once(before: Regions, after: Regions, axes: frozenset[int], groups: Groups) -> Iterable[tuple[Step, ...]]:
@@ -135,7 +139,7 @@ def _by_turns(before: Regions, after: Regions, groups: Groups, itemsize: int, co
     while crossed(now, after):
         then = _turn(now, after, groups)
         axes = crossed(now, then)
-        steps += cost.by_time().choose(_at_once(now, then, axes, groups), itemsize) if axes else (Narrow(now, then),)
+        steps += cost.fastest(list(_at_once(now, then, axes, groups)), itemsize) if axes else (Narrow(now, then),)
         now = then
     return (*steps, *(() if now == after else (Narrow(now, after),)))
 
@@ -164,8 +168,8 @@ def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
 
 
 def _common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
-    depth = 0
-    while depth < min(len(old), len(new)) and old[depth] == new[depth]:
+    depth, most = 0, min(len(old), len(new))
+    while depth < most and old[depth] == new[depth]:
         depth += 1
     return depth
 

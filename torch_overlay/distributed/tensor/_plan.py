@@ -56,6 +56,8 @@ def plan(
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
     made = _made_pending(source, target)
+    if not made:
+        return _reduce_and_move(source, target, have, itemsize, cost)
     # First to where the new terms are: the target's boxes, still cut by the axes whose shards become terms of a sum.
     kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
     orders = [new + tuple(a for a in old if a in made) for old, new in zip(source.orders, target.orders)]

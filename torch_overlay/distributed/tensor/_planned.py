@@ -29,6 +29,9 @@ from ._steps import Narrow, Step
 Steps = tuple[Step, ...]
 
 CACHED_PLANS = 4096
+_COST = Cost()
+# Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
+_ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
 
 
 class Planned(NamedTuple):
@@ -37,7 +40,9 @@ class Planned(NamedTuple):
     Attributes:
         steps: the plan; `run` has a function for each.
         held: the shape that the local tensor must have.
-        text: the plan as one line.
+        ends: what each coordinate holds before and after.
+        itemsize: the bytes of an element.
+        names: of the mesh's axes.
         borrowed: the names of groups that serve other meshes and may be destroyed with them.
         trim: whether the last step leaves a view of something bigger.
         aliases: whether that is the local tensor itself.
@@ -46,10 +51,17 @@ class Planned(NamedTuple):
     steps: tuple[Step, ...]
     run: tuple[Local, ...]
     held: tuple[int, ...]
-    text: str
+    ends: tuple[Regions, Regions]
+    itemsize: int
+    names: tuple[str, ...] | None
     borrowed: tuple[str, ...]
     trim: bool
     aliases: bool
+
+    @property
+    def text(self) -> str:
+        """The plan as one line."""
+        return line(*self.ends, self.steps, self.itemsize, self.names)
 
 
 _plans: OrderedDict[Any, Planned | str] = OrderedDict()
@@ -159,17 +171,16 @@ def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced:
         return "this rank isn't in the mesh"
     if _stands_for_many_ranks():
         return "a mode in which one process stands for many ranks"
-    if not all(type(size) is int for size in source.shape):
+    if {*map(type, source.shape)} - {int}:
         return "a symbolic shape"
     return None
 
 
 def _stands_for_many_ranks() -> bool:
-    config = getattr(torch.compiler.config, "compile_on_one_rank", None)
-    if config is None:
-        config = getattr(torch.distributed.config, "compile_on_one_rank", False)
+    if getattr(_ONE_RANK, "compile_on_one_rank", False):
+        return True
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
-    return bool(config) or (local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None)
+    return local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None
 
 
 def plan_between(
@@ -180,16 +191,13 @@ def plan_between(
     Raises:
         NotOurs: with the reason.
     """
-    before, after = (
+    shape, sizes = tuple(source.shape), tuple(mesh.shape)
+    before, after = [
         read_spec(
-            spec.placements,
-            tuple(source.shape),
-            mesh.shape,
-            spec.shard_order,
-            DTensorSpec.is_default_device_order(spec.shard_order),
+            spec.placements, shape, sizes, spec.shard_order, DTensorSpec.is_default_device_order(spec.shard_order)
         )
         for spec in (source, target)
-    )
+    ]
     return before, after, plan(before, after, itemsize, joint_axes(mesh), cost_of(mesh, get_settings()))
 
 
@@ -204,22 +212,23 @@ def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: 
     try:
         before, after, steps = plan_between(mesh, source, target, itemsize)
         norm = norm_ended(source, target)
-        run = runners(steps, coordinate, group_of, async_op)
+        held = before.box(coordinate)
+        run = runners(steps, coordinate, held, group_of, async_op)
     except (NotOurs, LookupError) as error:
         return str(error)
-    text = line(before, after, steps, itemsize, mesh.mesh_dim_names)
     if norm is not None:
         run = (norm._pre_reduce_transform, *run, norm._post_reduce_transform)
     trim = bool(steps) and isinstance(steps[-1], Narrow)
-    borrowed = tuple(group.name for axes, group in groups.items() if len(axes) > 1)
-    held = before.box(coordinate).length
-    return Planned(steps, run, held, text, borrowed, trim, all(isinstance(s, Narrow) for s in steps))
+    borrowed = tuple([group.name for axes, group in groups.items() if len(axes) > 1])
+    aliases = {*map(type, steps)} <= {Narrow}
+    ends = before, after
+    return Planned(steps, run, held.length, ends, itemsize, mesh.mesh_dim_names, borrowed, trim, aliases)
 
 
 def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
     """The cost model, with what the user said of the mesh's axes."""
     if not settings.topology or not mesh.mesh_dim_names:
-        return Cost()
+        return _COST
     known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
-    default = (Cost().latency, Cost().bandwidth)
+    default = (_COST.latency, _COST.bandwidth)
     return Cost(axes=tuple(known.get(name, default) for name in mesh.mesh_dim_names))

@@ -4,26 +4,29 @@ are at hand: one that reduces, over all axes together, and one that moves. Stand
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ._cost import arriving
 from ._moves import Groups, crossed, move, push
+from ._regions import Regions
 from ._steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._cost import Cost
-    from ._regions import Regions
 
 Steps = tuple[Step, ...]
+Way = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reduction:
     """The problem: reduce with `op` over `axes`, which are pending before and not after, and end in other boxes.
 
-    Its methods are the ways to do it; each gives whole plans, all of them right. `best` takes the cheapest.
+    Some methods are ways to do it; each gives beginnings of plans, all of them right. `best` takes the cheapest.
     """
 
     before: Regions
@@ -33,105 +36,139 @@ class Reduction:
     groups: Groups
     itemsize: int
     cost: Cost
+    _moves: dict[Regions, tuple[Steps, int]] = field(default_factory=dict)
+    _least: float = math.inf  # the elements of the leanest plan so far
 
     def best(self) -> Steps:
         """The plan that the cost prefers."""
-        if not crossed(self.before, self.after) and self.axes.isdisjoint(self.after.sharded):
-            return next(self.whole())  # no plan can do with less
-        for steps in self.scattered():
-            if len(steps) == 1 and isinstance(steps[0], ReduceScatter) and self._exact(steps[0]):
-                return steps  # each rank gets its own part and nothing else
-            break
-        # Of equals the first is taken: those that sum in the order in which torch's own plans do.
-        ways = (self.whole, self.part_whole, self.scattered, self.moved_first, self.in_one)
-        return self.cost.choose((plan for way in ways for plan in way()), self.itemsize)
+        if self.axes.isdisjoint(self.after.sharded) and not crossed(self.before, self.after):
+            return next(self.whole())[0]  # no plan can do with less
+        if self.axes.issubset(self.after.sharded):
+            head, now = next(self.scattered())
+            if len(head) == 1 and now == self.after and isinstance(head[0], ReduceScatter) and self._exact(head[0]):
+                return head  # each rank gets its own part and nothing else
+        return self.cost.fastest(self._lean(), self.itemsize)
+
+    def _lean(self) -> list[Steps]:
+        """The plans that bring so few elements that the cost looks at them. Of equals the first is taken: those that
+        sum in the order in which torch's own plans do."""
+        found = []
+        # The lean ways are asked first, so that most of the others are known to bring too much by their beginnings.
+        ways = ((2, self.scattered), (1, self.part_whole), (3, self.moved_first), (0, self.whole), (4, self.in_one))
+        for place, way in ways:
+            for head, now in way():
+                elements = sum(map(arriving, head))
+                if not self._too_many(elements):
+                    tail, more = self._move(now)
+                    found.append((elements + more, place, (*head, *tail)))
+                    self._least = min(self._least, elements + more)
+        found.sort(key=lambda one: one[1])
+        return [plan for elements, _, plan in found if not self._too_many(elements)]
+
+    def _too_many(self, elements: int) -> bool:
+        return elements > self._least * self.cost.thrift
 
     def _exact(self, step: ReduceScatter) -> bool:
         return step.before == self.before and step.ranks * step.chunk == self.before.most
 
-    def whole(self) -> Iterator[Steps]:
+    def whole(self) -> Iterator[Way]:
         """All-reduce what every rank has, then move."""
         for narrow in self._narrowed():
-            reduced = self._all_reduce(self.before, narrow, self.axes)
-            yield (*reduced, *self._move(narrow.settled(self.axes)))
+            yield self._all_reduce(self.before, narrow, self.axes), narrow.settled(self.axes)
 
-    def scattered(self) -> Iterator[Steps]:
+    def scattered(self) -> Iterator[Way]:
         """Reduce-scatter, each rank keeping one part along all the axes, then move or gather the parts."""
         for narrow in self._narrowed():
             first = () if narrow == self.before else (Narrow(self.before, narrow),)
-            for cut in dict.fromkeys(self._cuts(narrow)):
-                yield (*first, *self._reduce_scatter(narrow, cut, self.axes), *self._move(cut))
+            for cut in self._cuts(narrow):
+                yield (*first, *self._reduce_scatter(narrow, cut, self.axes)), cut
 
-    def part_whole(self) -> Iterator[Steps]:
+    def part_whole(self) -> Iterator[Way]:
         """Reduce-scatter over the axes that cut the target, then all-reduce over the rest what is left of the data."""
         first = self.axes & self.after.sharded
         rest = self.axes - first
+        if not (first and rest):
+            return
         start = self.before.settled(first)
         cut = push(start, self.after, start.free)
-        if not (first and rest and cut.sharded.issuperset(first)):
+        if not cut.sharded.issuperset(first):
             return
-        if not crossed(cut, self.after) or not self.groups.has(self.axes):  # else it would be a third collective
+        if not self.groups.has(self.axes) or not crossed(cut, self.after):  # else it would be a third collective
             scattered = self._reduce_scatter(self.before, cut, first)
-            yield (*scattered, *self._all_reduce(cut, cut, rest), *self._move(cut.settled(rest)))
+            yield (*scattered, *self._all_reduce(cut, cut, rest)), cut.settled(rest)
 
-    def moved_first(self) -> Iterator[Steps]:
+    def moved_first(self) -> Iterator[Way]:
         """Move into boxes from which the target is a cut, then reduce there."""
-        inner = self.before.cut(_until(order, self.axes) for order in self.after.orders)
+        inner = self.before.cut([_until(order, self.axes) for order in self.after.orders])
         if not crossed(self.before, inner):
             return
-        moved = move(self.before, inner, self.groups, self.itemsize, self.cost)
         if self.axes.issubset(self.after.sharded):
-            yield (*moved, *self._reduce_scatter(inner, self.after, self.axes))
+            reduced, now = self._reduce_scatter(inner, self.after, self.axes), self.after
         else:
-            yield (*moved, *self._all_reduce(inner, inner, self.axes), *self._move(inner.settled(self.axes)))
+            reduced, now = self._all_reduce(inner, inner, self.axes), inner.settled(self.axes)
+        if not self._too_many(sum(map(arriving, reduced))):
+            yield (*move(self.before, inner, self.groups, self.itemsize, self.cost), *reduced), now
 
-    def in_one(self) -> Iterator[Steps]:
+    def in_one(self) -> Iterator[Way]:
         """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
+        if self._too_many((self.groups.count(self.axes) - 1) * self.after.most):
+            return
         around = self.groups.around(self.axes | crossed(self.before, self.after))
         if around is not None:
             reduced = tuple(sorted(self.axes))
             op, mean = (self.op, ()) if self.op != "avg" else ("sum", (Divide(self.groups.count(reduced)),))
-            yield (AllToAll(self.before, self.after, around, op, reduced), *mean)
+            yield (AllToAll(self.before, self.after, around, op, reduced), *mean), self.after
 
-    def _move(self, now: Regions) -> Steps:
-        return move(now, self.after, self.groups, self.itemsize, self.cost)
+    def _move(self, now: Regions) -> tuple[Steps, int]:
+        """How to go on from there, and the elements that it brings."""
+        found = self._moves.get(now)
+        if found is None:
+            steps = move(now, self.after, self.groups, self.itemsize, self.cost)
+            found = self._moves[now] = steps, sum(map(arriving, steps))
+        return found
 
-    def _narrowed(self) -> dict[Regions, None]:
+    def _narrowed(self) -> tuple[Regions, ...]:
         """What to reduce: only what the target wants of the local tensor, where it can be told; or all of it."""
-        return dict.fromkeys((push(self.before, self.after, self.before.free), self.before))
+        narrow = push(self.before, self.after, self.before.free)
+        return (narrow,) if narrow == self.before else (narrow, self.before)
 
     def _cuts(self, narrow: Regions) -> Iterator[Regions]:
-        """Cuts of `narrow` along all the axes: where the target has them, the rest anywhere."""
+        """Different cuts of `narrow` along all the axes: where the target has them, the rest anywhere."""
         start = narrow.settled(self.axes)
+        found = []
         for allowed in (self.axes, start.free):
             cut = push(start, self.after, allowed)
             cut = _spread(cut, sorted(self.axes - cut.sharded))
-            yield cut
+            if cut not in found:
+                found.append(cut)
+                yield cut
         if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
             # Padded, and by more than one axis after the other would be: all of them where there is least padding.
-            yield _spread(start, sorted(self.axes))
+            cut = _spread(start, sorted(self.axes))
+            if cut not in found:
+                yield cut
 
-    def _all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> list[Step]:
+    def _all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> Steps:
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
         for group in self.groups.cover(axes):
             then = narrow.settled(group)
             steps.append(AllReduce(narrow, then, group, self.op))
             narrow = then
-        return steps
+        return tuple(steps)
 
-    def _reduce_scatter(self, before: Regions, cut: Regions, axes: frozenset[int]) -> list[Step]:
+    def _reduce_scatter(self, before: Regions, cut: Regions, axes: frozenset[int]) -> Steps:
         """To `cut`, which cuts `before` further by `axes` and maybe by free axes. Without the joint group it takes one
         group at a time, outer cuts first."""
         if not cut.sharded.issuperset(axes):  # a tensor without dims
             return self._all_reduce(before, before, axes)
         if self.groups.has(axes):
-            return [ReduceScatter(before, cut, tuple(sorted(axes)), self.op)]
+            return (ReduceScatter(before, cut, tuple(sorted(axes)), self.op),)
         steps: list[Step] = []
         while left := axes & before.pending:
             group, then = self._next_cut(before, cut, left)
             steps.append(ReduceScatter(before, then, group, self.op))
             before = then
-        return steps if before == cut else [*steps, Narrow(before, cut)]
+        return tuple(steps) if before == cut else (*steps, Narrow(before, cut))
 
     def _next_cut(self, now: Regions, cut: Regions, left: frozenset[int]) -> tuple[tuple[int, ...], Regions]:
         for group in self.groups.within(left):
@@ -150,9 +187,12 @@ def _spread(regions: Regions, axes: list[int]) -> Regions:
     """Cut further, by all these axes on the dim where the biggest box gets smallest; of equals the outermost."""
     if not axes or not regions.shape:
         return regions
-    found = []
-    for dim in range(len(regions.shape)):
-        orders = list(regions.orders)
-        orders[dim] += tuple(axes)
-        found.append(regions.cut(orders))
-    return min(found, key=lambda cut: cut.most)
+    lengths = [regions.longest(dim) for dim in range(len(regions.shape))]
+    sizes = []
+    for dim, length in enumerate(lengths):
+        for axis in axes:
+            length = -(-length // regions.sizes[axis])
+        sizes.append(math.prod([*lengths[:dim], length, *lengths[dim + 1 :]]))
+    dim = sizes.index(min(sizes))
+    orders = regions.orders
+    return regions.cut((*orders[:dim], orders[dim] + tuple(axes), *orders[dim + 1 :]))

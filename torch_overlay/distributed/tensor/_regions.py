@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._boxes import Box, chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 # Reductions that torch knows by name; any other Partial is not ours.
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
@@ -55,8 +55,44 @@ class Partial:
 Placement = Replicate | Shard | StridedShard | Partial
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
+class Cuts(NamedTuple):
+    """What placements say of any tensor with so many dims: the `orders` and `partial` of its `Regions`.
+
+    Attributes:
+        odd: the dims that are cut in another order than torch's own: boxes only if the cut is even.
+    """
+
+    orders: tuple[tuple[int, ...], ...]
+    partial: tuple[str | None, ...]
+    odd: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        placements: Sequence[Placement],
+        ndim: int,
+        sizes: tuple[int, ...],
+        shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
+    ) -> Cuts:
+        """Read placements; see `Regions.of`."""
+        _check(placements, ndim, sizes)
+        plain = _orders(placements, ndim, sizes, strided=False)
+        if shard_order is not None:
+            orders = _given_orders(shard_order, plain, sizes)
+        else:
+            orders = _orders(placements, ndim, sizes, strided=True)
+        partial = tuple([p.op if isinstance(p, Partial) and n > 1 else None for p, n in zip(placements, sizes)])
+        return Cuts(orders, partial, tuple([dim for dim in range(ndim) if orders[dim] != plain[dim]]))
+
+    def on(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
+        """Of a tensor of this shape. Raises NotOurs if a cut that must be even isn't."""
+        for dim in self.odd:
+            order = self.orders[dim]
+            if shape[dim] % math.prod([sizes[a] for a in order]):
+                raise NotOurs(f"dim {dim} of length {shape[dim]} is cut by axes {order} in that order, unevenly")
+        return Regions(shape, sizes, self.orders, self.partial)
+
+
+class Regions(NamedTuple):
     """Which box each coordinate of a mesh holds, and over which axes the values are still partial.
 
     Attributes:
@@ -85,17 +121,7 @@ class Regions:
             NotOurs: the spec is right but its shards are no boxes, or its reduction has no name that we know.
         """
         shape, sizes = tuple(shape), tuple(sizes)
-        _check(placements, shape, sizes)
-        plain = _orders(placements, shape, sizes, strided=False)
-        if shard_order is not None:
-            orders = _given_orders(shard_order, plain, sizes)
-        else:
-            orders = _orders(placements, shape, sizes, strided=True)
-        for dim, order in enumerate(orders):
-            if order != plain[dim] and shape[dim] % math.prod(sizes[a] for a in order):
-                raise NotOurs(f"dim {dim} of length {shape[dim]} is cut by axes {order} in that order, unevenly")
-        partial = tuple(p.op if isinstance(p, Partial) and n > 1 else None for p, n in zip(placements, sizes))
-        return Regions(shape, sizes, orders, partial)
+        return Cuts.of(placements, len(shape), sizes, shard_order).on(shape, sizes)
 
     def span(self, dim: int, coordinate: Sequence[int]) -> tuple[int, int]:
         """Start and length along `dim` of what `coordinate` holds: one chunk of a chunk for each axis of the order."""
@@ -107,18 +133,24 @@ class Regions:
 
     def box(self, coordinate: Sequence[int]) -> Box:
         """What `coordinate` holds of the global tensor."""
-        spans = [self.span(dim, coordinate) for dim in range(len(self.shape))]
-        return Box(tuple(s for s, _ in spans), tuple(n for _, n in spans))
+        starts, lengths = [], []
+        for dim, order in enumerate(self.orders):
+            start, length = self.span(dim, coordinate) if order else (0, self.shape[dim])
+            starts.append(start)
+            lengths.append(length)
+        return Box(tuple(starts), tuple(lengths))
 
     @property
     def most(self) -> int:
-        """The elements of the biggest box: of each dim, the first chunk of the first chunk."""
-        elements = 1
-        for length, order in zip(self.shape, self.orders):
-            for axis in order:
-                length = -(-length // self.sizes[axis])
-            elements *= length
-        return elements
+        """The elements of the biggest box."""
+        return math.prod([self.longest(dim) for dim in range(len(self.shape))])
+
+    def longest(self, dim: int) -> int:
+        """The length along `dim` of the biggest box: of the first chunk of the first chunk."""
+        length = self.shape[dim]
+        for axis in self.orders[dim]:
+            length = -(-length // self.sizes[axis])
+        return length
 
     @property
     def sharded(self) -> frozenset[int]:
@@ -128,22 +160,22 @@ class Regions:
     @property
     def pending(self) -> frozenset[int]:
         """The axes over which a reduction is pending."""
-        return frozenset(axis for axis, op in enumerate(self.partial) if op)
+        return frozenset([axis for axis, op in enumerate(self.partial) if op])
 
     @property
     def free(self) -> frozenset[int]:
         """The axes along which all coordinates hold the same values; none of size 1."""
-        busy = self.sharded | self.pending
-        return frozenset(axis for axis, n in enumerate(self.sizes) if n > 1 and axis not in busy)
+        cut = self.sharded
+        ends = enumerate(zip(self.sizes, self.partial))
+        return frozenset([axis for axis, (size, op) in ends if size > 1 and op is None and axis not in cut])
 
-    def cut(self, orders: Iterable[Iterable[int]]) -> Regions:
+    def cut(self, orders: Iterable[tuple[int, ...]]) -> Regions:
         """The same tensor and reductions, cut in other orders."""
-        return Regions(self.shape, self.sizes, tuple(map(tuple, orders)), self.partial)
+        return Regions(self.shape, self.sizes, tuple(orders), self.partial)
 
-    def settled(self, axes: Iterable[int]) -> Regions:
+    def settled(self, axes: Collection[int]) -> Regions:
         """The same boxes, with nothing pending over `axes`."""
-        done = frozenset(axes)
-        partial = tuple(None if a in done else op for a, op in enumerate(self.partial))
+        partial = tuple([None if a in axes else op for a, op in enumerate(self.partial)])
         return Regions(self.shape, self.sizes, self.orders, partial)
 
     def __str__(self) -> str:
@@ -155,15 +187,15 @@ class Regions:
         return "·".join(words) or "(no axes)"
 
 
-def _check(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+def _check(placements: Sequence[Placement], ndim: int, sizes: tuple[int, ...]) -> None:
     if len(placements) != len(sizes):
         raise ValueError(f"one placement for each axis: got {len(placements)} for a mesh of sizes {sizes}")
     ops = set()
     for axis, placement in enumerate(placements):
         if isinstance(placement, Partial):
             ops.add(placement.op)
-        elif not isinstance(placement, Replicate) and not 0 <= placement.dim < len(shape):
-            raise ValueError(f"axis {axis} shards dim {placement.dim} of a tensor of shape {shape}")
+        elif not isinstance(placement, Replicate) and not 0 <= placement.dim < ndim:
+            raise ValueError(f"axis {axis} shards dim {placement.dim} of a tensor with {ndim} dims")
     if len(ops) > 1 and ops != {"sum", "avg"}:
         raise ValueError(f"reductions of different kinds in one tensor: {', '.join(sorted(ops))}")
     if unknown := ops.difference(OPS):
@@ -171,11 +203,11 @@ def _check(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tuple
 
 
 def _orders(
-    placements: Sequence[Placement], shape: tuple[int, ...], sizes: tuple[int, ...], strided: bool
+    placements: Sequence[Placement], ndim: int, sizes: tuple[int, ...], strided: bool
 ) -> tuple[tuple[int, ...], ...]:
     # From the last axis to the first: a plain shard cuts before all later axes of its dim, a strided one after those
     # that make up its split factor.
-    orders: list[list[int]] = [[] for _ in shape]
+    orders: list[list[int]] = [[] for _ in range(ndim)]
     for axis in reversed(range(len(sizes))):
         placement = placements[axis]
         if sizes[axis] == 1 or not isinstance(placement, (Shard, StridedShard)):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 
-from ._grids import Grid, pack, unpack
+from ._grids import Grid, grids
 from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, Piece, ReduceScatter, Step
 
 if TYPE_CHECKING:
@@ -51,44 +51,54 @@ _REDUCE = {
 }
 
 
+class Place(NamedTuple):
+    """Where a step runs: this rank's coordinate, and what it holds before the step and after it."""
+
+    coordinate: Coordinate
+    held: Box
+    wanted: Box
+
+
 def runners(
-    steps: Sequence[Step], coordinate: Coordinate, group_of: Callable[[tuple[int, ...]], Group], async_op: bool = False
+    steps: Sequence[Step],
+    coordinate: Coordinate,
+    held: Box,
+    group_of: Callable[[tuple[int, ...]], Group],
+    async_op: bool = False,
 ) -> tuple[Local, ...]:
-    """One function a step; together they take the local tensor of the source to that of the target.
+    """One function a step; together they take the local tensor of the source, the box `held`, to that of the target.
 
     With `async_op` the last collective isn't waited for where nothing but a view follows it.
     """
-    last = max((number for number, step in enumerate(steps) if isinstance(step, Collective)), default=-1)
+    last = max([number for number, step in enumerate(steps) if isinstance(step, Collective)], default=-1)
     made: list[Local] = []
     for number, step in enumerate(steps):
-        finish = _later if async_op and number == last else _wait
-        made.append(_runner(step, coordinate, group_of, finish))
+        if isinstance(step, Divide):
+            made.append(_divide(step))
+            continue
+        place = Place(coordinate, held, step.after.box(coordinate))
+        if isinstance(step, Collective):
+            finish = _later if async_op and number == last else _wait
+            made.append(_COLLECTIVES[type(step)](step, place, group_of(step.axes), finish))
+        else:
+            made.append(_LOCAL[type(step)](step, place))
+        held = place.wanted
     return tuple(made)
 
 
-def _runner(step: Step, coordinate: Coordinate, group_of: Callable[[tuple[int, ...]], Group], finish: Local) -> Local:
-    if isinstance(step, Narrow):
-        box, whole = step.box(coordinate), step.before.box(coordinate)
-        return lambda local: _narrow(local, box, whole)
-    if isinstance(step, Divide):
-        return lambda local: local / step.by
-    if isinstance(step, Embed):
-        return _embed(step, coordinate)
-    make = {AllGather: _all_gather, AllReduce: _all_reduce, ReduceScatter: _reduce_scatter, AllToAll: _all_to_all}
-    return make[type(step)](step, coordinate, group_of(step.axes), finish)  # type: ignore[operator]
+def _divide(step: Divide) -> Local:
+    return lambda local: local / step.by
 
 
-def _narrow(local: torch.Tensor, box: Box, whole: Box) -> torch.Tensor:
+def _narrow(step: Narrow, place: Place) -> Local:
+    box = step.box(place.coordinate)
     if 0 in box.length:
-        return local.new_empty(box.length)
-    for dim, (start, length) in enumerate(zip(*box, strict=True)):
-        if length != whole.length[dim]:
-            local = local.narrow(dim, start, length)
-    return local
+        return lambda local: local.new_empty(box.length)
+    return lambda local: _part(local, box)
 
 
-def _embed(step: Embed, coordinate: Coordinate) -> Local:
-    box, shape = step.box(coordinate), step.after.box(coordinate).length
+def _embed(step: Embed, place: Place) -> Local:
+    box, shape = step.box(place.coordinate), place.wanted.length
 
     def run(local: torch.Tensor) -> torch.Tensor:
         whole = local.new_zeros(shape)
@@ -114,8 +124,9 @@ def _later(tensor: torch.Tensor) -> torch.Tensor:
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 
-def _all_reduce(step: AllReduce, coordinate: Coordinate, group: Group, finish: Local) -> Local:
-    return lambda local: finish(_functional.all_reduce(local.contiguous(), step.op, group.name))
+def _all_reduce(step: AllReduce, place: Place, group: Group, finish: Local) -> Local:
+    op, name = step.op, group.name
+    return lambda local: finish(_functional.all_reduce(local.contiguous(), op, name))
 
 
 def _moved(run: Local) -> Local:
@@ -135,29 +146,31 @@ def _bytes(flat: torch.Tensor) -> torch.Tensor:
 
 def _pack(grid: Grid) -> Local:
     """From the local tensor to what goes to the members, flat."""
-    lengths, order = grid
+    lengths, times, order = grid
     if grid.plain:
         return lambda local: local.reshape(-1)
+    if times != lengths:
+        return lambda local: local.reshape(lengths).expand(times).permute(order).reshape(-1)
     return lambda local: local.reshape(lengths).permute(order).reshape(-1)
 
 
 def _unpack(grid: Grid, shape: Sequence[int]) -> Local:
     """From what came from the members, flat, to the local tensor."""
-    lengths, order = grid
+    lengths, _, order = grid
     if grid.plain:
         return lambda flat: flat.view(shape)
     return lambda flat: flat.view(lengths).permute(order).reshape(shape)
 
 
-def _all_gather(step: AllGather, coordinate: Coordinate, group: Group, finish: Local) -> Local:
-    size, chunk = step.ranks, step.chunk
-    shape, held = step.after.box(coordinate).length, step.before.box(coordinate).elements
+def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> Local:
+    shape = place.wanted.length
+    size, chunk, held = step.ranks, step.chunk, place.held.elements
     gather = _moved(lambda flat: finish(_functional.all_gather_into_tensor(flat, size, group.name)))
-    grid = unpack(step, coordinate) if group.in_order else None
+    grid = grids(step, place.held, place.wanted)[1] if group.in_order else None
     if grid is not None:
         land = _unpack(grid, shape)
     else:
-        pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(coordinate)]
+        pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(place.coordinate)]
         land = lambda flat: _assemble(flat, pieces, shape)  # noqa: E731
 
     def run(local: torch.Tensor) -> torch.Tensor:
@@ -196,11 +209,11 @@ def _row(pieces: Sequence[tuple[int, Box]], shape: Sequence[int]) -> int | None:
     return None
 
 
-def _reduce_scatter(step: ReduceScatter, coordinate: Coordinate, group: Group, finish: Local) -> Local:
-    size, shape = step.ranks, step.after.box(coordinate).length
-    grid = pack(step, coordinate) if group.in_order else None
-    gather_up = _pack(grid) if grid is not None else _pack_padded(step, coordinate, group)
-    mine = math.prod(shape)
+def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Local) -> Local:
+    shape = place.wanted.length
+    size, mine = step.ranks, place.wanted.elements
+    grid = grids(step, place.held, place.wanted)[0] if group.in_order else None
+    gather_up = _pack(grid) if grid is not None else _pack_padded(step, place.coordinate, group)
 
     def run(local: torch.Tensor) -> torch.Tensor:
         scattered = finish(_functional.reduce_scatter_tensor(gather_up(local), step.op, size, group.name))
@@ -236,19 +249,20 @@ def _splits(pieces: Sequence[Piece], group: Group) -> list[int]:
     return counts
 
 
-def _all_to_all(step: AllToAll, coordinate: Coordinate, group: Group, finish: Local) -> Local:
-    grids = (pack(step, coordinate), unpack(step, coordinate)) if group.in_order else (None, None)
-    whole = step.after.box(coordinate).length
-    if grids[0] is not None:
-        send_splits = [step.before.box(coordinate).elements // step.ranks] * step.ranks
-        gather_up = _pack(grids[0])
+def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Local:
+    coordinate, held, wanted = place
+    pack, unpack = grids(step, held, wanted) if group.in_order else (None, None)
+    whole = wanted.length
+    if pack is not None:
+        send_splits = [math.prod(pack.times) // step.ranks] * step.ranks
+        gather_up = _pack(pack)
     else:
         sends = step.sends(coordinate)
         send_splits = _splits(sends, group)
         gather_up = _pack_pieces(sends, group)
-    if grids[1] is not None:
-        receive_splits = [math.prod(whole) // step.ranks] * step.ranks
-        land = _unpack(grids[1], whole)
+    if unpack is not None:
+        receive_splits = [wanted.elements // step.ranks] * step.ranks
+        land = _unpack(unpack, whole)
     else:
         receives = step.receives(coordinate)
         receive_splits = _splits(receives, group)
@@ -300,3 +314,12 @@ def _reduced(
     if step.op == "avg":
         whole = whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
     return whole
+
+
+_LOCAL: dict[type, Callable[..., Local]] = {Narrow: _narrow, Embed: _embed}
+_COLLECTIVES: dict[type, Callable[..., Local]] = {
+    AllGather: _all_gather,
+    AllReduce: _all_reduce,
+    ReduceScatter: _reduce_scatter,
+    AllToAll: _all_to_all,
+}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from . import _regions
-from ._regions import NotOurs, Regions
+from ._regions import Cuts, NotOurs, Regions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
+Placements = tuple[Placement, ...]
+
 _SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
-@lru_cache(maxsize=1024, typed=True)  # by class, too: a subclass of Partial calls itself equal to it
 def _read_placement(placement: Placement) -> _regions.Placement:
     """Exactly torch's own classes: a subclass may mean anything."""
     kind = type(placement)
@@ -49,11 +50,18 @@ def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
     Raises:
         NotOurs: terms of a norm beside terms of something else, or made from what is none.
     """
-    pending = {placement for placement in source.placements if placement.is_partial()}
+    old, new = source.placements, target.placements
+    return _norm_ended(old, new, tuple(map(type, (*old, *new))))
+
+
+# By class, too, here and below: a subclass of Partial calls itself equal to it.
+@lru_cache(maxsize=1024)
+def _norm_ended(source: Placements, target: Placements, kinds: tuple[type, ...]) -> _NormPartial | None:
+    pending = {placement for placement in source if placement.is_partial()}
     norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
         raise NotOurs("terms of a norm beside terms of another reduction")
-    pairs = list(zip(source.placements, target.placements, strict=True))
+    pairs = list(zip(source, target, strict=True))
     if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in pairs):
         raise NotOurs("a shard becomes a term of a sum, which torch refuses before 2.14")
     if any(type(new) is _norm_class() and new != old for old, new in pairs):
@@ -72,14 +80,21 @@ def read_spec(
     Raises:
         NotOurs: symbolic sizes, other placements than torch's own, or shards that are no boxes.
     """
+    shape, sizes, placements = tuple(shape), tuple(sizes), tuple(placements)
     if not all(type(size) is int for size in shape):
         raise NotOurs("a symbolic shape")
+    order = None
+    if not default_order and shard_order is not None:  # it is None beside strided shards, which say their order
+        order = tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order])
+    return _read(placements, tuple(map(type, placements)), len(shape), sizes, order).on(shape, sizes)
+
+
+@lru_cache(maxsize=1024)
+def _read(placements: Placements, kinds: tuple[type, ...], ndim: int, sizes: tuple[int, ...], order: Any) -> Cuts:
+    """What placements say of any shape, so that another shape with the same placements is read at once."""
     read = [_read_placement(placement) for placement in placements]
     strided = any(isinstance(placement, _regions.StridedShard) for placement in read)
-    order = None
-    if not (default_order or strided):
-        order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
     try:
-        return Regions.of(read, shape, sizes, order)
+        return Cuts.of(read, ndim, sizes, None if strided else order)
     except ValueError as error:  # torch has its own words for specs that are wrong
         raise NotOurs(str(error)) from error

@@ -91,7 +91,7 @@ class Collective(_Change):
     @property
     def ranks(self) -> int:
         """The size of the joint group."""
-        return math.prod(self.before.sizes[a] for a in self.axes)
+        return math.prod([self.before.sizes[a] for a in self.axes])
 
     def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
         """The coordinates of the joint group that `coordinate` is in, row-major over `axes`."""
