@@ -2,6 +2,7 @@
 
     python tools/bench.py mesh --full            views and meshes of 64 to 1,048,576 ranks
     python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
+    python tools/bench.py dims                   all meshes of a run from its degrees, beside torchtitan's class
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py overhead               time per redistribute call where nothing moves
     python tools/bench.py enable                 turning the overlay on and off
@@ -24,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "redistribute", "overhead", "enable")
+BENCHES = ("mesh", "groups", "dims", "redistribute", "overhead", "enable")
 
 
 def parse() -> argparse.Namespace:

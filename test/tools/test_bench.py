@@ -75,6 +75,29 @@ def test_groups(tmp_path):
     assert is_png(tmp_path / "found.png")
 
 
+def test_dims(tmp_path):
+    found = bench(tmp_path, "dims", "--worlds", "64", "--repeats", "1", "--plot", "found.png")
+    where = {"ranks": 64, "class": "ParallelDims"}
+    for side, calls, groups in (("stock", 317, 14), ("overlay", 10, 10)):
+        assert value(found, "new_group calls", side, **where) == calls
+        assert value(found, "groups", side, **where) == groups
+        assert value(found, "build", side, **where) > 0 and value(found, "memory, peak", side, **where) > 0
+    assert found["facts"]["64"] == {"ranks of its groups": 2 + 2 + 8 + 2 + 2 + 8 + 1 + 8 + 2 + 16}
+    assert [target["met"] for target in found["targets"]] == [True]
+    if any(row["where"]["class"] == "torchtitan" for row in found["rows"]):
+        where["class"] = "torchtitan"
+        assert value(found, "groups", "overlay", **where) < value(found, "groups", "stock", **where)
+    else:
+        assert any(note.startswith("torchtitan isn't measured: ") for note in found["notes"])
+    assert is_png(tmp_path / "found.png")
+
+
+def test_dims_leaves_stock_out_where_it_would_take_minutes(tmp_path):
+    found = bench(tmp_path, "dims", "--worlds", "64", "--repeats", "1", "--stock-most", "8")
+    assert value(found, "new_group calls", "stock", ranks=64, **{"class": "ParallelDims"}) is None
+    assert "stock isn't measured beyond 8 ranks: --stock-most" in found["notes"]
+
+
 def test_redistribute(tmp_path):
     found = bench(tmp_path, "redistribute", "--sizes", "1024", "--pairs", "13", "--batches", "1", "--each")
     assert len(found["facts"]["pairs"]) == 13
