@@ -57,6 +57,20 @@ def test_the_cost_is_that_of_the_plan_that_runs(mesh, pair):
     assert (cost(mesh, pair) == 0) == (pair == PAIRS[-1])  # narrowing is free, all else isn't
 
 
+def test_a_partial_of_another_class_has_torchs_cost(mesh):
+    """It calls itself equal to torch's, whose cost is remembered; but no plan will run it."""
+
+    class Doubled(Partial):
+        pass
+
+    whole, stock = (Replicate(), Replicate()), cost(mesh, (((Doubled(), Partial())), (Replicate(), Replicate())))
+    torch_overlay.enable(cost="plan")
+    planned = cost(mesh, ((Partial(), Partial()), whole))
+    assert planned != stock and Doubled() == Partial()
+    assert cost(mesh, ((Doubled(), Partial()), whole)) == stock
+    assert cost(mesh, ((Partial(), Partial()), whole)) == planned
+
+
 def test_a_slower_axis_costs_more(mesh):
     torch_overlay.enable(cost="plan")
     even = cost(mesh, PAIRS[0])

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
@@ -84,6 +85,36 @@ def test_conjugated_numbers_travel_resolved():
         for dim in (0, 1):
             given = DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
             assert given.redistribute(mesh, [Replicate()]).to_local().dtype == torch.complex64
+
+
+def test_a_local_tensor_that_doesnt_fit_is_an_error_before_anything_is_sent():
+    """Of 8 rows on 2 ranks each has 4. Where no rank waits for another, torch does as it likes."""
+    with torch_overlay.enabled(), world(1, 2):
+        mesh = init_device_mesh("cpu", (2,))
+
+        def given(placement):
+            return DTensor.from_local(
+                torch.ones(3, 5), mesh, [placement], run_check=False, shape=torch.Size((8, 5)), stride=(5, 1)
+            )
+
+        for source, target in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (Partial(), Replicate())):
+            expected = (4, 5) if source == Shard(0) else (8, 5)
+            with CommDebugMode() as comm, pytest.raises(ValueError, match="Nothing was sent") as error:
+                given(source).redistribute(mesh, [target])
+            assert f"A local tensor of shape {expected} is expected at (1,)" in str(error.value)
+            assert "it has shape (3, 5)" in str(error.value) and not comm.get_total_counts()
+        given(Replicate()).redistribute(mesh, [Shard(0)])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_sends_nothing_may_receive(rank):
+    """One row on two ranks: the second has none of it and wants half of the columns."""
+    with torch_overlay.enabled(), world(rank, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        row = DTensor.from_local(
+            torch.ones(1 - rank, 1024), mesh, [Shard(0)], run_check=False, shape=torch.Size((1, 1024)), stride=(1024, 1)
+        )
+        assert row.redistribute(mesh, [Shard(1)]).to_local().shape == (1, 512)
 
 
 class Own(Partial):

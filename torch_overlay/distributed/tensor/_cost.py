@@ -56,15 +56,28 @@ class Cost:
             return plans[0]
         return min(plans, key=lambda plan: self._key(plan, itemsize))
 
+    def by_speed(self, axes: Iterable[int]) -> list[tuple[frozenset[int], ...]]:
+        """The axes in sets of equal speed, the slowest set first, and the fastest first; none if all are alike."""
+        alike: dict[tuple[float, float], set[int]] = {}
+        for axis in axes:
+            alike.setdefault(self.axes[axis], set()).add(axis)
+        parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: speed[1]))
+        return [parts, parts[::-1]] if len(parts) > 1 else []
+
     def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:
         # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
         picoseconds = round(1e12 * sum([self.seconds(step, itemsize) for step in plan]))
-        return picoseconds, collectives(plan), sum(map(arriving, plan))
+        return picoseconds, collectives(plan), arriving_by(plan)
 
 
 def collectives(plan: Iterable[Step]) -> int:
     """How many steps of a plan communicate."""
     return sum(isinstance(step, Collective) for step in plan)
+
+
+def arriving_by(plan: Iterable[Step]) -> int:
+    """The elements that a plan brings to the busiest rank of each step."""
+    return sum(map(arriving, plan))
 
 
 def arriving(step: Step) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ._cost import arriving_by
 from ._steps import AllGather, AllToAll, Narrow, Step
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from ._cost import Cost
     from ._regions import Regions
 
-Orders = tuple[tuple[int, ...], ...]
+Parts = Sequence[frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,11 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
     plans = list(_at_once(before, after, axes, groups))
     if not groups.has(axes):
         plans.append(_by_turns(before, after, groups, itemsize, cost))
+    elif cost.axes and len(axes) > 1:
+        # A joint group is as slow as its slowest axis. More collectives that bring no more may be faster.
+        most = min(map(arriving_by, plans))
+        turns = [_by_turns(before, after, groups, itemsize, cost, parts) for parts in cost.by_speed(axes)]
+        plans += [plan for plan in turns if arriving_by(plan) <= most]
     return cost.fastest(plans, itemsize)
 
 
@@ -131,24 +138,33 @@ def _at_once(before: Regions, after: Regions, axes: frozenset[int], groups: Grou
         yield (*first, AllToAll(narrow, after, around))
 
 
-def _by_turns(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
+def _by_turns(
+    before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
+) -> tuple[Step, ...]:
     """One group at a time: from the inside out, give up the cuts that the target doesn't have, and make those that it
-    has as soon as they fit."""
+    has as soon as they fit. With `parts`, only by groups within one of these sets of axes, the first set first."""
     steps: list[Step] = []
     now = before
     while crossed(now, after):
-        then = _turn(now, after, groups)
+        then = _turn(now, after, groups, parts)
         axes = crossed(now, then)
         steps += cost.fastest(list(_at_once(now, then, axes, groups)), itemsize) if axes else (Narrow(now, then),)
         now = then
     return (*steps, *(() if now == after else (Narrow(now, after),)))
 
 
-def _turn(now: Regions, after: Regions, groups: Groups) -> Regions:
+def _turn(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
     # By the group that gives up most cuts; of equals the smallest.
     wrong = sorted({a for old, new in zip(now.orders, after.orders) for a in old[_common(old, new) :]})
     usable = (*(groups.axes or ()), *((axis,) for axis in wrong))
     given_up = {group: _without(now, after, group) for group in usable}
+    for part in parts:
+        whole = tuple(axis for axis in wrong if axis in part)
+        within = [g for g in (whole, *given_up) if g and part.issuperset(g) and groups.has(g)]
+        first = {group: _without(now, after, group) for group in within}
+        if first := {group: then for group, then in first.items() if then != now}:
+            given_up = first
+            break
     group = min(given_up, key=lambda g: (len(given_up[g].sharded), groups.count(g), g))
     popped = given_up[group]
     if popped == now:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .._settings import Settings, get_settings
-from ._cost import Cost
+from ._cost import Cost, collectives
 from ._joint_groups import Group, find_group, forget_groups, groups_known, joint_axes
 from ._plan import line, plan
 from ._regions import NotOurs, Regions
@@ -143,8 +143,20 @@ def find_plan(
     else:
         _plans.move_to_end(key)
     if not isinstance(found, str) and tuple(local.shape) != found.held:
-        return "a local tensor of another shape than its spec says"
+        return _misfit(found, local, source)
     return found
+
+
+def _misfit(found: Planned, local: torch.Tensor, source: DTensorSpec) -> str:
+    """Why torch's own code runs; where others would wait for this rank by a plan that it can't follow, an error."""
+    if collectives(found.steps):
+        raise ValueError(
+            f"A local tensor of shape {found.held} is expected at {source.mesh._coordinate_on_dim} of a mesh of shape "
+            f"{tuple(source.mesh.shape)}, since the DTensor has shape {tuple(source.shape)} and placements "
+            f"{source.placements}; it has shape {tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the "
+            "true global shape= and stride=, or the local tensor that they ask for."
+        )
+    return "a local tensor of another shape than its spec says"
 
 
 def _borrowed(found: Planned | str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ._cost import arriving
+from ._cost import arriving_by
 from ._moves import Groups, crossed, move, push
 from ._regions import Regions
 from ._steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
@@ -57,7 +57,7 @@ class Reduction:
         ways = ((2, self.scattered), (1, self.part_whole), (3, self.moved_first), (0, self.whole), (4, self.in_one))
         for place, way in ways:
             for head, now in way():
-                elements = sum(map(arriving, head))
+                elements = arriving_by(head)
                 if not self._too_many(elements):
                     tail, more = self._move(now)
                     found.append((elements + more, place, (*head, *tail)))
@@ -106,7 +106,7 @@ class Reduction:
             reduced, now = self._reduce_scatter(inner, self.after, self.axes), self.after
         else:
             reduced, now = self._all_reduce(inner, inner, self.axes), inner.settled(self.axes)
-        if not self._too_many(sum(map(arriving, reduced))):
+        if not self._too_many(arriving_by(reduced)):
             yield (*move(self.before, inner, self.groups, self.itemsize, self.cost), *reduced), now
 
     def in_one(self) -> Iterator[Way]:
@@ -124,7 +124,7 @@ class Reduction:
         found = self._moves.get(now)
         if found is None:
             steps = move(now, self.after, self.groups, self.itemsize, self.cost)
-            found = self._moves[now] = steps, sum(map(arriving, steps))
+            found = self._moves[now] = steps, arriving_by(steps)
         return found
 
     def _narrowed(self) -> tuple[Regions, ...]:

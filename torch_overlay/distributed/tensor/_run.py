@@ -266,6 +266,11 @@ def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Lo
     else:
         receives = step.receives(coordinate)
         receive_splits = _splits(receives, group)
+        if any(receive_splits) and not any(send_splits):
+            # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
+            own = group.places[step.members(coordinate).index(tuple(coordinate))]
+            send_splits[own] = receive_splits[own] = 1
+            gather_up = lambda local: local.new_empty(1)  # noqa: E731
         land = _land_pieces(step, receives, receive_splits, group, whole)
 
     def run(local: torch.Tensor) -> torch.Tensor:
