@@ -20,6 +20,10 @@ settings.register_profile("nightly", max_examples=1000, deadline=None, print_blo
 settings.load_profile("nightly" if os.environ.pop("TORCH_OVERLAY_NIGHTLY", None) == "1" else "ci")
 
 
+if os.environ.get("TORCH_OVERLAY_TEST") == "patched":
+    import way  # noqa: F401  before a test imports our bodies, which torch itself then has
+
+
 def left_behind() -> list[str]:
     """What the process holds now that no test may leave: the overlay on, a process group open. Imports nothing."""
     left = []

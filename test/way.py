@@ -9,7 +9,10 @@ patched   a torch that carries our code itself, as the stack renders it: there i
 import contextlib
 import dataclasses
 import importlib
+import importlib.abc
+import importlib.machinery
 import os
+import sys
 
 import pytest
 
@@ -20,6 +23,44 @@ WAY = os.environ.get("TORCH_OVERLAY_TEST", "overlay")
 if WAY not in WAYS:
     raise ValueError(f"TORCH_OVERLAY_TEST is one of {', '.join(WAYS)}, not {WAY!r}")
 STOCK = WAY == "stock"
+
+
+class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """On a torch that carries our code, `torch_overlay.distributed.x` is `torch.distributed.x`: one set of tests."""
+
+    def find_spec(self, name, path=None, target=None):
+        ours = name == "torch_overlay.distributed" or name.startswith("torch_overlay.distributed.")
+        return importlib.machinery.ModuleSpec(name, self) if ours else None
+
+    def create_module(self, spec):
+        self.carried = importlib.import_module(spec.name.replace("torch_overlay", "torch", 1))
+        self.spec = self.carried.__spec__
+        return self.carried
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec  # the import put its own there
+
+
+def set_options(**options):
+    """The settings of the running code, as ``enable()`` would set them."""
+    settings = importlib.import_module("torch.distributed._settings")
+    return settings.set_settings(dataclasses.replace(settings.get_settings(), **options))
+
+
+def _carry() -> None:
+    """On such a torch the package's switch turns nothing on or off: its options are the torch's settings."""
+    face = importlib.import_module("torch_overlay.overlay")
+    settings = importlib.import_module("torch_overlay.distributed._settings")
+    face.enable = lambda strict=None, **options: set_options(**options)
+    face.disable = lambda force=False: settings.set_settings(settings.DEFAULT)
+    face.is_enabled = lambda: True
+    face.options = settings.get_settings
+    face.enabled = lambda strict=None, **options: overlay(**options)
+
+
+if WAY == "patched":
+    sys.meta_path.insert(0, _Carried())
+    _carry()
 
 # For what stock can't do, and for what asks the package itself (status(), options, enable and disable).
 needs_overlay = pytest.mark.skipif(STOCK, reason="what only the overlay does")
@@ -32,13 +73,12 @@ def overlay(**options):
     if WAY == "overlay":
         with left_as_found(**options):
             yield
-    elif WAY == "patched" and options:
-        settings = importlib.import_module("torch.distributed._settings")
-        before = settings.set_settings(dataclasses.replace(settings.get_settings(), **options))
+    elif WAY == "patched":
+        before = set_options(**options)
         try:
             yield
         finally:
-            settings.set_settings(before)
+            set_options(**dataclasses.asdict(before))
     else:
         yield
 

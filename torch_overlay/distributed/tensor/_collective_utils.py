@@ -18,7 +18,8 @@ redistribute_cost_by_steps = keep(torch_utils.redistribute_cost)
 def redistribute_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float:
     """Microseconds on the wire: torch's estimate, or with ``options.cost = "plan"`` that of the plan that will run."""
     if get_settings().cost == "plan":
-        from ._planned_cost import planned_cost  # the planner needs placements, and they need this module
+        # The planner needs placements, and they need this module.
+        from ._planned_cost import planned_cost
 
         cost = planned_cost(current_spec, target_spec)
         if cost is not None:

@@ -24,7 +24,8 @@ def merging_only_where_exact(source: DTensorSpec, target: DTensorSpec) -> contex
 
     Decided from what every rank knows alike, the specs and the mesh, so that all ranks run the same collectives.
     """
-    mesh = getattr(source.mesh, "real_obj", source.mesh)  # while tracing, a mesh may come wrapped
+    # While tracing, a mesh may come wrapped.
+    mesh = getattr(source.mesh, "real_obj", source.mesh)
     if _in_rank_order(mesh) and all(_even(spec, source) for spec in (source, target)):
         return contextlib.nullcontext()
     return torch_redistribute.disable_redistribute_transform_optimization()

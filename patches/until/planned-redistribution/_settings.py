@@ -1,0 +1,12 @@
+"""Before redistributions are planned."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a user may choose about groups."""
+
+    share_groups: bool = True
+    create: str = "members"
+    check_mesh: bool = False

@@ -1,0 +1,35 @@
+"""Before groups are shared: each mesh asks torch for a group on each of its axes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed import device_mesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from ._mesh_state import shared_state
+from ._torch_layout import to_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._layout import MeshLayout
+    from ._mesh_input import Override
+
+
+def make_groups(
+    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+) -> list[str]:
+    """The name of this rank's new group on each axis of ``layout``; [] on a rank outside."""
+    shared = shared_state(mesh)
+    ordered = (True,) if mesh._preserve_rank_order else ()
+    found: list[str] = []
+    for number, (axis, override) in enumerate(zip(to_torch(layout), overrides, strict=True)):
+        name = names[number] if names else f"dim_{number}"
+        group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *ordered)
+        if group is not None:
+            shared.registry[group] = _resolve_process_group(group)
+            found.append(group)
+    return found

@@ -1,0 +1,32 @@
+"""Before ranks compare their meshes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._mesh_state import shared_state, view_of
+from ._process_groups import Request, axis_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._layout import MeshLayout
+    from ._mesh_input import Override
+
+
+def make_groups(
+    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+) -> list[str]:
+    """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
+    shared = shared_state(mesh)
+    view = view_of(mesh).show(layout)
+    found: list[str] = []
+    for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
+        name = names[number] if names else f"dim_{number}"
+        group = axis_group(Request(view, axis, name, override, mesh._device_type))
+        if group is not None:
+            shared.registry[group.group_name] = group
+            found.append(group.group_name)
+    return found

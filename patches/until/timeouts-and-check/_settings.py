@@ -1,0 +1,11 @@
+"""Before meshes can be compared."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a user may choose about groups."""
+
+    share_groups: bool = True
+    create: str = "members"

@@ -1,0 +1,126 @@
+"""Render the upstream stack: the overlay's code as commits on a PyTorch source tree.
+
+    python tools/render_stack.py --onto ~/pytorch --commit         one commit a patch, ready for ghstack
+    python tools/render_stack.py --onto ~/pytorch --out patches/   files for `git am`
+    python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
+    python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
+    python tools/render_stack.py --check                           render, import, run our suites, compare
+
+What doesn't apply is named, with the file, the function and the reason, and then nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from stack.copied import copy_torch  # noqa: E402
+from stack.history import Repository, text_of  # noqa: E402
+from stack.mail import mail  # noqa: E402
+from stack.message import PatchMessage, StackError, read_series  # noqa: E402
+from stack.render import Prefix  # noqa: E402
+from stack.tree import Tree, write  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--onto", metavar="PATH", help="a PyTorch checkout, or a folder with a copy of torch")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
+    how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
+    parser.add_argument("--only", metavar="N", type=int, help="the first N patches (with --out: only the Nth file)")
+    parser.add_argument("--copy", metavar="DIR", help="copy the installed torch's Python files to DIR/torch first")
+    parser.add_argument(
+        "--check", action="store_true", help="run our suites on a patched copy, compare with the overlay's"
+    )
+    asked = parser.parse_args(arguments)
+    if not (asked.onto or asked.copy or asked.check):
+        parser.error("say --onto PATH, --copy DIR or --check")
+    try:
+        return run(asked)
+    except StackError as error:
+        print(f"render_stack: {error}", file=sys.stderr)
+        return 1
+
+
+def run(asked: argparse.Namespace) -> int:
+    messages = read_series()
+    if asked.only is not None and not 1 <= asked.only <= len(messages):
+        raise StackError(f"--only takes 1 to {len(messages)}, got {asked.only}")
+    if asked.check:
+        from stack.check import check
+
+        return check(messages, [asked.only] if asked.only else [*range(1, len(messages) + 1)])
+    if asked.copy:
+        copy_torch(installed_torch(), pathlib.Path(asked.copy))
+    if asked.onto is None:
+        return 0
+    if asked.commit:
+        return commit(pathlib.Path(asked.onto), messages, asked.only or len(messages))
+    tree = Tree.at(asked.onto)
+    if asked.out:
+        return mails(tree, messages, pathlib.Path(asked.out), asked.only)
+    count = asked.only or len(messages)
+    files = rendered(tree, messages, count)
+    write(tree.root, dict(files))
+    print(f"{count} of {len(messages)} patches, {len(files)} files, torch {tree.release.name}")
+    return 0
+
+
+def rendered(tree: Tree, messages: list[PatchMessage], count: int) -> dict[str, str]:
+    """The files after the first ``count`` patches."""
+    return Prefix(tree, messages[:count], [message.name for message in messages[count:]]).files()
+
+
+def states(tree: Tree, messages: list[PatchMessage], count: int) -> list[dict[str, str | None]]:
+    """The files before the first patch and after each; every path in every state, None where it isn't there."""
+    after = [rendered(tree, messages, number) for number in range(1, count + 1)]
+    paths = {path for files in after for path in files}
+    found: list[dict[str, str | None]] = [{path: tree.read(path) if tree.exists(path) else None for path in paths}]
+    for files in after:
+        found.append({path: files.get(path, found[0][path]) for path in paths})
+    return found
+
+
+def mails(tree: Tree, messages: list[PatchMessage], folder: pathlib.Path, only: int | None) -> int:
+    all_states = states(tree, messages, only or len(messages))
+    files = {}
+    for number, (message, before, after) in enumerate(zip(messages, all_states, all_states[1:], strict=False), 1):
+        if only in (None, number):
+            text = mail(message, number, len(messages), before, {p: t for p, t in after.items() if t is not None})
+            files[f"{number:04}-{message.name}.patch"] = text
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder, dict(files))
+    print("\n".join(str(folder / name) for name in files))
+    return 0
+
+
+def commit(root: pathlib.Path, messages: list[PatchMessage], count: int) -> int:
+    repository = Repository(root.resolve())
+    repository.require_clean()
+    base, trailers = repository.rendered(messages)
+    all_states = states(Tree.at(root, base), messages, count)
+    head = base
+    for message, before, after in zip(messages, all_states, all_states[1:], strict=False):
+        changed = {path: text for path, text in after.items() if text != before[path]}
+        head = repository.commit(head, changed, text_of(message, trailers.get(message.title, "")))
+        print(f"{head[:12]} {message.title}")
+    repository.move_to(head)
+    return 0
+
+
+def installed_torch() -> pathlib.Path:
+    """The folder of the torch that this Python would import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise StackError("torch isn't installed for this Python")
+    return pathlib.Path(spec.origin).parent
+
+
+if __name__ == "__main__":
+    sys.exit(main())

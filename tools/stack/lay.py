@@ -1,0 +1,403 @@
+"""Lay bodies into torch's file: each over the definition that it replaces, with the helpers and imports it needs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from .message import StackError
+from .names import Import, bound, import_lines, imports_of, is_import, used
+from .room import Room, kept_function
+
+CARRIERS = {"DeviceMesh": "_DeviceMesh"}  # torch's class: ours that carries its methods
+
+
+@dataclass
+class Laid:
+    """What goes into one file of torch.
+
+    Attributes:
+        functions: by the name of the definition that they replace or, where there is none, join.
+        members: the same for each class.
+        helpers: definitions of ours that these use, in our order.
+        imports: what all of them import.
+        renamed: torch's function: the name under which it goes on.
+    """
+
+    functions: dict[str, cst.FunctionDef]
+    members: dict[str, dict[str, cst.BaseStatement]]
+    helpers: list[cst.BaseStatement]
+    imports: list[Import]
+    renamed: dict[str, str]
+
+    @property
+    def bodies(self) -> list[cst.BaseStatement]:
+        return [*self.helpers, *self.functions.values(), *(m for c in self.members.values() for m in c.values())]
+
+
+def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
+    """The bodies of these rows and everything in the room that they use, made fit for torch's file of this text."""
+    fit = _Fit(room)
+    theirs = _definitions(parsed(text))
+    kept = room.kept()
+    functions: dict[str, cst.FunctionDef] = {}
+    members: dict[str, dict[str, cst.BaseStatement]] = {}
+    for qualname in qualnames:
+        owner, _, name = qualname.rpartition(".")
+        if owner:
+            member = fit.member(_member(room, CARRIERS.get(owner, owner), name))
+            members.setdefault(owner, {})[name] = _documented(member, theirs.get(qualname))
+        else:
+            # Where torch's definition goes on under another name, it takes its docstring along.
+            functions[name] = _documented(fit(room.definition(name)), None if name in kept else theirs.get(name))
+    bodies = [*functions.values(), *(member for group in members.values() for member in group.values())]
+    taken = set(functions) | set(CARRIERS.values())
+    helpers = {}
+    waiting = [*bodies]
+    while waiting:
+        for name in used(waiting.pop()) & room.defined - taken:
+            taken.add(name)
+            statement = fit(room.definition(name))
+            helpers[name] = statement
+            waiting.append(statement)
+    ordered = [fit(s) for s in room.body if bound(s) & set(helpers) and not kept_function(s)]
+    renamed = {function: name for function, name in kept.items() if name in helpers}
+    imports = [i for i in room.used_by([*bodies, *ordered]) if not fit.is_own(i)]
+    return Laid(functions, members, ordered, imports, renamed)
+
+
+def _member(room: Room, carrier: str, name: str) -> cst.BaseStatement:
+    found = room.definition(carrier)
+    if isinstance(found, cst.ClassDef):
+        for statement in found.body.body:
+            if isinstance(statement, cst.BaseStatement) and name in bound(statement):
+                return statement
+    raise StackError(f"torch_overlay/distributed/{room.file}: class {carrier} has no {name}")
+
+
+class _Fit(cst.CSTTransformer):
+    """Makes our code fit torch's file of the same name: it needs no door to itself, and no `self: DeviceMesh`."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self.module = room.module
+        self.doors = {i.bound for i in room.imports if i.name and f"{i.module}.{i.name}" == self.module}
+
+    def __call__(self, node):  # type: ignore[no-untyped-def]
+        return node.visit(self)
+
+    def is_own(self, found: Import) -> bool:
+        """An import of torch's file by itself, or of a name that it defines."""
+        return found.module == self.module or found.bound in self.doors
+
+    def member(self, node):  # type: ignore[no-untyped-def]
+        """A method without our headings between methods."""
+        lines = [line for line in node.leading_lines if not line.comment or not line.comment.value.startswith("# ---")]
+        return self(node.with_changes(leading_lines=lines))
+
+    def leave_Attribute(self, original, updated):  # type: ignore[no-untyped-def]
+        if isinstance(updated.value, cst.Name) and updated.value.value in self.doors:
+            return updated.attr
+        return updated
+
+    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
+        return updated.with_changes(annotation=None) if updated.name.value == "self" else updated
+
+
+class _Quote(cst.CSTTransformer):
+    """Quotes annotations that use names which aren't there when the file runs."""
+
+    def __init__(self, absent: set[str]) -> None:
+        super().__init__()
+        self.absent = absent
+        self.depth = 0
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        self.depth += 1
+
+    def leave_FunctionDef(self, original, updated):  # type: ignore[no-untyped-def]
+        self.depth -= 1
+        return updated
+
+    def leave_AnnAssign(self, original, updated):  # type: ignore[no-untyped-def]
+        return original if self.depth else updated  # of a local variable: never looked at
+
+    def leave_Annotation(self, original, updated):  # type: ignore[no-untyped-def]
+        if isinstance(updated.annotation, cst.SimpleString) or not used(updated.annotation) & self.absent:
+            return updated
+        text = cst.Module([]).code_for_node(updated.annotation).replace('"', "'")
+        return updated.with_changes(annotation=cst.SimpleString(f'"{text}"'))
+
+
+@functools.lru_cache(maxsize=16)
+def parsed(text: str) -> cst.Module:
+    """A file's tree; torch's files are long, and each prefix begins with the same."""
+    return cst.parse_module(text)
+
+
+def lay(text: str, room: Room, laid: Laid) -> str:
+    """Torch's file of this text with the bodies in it.
+
+    Raises:
+        StackError: a definition that isn't there, or a name of ours that the file uses for something else.
+    """
+    module = parsed(text)
+    torchs = _all_imports(module, room)
+    _check_names(module, room, laid, torchs)
+    if not any("annotations" in line for line in _future_lines(module)):
+        there = {i.bound for i in torchs if not i.typed}
+        absent = {i.bound for i in laid.imports if i.typed} - there | set(laid.members)
+        laid = _visited(laid, _Quote(absent))
+    placed = module.visit(_Place(laid, room, torchs))
+    missing = _missing(placed, laid)
+    if missing:
+        raise StackError(f"torch/distributed/{room.file} defines no {', '.join(missing)}")
+    return _without_orphans(module, placed, room).code
+
+
+def _visited(laid: Laid, change: cst.CSTTransformer) -> Laid:
+    return Laid(
+        {name: f.visit(change) for name, f in laid.functions.items()},
+        {c: {name: m.visit(change) for name, m in group.items()} for c, group in laid.members.items()},
+        [h.visit(change) for h in laid.helpers],
+        laid.imports,
+        laid.renamed,
+    )
+
+
+def _future_lines(module: cst.Module) -> list[str]:
+    return [line for line in module.code.splitlines() if line.startswith("from __future__ import")]
+
+
+def _blocks(module: cst.Module) -> list[Sequence[cst.BaseStatement]]:
+    """The statements at top level, and those in the branches of a top-level ``if``."""
+    found: list[Sequence[cst.BaseStatement]] = [module.body]
+    for statement in module.body:
+        if isinstance(statement, cst.If) and not is_import(statement) and isinstance(statement.orelse, cst.Else):
+            found.append(statement.orelse.body.body)
+    return found
+
+
+def _all_imports(module: cst.Module, room: Room) -> list[Import]:
+    return [i for block in _blocks(module) for s in block for i in imports_of(s, room.package)]
+
+
+def _check_names(module: cst.Module, room: Room, laid: Laid, torchs: list[Import]) -> None:
+    theirs = {name for block in _blocks(module) for s in block for name in bound(s)}
+    imported = {i.bound: i for i in torchs}
+    for name in {name for helper in laid.helpers for name in bound(helper)} | set(laid.renamed.values()):
+        if name in theirs or name in imported:
+            raise StackError(f"torch/distributed/{room.file} has a {name} of its own, so ours needs another name")
+    for ours in laid.imports:
+        other = imported.get(ours.bound)
+        if ours.bound in theirs or (other and (other.module, other.name) != (ours.module, ours.name)):
+            same = other and other.name == ours.name and other.name is not None
+            if not same:  # one name taken from two modules, as torch re-exports many, is one thing
+                raise StackError(f"torch/distributed/{room.file} calls something else {ours.bound} than {ours.line()}")
+
+
+class _Place(cst.CSTTransformer):
+    """Puts everything where it belongs in one pass."""
+
+    def __init__(self, laid: Laid, room: Room, torchs: list[Import]) -> None:
+        super().__init__()
+        self.laid, self.room = laid, room
+        there = {i.bound for i in torchs if not i.typed}
+        typed = {i.bound for i in torchs}
+        self.knows_checking = "TYPE_CHECKING" in there
+        self.new = [i for i in laid.imports if i.bound not in (typed if i.typed else there)]
+
+    def leave_ClassDef(self, original, updated):  # type: ignore[no-untyped-def]
+        members = self.laid.members.get(updated.name.value)
+        if not members:
+            return updated
+        left = dict(members)
+        body = []
+        for statement in updated.body.body:
+            name = next(iter(bound(statement)), "") if isinstance(statement, cst.BaseStatement) else ""
+            if name not in left or isinstance(left[name], cst.FunctionDef) > isinstance(statement, cst.FunctionDef):
+                body.append(statement)  # a declared type beside our property stays
+            elif isinstance(statement, cst.FunctionDef):
+                body.append(left.pop(name).with_changes(leading_lines=_blank(1)))
+            else:
+                body.append(_valued(statement, left.pop(name)))
+        values = [left.pop(name) for name in list(left) if not isinstance(left[name], cst.FunctionDef)]
+        at = next(i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef))
+        body[at:at] = values
+        body += [member.with_changes(leading_lines=_blank(1)) for member in left.values()]
+        return updated.with_changes(body=updated.body.with_changes(body=body))
+
+    def leave_Else(self, original, updated):  # type: ignore[no-untyped-def]
+        if not isinstance(updated.body, cst.IndentedBlock):
+            return updated
+        body = self._block(updated.body.body, [i for i in self.new if not _standard(i)])
+        return updated.with_changes(body=updated.body.with_changes(body=body))
+
+    def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
+        if self._has_targets(updated.body):
+            return updated.with_changes(body=self._block(updated.body, self.new))
+        return updated.with_changes(body=_with_imports(updated.body, [i for i in self.new if _standard(i)], True))
+
+    def _has_targets(self, statements: Sequence[cst.BaseStatement]) -> bool:
+        return any(bound(s) & {*self.laid.functions, *self.laid.members} for s in statements)
+
+    def _block(self, statements, imports):  # type: ignore[no-untyped-def]
+        """A block that has targets gets the helpers before the first, and the imports after its own."""
+        if not self._has_targets(statements):
+            return statements
+        body: list[cst.BaseStatement] = []
+        helpers = self.laid.helpers
+        for statement in statements:
+            if helpers and self._has_targets([statement]):
+                body, helpers = [*body, *helpers], []
+            body += self._replaced(statement)
+        return _with_imports(body, imports, self.knows_checking)
+
+    def _replaced(self, statement: cst.BaseStatement) -> list[cst.BaseStatement]:
+        name = next(iter(bound(statement)), "")
+        ours = self.laid.functions.get(name) if isinstance(statement, cst.FunctionDef) else None
+        if ours is None:
+            return [statement]
+        if name not in self.laid.renamed:
+            return [ours.with_changes(leading_lines=statement.leading_lines)]
+        kept = statement.with_changes(name=cst.Name(self.laid.renamed[name]))
+        return [kept, ours.with_changes(leading_lines=_blank(2))]
+
+
+def _with_imports(
+    statements: Sequence[cst.BaseStatement], new: Sequence[Import], checks: bool
+) -> list[cst.BaseStatement]:
+    """The block with more imports after the first run of its own; ``checks``: it knows TYPE_CHECKING."""
+    body = list(statements)
+    if not new:
+        return body
+    first = next((i for i, s in enumerate(body) if is_import(s)), 0)
+    end = next((i for i in range(first, len(body)) if not _plain_import(body[i])), len(body))
+    typed = [i for i in new if i.typed]
+    lines = [
+        *([] if checks or not typed else ["from typing import TYPE_CHECKING"]),
+        *import_lines([*set(new) - set(typed)]),
+    ]
+    if typed:
+        lines.append("if TYPE_CHECKING:\n" + "".join(f"    {line}\n" for line in import_lines(typed)))
+    body[end:end] = [cst.parse_statement(line) for line in lines]
+    return body
+
+
+def _plain_import(statement: cst.BaseStatement) -> bool:
+    return isinstance(statement, cst.SimpleStatementLine) and is_import(statement)
+
+
+def _standard(found: Import) -> bool:
+    return found.module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _definitions(module: cst.Module) -> dict[str, cst.FunctionDef]:
+    """Functions and methods of a file by their qualified names."""
+    found: dict[str, cst.FunctionDef] = {}
+    for statement in (s for block in _blocks(module) for s in block):
+        if isinstance(statement, cst.FunctionDef):
+            found[statement.name.value] = statement
+        elif isinstance(statement, cst.ClassDef):
+            inner = [s for s in statement.body.body if isinstance(s, cst.FunctionDef)]
+            found |= {f"{statement.name.value}.{function.name.value}": function for function in inner}
+    return found
+
+
+def _documented(ours: cst.BaseStatement, torchs: cst.FunctionDef | None) -> cst.BaseStatement:
+    """Ours with what torch's says of itself: the docstring, and the types of parameters that both have."""
+    if torchs is None or not isinstance(ours, cst.FunctionDef):
+        return ours
+    types = {p.name.value: p.annotation for p in _params(torchs) if p.annotation}
+    params = ours.params.visit(_Retype(types))
+    ours = ours.with_changes(params=params, returns=torchs.returns or ours.returns)
+    if torchs.get_docstring() is None or not isinstance(ours.body, cst.IndentedBlock):
+        return ours
+    body = list(ours.body.body)
+    if ours.get_docstring() is not None:
+        body = body[1:]
+    return ours.with_changes(body=ours.body.with_changes(body=[torchs.body.body[0], *body]))
+
+
+def _params(function: cst.FunctionDef) -> list[cst.Param]:
+    params = function.params
+    return [*params.posonly_params, *params.params, *params.kwonly_params]
+
+
+class _Retype(cst.CSTTransformer):
+    def __init__(self, types: dict[str, cst.Annotation]) -> None:
+        super().__init__()
+        self.types = types
+
+    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
+        return updated.with_changes(annotation=self.types.get(updated.name.value, updated.annotation))
+
+
+def _valued(declared: cst.SimpleStatementLine, ours: cst.SimpleStatementLine) -> cst.SimpleStatementLine:
+    """``name: type`` of torch's with the value of ours."""
+    small = declared.body[0]
+    value = ours.body[0].value
+    if isinstance(small, cst.AnnAssign):
+        equal = cst.AssignEqual()
+        return declared.with_changes(body=[small.with_changes(value=value, equal=equal)])
+    return ours
+
+
+def _blank(count: int) -> list[cst.EmptyLine]:
+    return [cst.EmptyLine(indent=False)] * count
+
+
+def _missing(module: cst.Module, laid: Laid) -> list[str]:
+    """Targets for which nothing was there."""
+    statements = {name: s for block in _blocks(module) for s in block for name in bound(s)}
+    missing = [name for name in (*laid.functions, *laid.members, *laid.renamed.values()) if name not in statements]
+    return sorted(missing)
+
+
+def _without_orphans(before: cst.Module, after: cst.Module, room: Room) -> cst.Module:
+    """Without imports that torch's code used before and nothing uses now."""
+    names = frozenset().union(*(used(s) for s in before.body if not is_import(s)))
+    now = {"TYPE_CHECKING"}
+    for block in _blocks(after):
+        for statement in block:
+            if isinstance(statement, cst.If) and isinstance(statement.orelse, cst.Else):
+                now |= used(statement.test) | used(statement.body)  # the rest is a block of its own
+            elif not is_import(statement):
+                now |= used(statement)
+    return after.visit(_Drop(names - now))
+
+
+class _Drop(cst.CSTTransformer):
+    """Takes names out of the file's imports; those inside functions stay."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        return False
+
+    def visit_If(self, node: cst.If) -> bool:
+        return not is_import(node)
+
+    def leave_ImportFrom(self, original, updated):  # type: ignore[no-untyped-def]
+        if isinstance(updated.names, cst.ImportStar):
+            return updated
+        left = [a for a in updated.names if (a.asname.name.value if a.asname else a.name.value) not in self.names]
+        if not left:
+            return cst.RemoveFromParent()
+        left[-1] = (
+            left[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT) if len(left) < len(updated.names) else left[-1]
+        )
+        return updated.with_changes(names=left)
+
+    def leave_Import(self, original, updated):  # type: ignore[no-untyped-def]
+        left = [a for a in updated.names if a.asname or cst.Module([]).code_for_node(a.name) not in self.names]
+        if not left:
+            return cst.RemoveFromParent()
+        left[-1] = left[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+        return updated.with_changes(names=left)

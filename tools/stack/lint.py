@@ -1,0 +1,47 @@
+"""Format rendered files with upstream's settings, and say what its linter finds."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from .message import PATCHES, StackError
+
+CONFIG = PATCHES / "ruff.toml"
+
+
+def formatted(files: dict[str, str], sort: set[str]) -> dict[str, str]:
+    """The same files as upstream's formatter leaves them; imports are sorted in those of ``sort``.
+
+    Raises:
+        StackError: text that isn't Python, or that the linter refuses; names file, line and rule.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text, encoding="utf-8")
+        if sort:
+            _ruff(root, "check", "--select", "I", "--fix", "--quiet", *sorted(sort))
+        _ruff(root, "format", "--quiet", *files)
+        found = _ruff(root, "check", "--output-format", "concise", "--quiet", *files)
+        if found:
+            raise StackError(f"The rendered files don't pass upstream's linter:\n{found}")
+        return {path: (root / path).read_text(encoding="utf-8") for path in files}
+
+
+def is_sorted(text: str) -> bool:
+    """Whether a file keeps the order of imports that `formatted` would bring about."""
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "file.py").write_text(text, encoding="utf-8")
+        return not _ruff(pathlib.Path(folder), "check", "--select", "I", "--quiet", "file.py")
+
+
+def _ruff(root: pathlib.Path, command: str, *arguments: str) -> str:
+    ruff = [sys.executable, "-m", "ruff", command, "--no-cache", "--config", str(CONFIG), *arguments]
+    ended = subprocess.run(ruff, cwd=root, capture_output=True, text=True, check=False)
+    if ended.returncode not in (0, 1):
+        raise StackError(f"ruff {command} failed ({ended.returncode}): {ended.stderr.strip() or ended.stdout.strip()}")
+    return ended.stdout.strip()

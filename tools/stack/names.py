@@ -1,0 +1,160 @@
+"""Names in a syntax tree: what a statement binds, what it uses, what it imports."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+_TYPE = re.compile(r"[\w.\[\], |]+")
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+
+
+class _Used(cst.CSTVisitor):
+    """Names that are looked up: not attributes, not keywords of calls."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.names.add(node.value)
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        """A quoted annotation uses names, too; other text at worst keeps an import too many."""
+        text = str(node.evaluated_value)
+        if _TYPE.fullmatch(text):
+            self.names |= set(_NAME.findall(text))
+
+
+@functools.cache  # nodes hash by identity, and never change
+def used(node: cst.CSTNode) -> frozenset[str]:
+    """Every name that the node looks up."""
+    visitor = _Used()
+    node.visit(visitor)
+    return frozenset(visitor.names)
+
+
+def bound(statement: cst.BaseStatement | cst.BaseSmallStatement) -> set[str]:
+    """The names that a top-level statement defines; imports aside."""
+    if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+        return {statement.name.value}
+    found: set[str] = set()
+    if isinstance(statement, cst.SimpleStatementLine):
+        for small in statement.body:
+            if isinstance(small, cst.Assign):
+                found |= {t.target.value for t in small.targets if isinstance(t.target, cst.Name)}
+            elif isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
+                found.add(small.target.value)
+    return found
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name.
+
+    Attributes:
+        bound: what it is called in the file.
+        module: absolute.
+        name: what is taken from the module; None for the module itself.
+        typed: whether only the type checker needs it.
+    """
+
+    bound: str
+    module: str
+    name: str | None
+    typed: bool = False
+
+    def line(self) -> str:
+        if self.name is None:
+            return f"import {self.module}" if self.bound == self.module.partition(".")[0] else self._renamed("import")
+        renamed = "" if self.bound == self.name else f" as {self.bound}"
+        return f"from {self.module} import {self.name}{renamed}"
+
+    def _renamed(self, word: str) -> str:
+        return f"{word} {self.module} as {self.bound}"
+
+
+def import_lines(imports: Sequence[Import]) -> list[str]:
+    """One statement for each module, sorted."""
+    lines = sorted(i.line() for i in imports if i.name is None)
+    for module in sorted({i.module for i in imports if i.name is not None}):
+        names = sorted(i.line().partition(" import ")[2] for i in imports if i.module == module and i.name is not None)
+        lines.append(f"from {module} import {', '.join(names)}")
+    return lines
+
+
+def absolute(module: str, level: int, package: str) -> str:
+    """The module of ``from ..x import y`` (level 2) in a file of ``package``.
+
+    >>> absolute("_layout", 2, "torch.distributed.tensor")
+    'torch.distributed._layout'
+    """
+    if not level:
+        return module
+    home = package.split(".")
+    home = home[: len(home) - level + 1]
+    return ".".join([*home, module] if module else home)
+
+
+def imports_of(statement: cst.BaseStatement, package: str, typed: bool = False) -> Iterator[Import]:
+    """The names that one top-level statement imports; also those in ``if TYPE_CHECKING:``."""
+    if isinstance(statement, cst.If) and isinstance(statement.test, cst.Name):
+        if statement.test.value == "TYPE_CHECKING" and isinstance(statement.body, cst.IndentedBlock):
+            for inner in statement.body.body:
+                yield from imports_of(inner, package, typed=True)
+        return
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return
+    for small in statement.body:
+        if isinstance(small, cst.Import):
+            for alias in small.names:
+                module = _dotted(alias.name)
+                name = _dotted(alias.asname.name) if alias.asname else module.partition(".")[0]
+                yield Import(name, module, None, typed)
+        elif isinstance(small, cst.ImportFrom) and not isinstance(small.names, cst.ImportStar):
+            home = absolute(_dotted(small.module) if small.module else "", len(small.relative), package)
+            if home == "__future__":
+                continue
+            for alias in small.names:
+                name = _dotted(alias.name)
+                yield Import(_dotted(alias.asname.name) if alias.asname else name, home, name, typed)
+
+
+class _Inner(cst.CSTVisitor):
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.found: list[Import] = []
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+        self.found += imports_of(node, self.package)
+
+
+def imports_within(node: cst.CSTNode, package: str) -> list[Import]:
+    """What functions import when they run."""
+    visitor = _Inner(package)
+    node.visit(visitor)
+    return visitor.found
+
+
+def is_import(statement: cst.BaseStatement) -> bool:
+    """Whether the statement only imports, at run time or for the type checker."""
+    if isinstance(statement, cst.If):
+        return isinstance(statement.test, cst.Name) and statement.test.value == "TYPE_CHECKING"
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    return all(isinstance(small, (cst.Import, cst.ImportFrom)) for small in statement.body)
+
+
+def _dotted(node: cst.BaseExpression) -> str:
+    return cst.Module([]).code_for_node(node)

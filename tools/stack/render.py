@@ -1,0 +1,115 @@
+"""All files of one prefix of the stack, as values: what each holds after the first `count` patches."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from torch_overlay.series import PATCHES as ROWS
+
+from .lay import gather, lay
+from .lint import formatted, is_sorted
+from .message import PATCHES, PatchMessage, StackError
+from .names import Import, import_lines
+from .room import OURS, Room, read_room
+from .tree import Tree
+
+BODIES = {"/".join(row.module.split(".")[2:]) + ".py" for row in ROWS}  # rooms that lie over torch's file of their name
+
+
+@dataclass
+class Prefix:
+    """The first patches of the stack on one tree.
+
+    Attributes:
+        messages: the patches that are in.
+        later: the names of those that aren't, the next one first.
+    """
+
+    tree: Tree
+    messages: Sequence[PatchMessage]
+    later: Sequence[str]
+    ours: pathlib.Path = OURS
+    patches: pathlib.Path = PATCHES
+    rooms: dict[str, Room] = field(default_factory=dict)
+
+    def files(self) -> dict[str, str]:
+        """Path in the tree: text. Raises StackError with every row that doesn't apply."""
+        targets = self._targets()
+        before = {file: self.tree.read(f"torch/distributed/{file}") for file in targets}
+        laid = {file: gather(before[file], self.room(file), names) for file, names in targets.items()}
+        asked: list[Import] = [i for file, one in laid.items() for i in self.room(file).needed_by(one.bodies)]
+        new: dict[str, Room] = {}
+        while asked:
+            file = self._room_file(asked.pop())
+            if file is not None and file not in new and file not in targets:
+                new[file] = self._trimmed(file)
+                asked += new[file].needed_by([*new[file].body])
+        done = {f"torch/distributed/{file}": lay(before[file], self.room(file), laid[file]) for file in targets}
+        for file, room in new.items():
+            path = f"torch/distributed/{file}"
+            if self.tree.exists(path):
+                raise StackError(f"{path}: the tree has a file of this name, which the stack would bring")
+            done[path] = whole(room)
+        sort = {path for path in done if not self.tree.exists(path) or is_sorted(self.tree.read(path))}
+        return formatted(done, sort)
+
+    def room(self, file: str) -> Room:
+        if file not in self.rooms:
+            self.rooms[file] = read_room(file, list(self.later), self.ours, self.patches)
+        return self.rooms[file]
+
+    def _targets(self) -> dict[str, list[str]]:
+        """Names to lay down, by file; those that the tree has already are left to it."""
+        rows = {row.target: row for row in ROWS}
+        refused: list[str] = []
+        found: dict[str, list[str]] = {}
+        for target in dict.fromkeys(target for message in self.messages for target in message.rows):
+            if target not in rows:
+                raise StackError(f"{target}: the overlay's table has no such row")
+            why = self.tree.unfit(rows[target])
+            if why is not None:
+                refused.append(f"  {target}: {why}")
+            elif not self.tree.has_it(rows[target]):
+                module, _, qualname = target.partition(":")
+                found.setdefault(file_of(module), []).append(qualname)
+        if refused:
+            raise StackError("These functions aren't what the stack was written for:\n" + "\n".join(refused))
+        return found
+
+    def _room_file(self, found: Import) -> str | None:
+        """The room that an import names, as ``from room import x`` or ``from . import room``."""
+        for module in (found.module, f"{found.module}.{found.name}"):
+            file = file_of(module)
+            if file in BODIES:
+                return None  # torch's own file
+            if module.startswith("torch.distributed.") and (self.ours / file).is_file():
+                return file
+        return None
+
+    def _trimmed(self, file: str) -> Room:
+        """The room without what nothing in it uses; what other rooms take from it counts as used."""
+        asked = set()
+        for path in sorted(self.ours.rglob("*.py")):
+            other = self.room(path.relative_to(self.ours).as_posix())
+            asked |= {i.name for i in other.imports if i.name and i.module == self.room(file).module}
+        return self.room(file).without_unused(asked)
+
+
+def file_of(module: str) -> str:
+    """``tensor/_plan.py`` for ``torch.distributed.tensor._plan``."""
+    return "/".join(module.split(".")[2:]) + ".py"
+
+
+def whole(room: Room) -> str:
+    """A new file."""
+    typed = [f"    {line}" for line in import_lines([i for i in room.imports if i.typed])]
+    checking = Import("TYPE_CHECKING", "typing", "TYPE_CHECKING")
+    plain = import_lines([*dict.fromkeys([*(i for i in room.imports if not i.typed), *([checking] if typed else [])])])
+    head = [f'"""{room.docstring}"""', "", "from __future__ import annotations", "", *plain]
+    if typed:
+        head += ["", "if TYPE_CHECKING:", *typed]
+    return "\n".join(head) + "\n\n" + cst.Module(body=list(room.body)).code

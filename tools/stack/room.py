@@ -1,0 +1,165 @@
+"""One module of `torch_overlay/distributed` as it stands at one place of the series.
+
+A definition may stand in another form until a later patch lands: `patches/until/<that patch>/<file>` has it, with the
+imports that it needs. Lines that end with ``# overlay only`` stay here.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from dataclasses import dataclass, replace
+
+import libcst as cst
+
+from .message import PATCHES, ROOT, StackError
+from .names import Import, absolute, bound, imports_of, imports_within, is_import, used
+
+OURS = ROOT / "torch_overlay" / "distributed"
+HERE_ONLY = "# overlay only"
+KEEP = "keep"  # NAME = keep(module.function): torch's own function goes on under this name
+
+
+class _Upstream(cst.CSTTransformer):
+    """Takes out what only the overlay needs, and names modules in full."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__()
+        self.package = package
+
+    def leave_ImportFrom(self, original, updated):  # type: ignore[no-untyped-def]
+        if not updated.relative:
+            return updated
+        module = cst.Module([]).code_for_node(updated.module) if updated.module else ""
+        full = cst.parse_expression(absolute(module, len(updated.relative), self.package))
+        return updated.with_changes(relative=[], module=full, whitespace_after_from=cst.SimpleWhitespace(" "))
+
+    def leave_SimpleStatementLine(self, original, updated):  # type: ignore[no-untyped-def]
+        comment = updated.trailing_whitespace.comment
+        return cst.RemoveFromParent() if comment and comment.value == HERE_ONLY else updated
+
+    def leave_FunctionDef(self, original, updated):  # type: ignore[no-untyped-def]
+        body = updated.body
+        comment = body.header.comment if isinstance(body, cst.IndentedBlock) else None
+        return cst.RemoveFromParent() if comment and comment.value == HERE_ONLY else updated
+
+
+@dataclass(frozen=True)
+class Room:
+    """A module: what it says of itself, what it imports, its other top-level statements in their order."""
+
+    file: str
+    docstring: str
+    imports: tuple[Import, ...]
+    body: tuple[cst.BaseStatement, ...]
+
+    @property
+    def package(self) -> str:
+        return package_of(self.file)
+
+    @property
+    def module(self) -> str:
+        """``torch.distributed.tensor._plan``, what the file is imported as upstream."""
+        return f"{self.package}.{pathlib.PurePosixPath(self.file).stem}"
+
+    def definition(self, name: str) -> cst.BaseStatement:
+        """The statement that defines the name. Raises StackError if none does."""
+        for statement in self.body:
+            if name in bound(statement):
+                return statement
+        raise StackError(f"torch_overlay/distributed/{self.file} defines no {name}")
+
+    @property
+    def defined(self) -> set[str]:
+        return {name for statement in self.body for name in bound(statement)}
+
+    def kept(self) -> dict[str, str]:
+        """New name by torch's function, for each ``NAME = keep(module.function)``."""
+        found = {}
+        for statement in self.body:
+            function = kept_function(statement)
+            if function:
+                (found[function],) = bound(statement)
+        return found
+
+    def used_by(self, statements: list[cst.BaseStatement]) -> tuple[Import, ...]:
+        """The imports that these statements need."""
+        names = frozenset().union(*map(used, statements))
+        return tuple(found for found in self.imports if found.bound in names)
+
+    def needed_by(self, statements: list[cst.BaseStatement]) -> list[Import]:
+        """The same, with what functions import when they run."""
+        inner = [found for statement in statements for found in imports_within(statement, self.package)]
+        return [*self.used_by(statements), *inner]
+
+    def without_unused(self, asked: set[str]) -> Room:
+        """Without private definitions that nothing uses, in this file or among ``asked``, and unused imports."""
+        body = list(self.body)
+        while True:
+            kept = [
+                statement
+                for i, statement in enumerate(body)
+                if self._wanted(statement, body[:i] + body[i + 1 :], asked)
+            ]
+            if len(kept) == len(body):
+                return replace(self, body=tuple(kept), imports=self.used_by(kept))
+            body = kept
+
+    @staticmethod
+    def _wanted(statement: cst.BaseStatement, others: list[cst.BaseStatement], asked: set[str]) -> bool:
+        names = bound(statement)
+        if not names or not all(name.startswith("_") for name in names) or names & asked:
+            return True
+        return any(names & used(other) for other in others)
+
+
+def kept_function(statement: cst.BaseStatement) -> str | None:
+    """The torch function that ``NAME = keep(module.function)`` keeps; None for another statement."""
+    if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(statement.body[0], cst.Assign):
+        return None
+    call = statement.body[0].value
+    if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name) or call.func.value != KEEP:
+        return None
+    argument = call.args[0].value
+    return argument.attr.value if isinstance(argument, cst.Attribute) else None
+
+
+def package_of(file: str) -> str:
+    """``torch.distributed.tensor`` for ``tensor/_plan.py``."""
+    return ".".join(["torch", "distributed", *pathlib.PurePosixPath(file).parts[:-1]])
+
+
+def read_room(file: str, later: list[str], ours: pathlib.Path = OURS, patches: pathlib.Path = PATCHES) -> Room:
+    """The module with the forms that its definitions have before the ``later`` patches, the next one first."""
+    room = _parse(file, ours / file)
+    for name in reversed(later):
+        path = patches / "until" / name / file
+        if path.exists():
+            room = _with(room, _parse(file, path), path)
+    return room
+
+
+def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
+    forms = {name: statement for statement in earlier.body for name in bound(statement)}
+    unknown = sorted(set(forms) - room.defined)
+    if unknown:
+        raise StackError(f"{path.relative_to(path.parents[2])} has {unknown}, which {room.file} doesn't define")
+    body = []
+    for statement in room.body:
+        names = bound(statement)
+        body.append(forms[min(names)] if names and names <= set(forms) else statement)
+    imports = dict.fromkeys([*room.imports, *earlier.imports])
+    return replace(room, body=tuple(body), imports=tuple(imports))
+
+
+def _parse(file: str, path: pathlib.Path) -> Room:
+    return _parse_text(file, path.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=256)  # each prefix begins with the same
+def _parse_text(file: str, text: str) -> Room:
+    module = cst.parse_module(text).visit(_Upstream(package_of(file)))
+    docstring = module.get_docstring(clean=False) or ""
+    statements = list(module.body[1:] if docstring else module.body)
+    imports = [found for statement in statements for found in imports_of(statement, package_of(file))]
+    return Room(file, docstring, tuple(imports), tuple(s for s in statements if not is_import(s)))

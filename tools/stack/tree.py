@@ -1,0 +1,118 @@
+"""A PyTorch source tree to render onto: a folder, or a commit of a git checkout. Reading here; `write` for folders."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+from dataclasses import dataclass
+
+from torch_overlay import recognise, versions
+from torch_overlay.fingerprints import FINGERPRINTS
+from torch_overlay.patch import Kind, Patch
+
+from .message import StackError
+
+HOME = "torch/distributed/device_mesh.py"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder that holds ``torch/distributed``, as it lies there or as it is at a commit.
+
+    Attributes:
+        commit: read files as of this commit; None for what lies in the folder.
+    """
+
+    root: pathlib.Path
+    commit: str | None = None
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], commit: str | None = None) -> Tree:
+        """Raises StackError unless the folder is PyTorch's, or one that holds a copy of the installed torch."""
+        tree = cls(pathlib.Path(path).resolve(), commit)
+        if not tree.exists(HOME):
+            raise StackError(
+                f"{tree.root} has no {HOME}. Give a PyTorch checkout, or a folder that holds a copy of the installed "
+                "torch (render_stack.py --copy FOLDER makes one)."
+            )
+        return tree
+
+    @property
+    def release(self) -> versions.Release:
+        """What the tree says that it is. Raises StackError if nothing says it."""
+        for name, pattern in (("torch/version.py", r"__version__ = '([^']+)'"), ("version.txt", r"(\S+)")):
+            found = re.search(pattern, self.read(name)) if self.exists(name) else None
+            if found:
+                return versions.parse(found[1])
+        raise StackError(f"{self.root} has neither torch/version.py nor version.txt, so its release isn't known")
+
+    def read(self, path: str) -> str:
+        return self._bytes(path).decode()
+
+    def _bytes(self, path: str) -> bytes:
+        if self.commit is None:
+            return (self.root / path).read_bytes()
+        return subprocess.run(
+            ["git", "-C", str(self.root), "show", f"{self.commit}:{path}"], capture_output=True, check=True
+        ).stdout
+
+    def exists(self, path: str) -> bool:
+        if self.commit is None:
+            return (self.root / path).is_file()
+        asked = ["git", "-C", str(self.root), "cat-file", "-e", f"{self.commit}:{path}"]
+        return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+    def unfit(self, row: Patch) -> str | None:
+        """None if the row's target is what some known release has there, else what came instead, in words."""
+        if not row.qualname or row.kind is Kind.ADD:
+            return None
+        path = f"{row.module.replace('.', '/')}.py"
+        if not self.exists(path):
+            return f"the tree has no {path}"
+        found = self._source(row, path).fingerprint(row.qualname)
+        if found is None:
+            return f"{path} defines no {row.qualname}"
+        known = {modules.get(row.module, {}).get(row.qualname) for modules in FINGERPRINTS.values()}
+        if found not in known:
+            return f"{path} defines {row.qualname} with another body than any release that the stack was written for"
+        return None
+
+    def has_it(self, row: Patch) -> bool:
+        """Whether the tree brings by itself what the row would add."""
+        if row.kind is not Kind.ADD or row.until is None:
+            return False
+        tree = self._source(row, f"{row.module.replace('.', '/')}.py").tree
+        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == row.owner] if tree else []
+        return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)
+
+    def _source(self, row: Patch, path: str) -> recognise.Source:
+        source = recognise.Source(row.module, path)
+        source.__dict__["text"] = self._bytes(path)  # read already, and from where the tree is
+        return source
+
+
+def write(root: pathlib.Path, files: dict[str, str | None]) -> None:
+    """Put these texts into a folder, None for a file that goes; all or, if one can't be written, none."""
+    before = {path: (root / path).read_bytes() if (root / path).is_file() else None for path in files}
+    done: list[str] = []
+    try:
+        for path, text in files.items():
+            done.append(path)
+            _put(root / path, None if text is None else text.encode())
+    except OSError as error:
+        for path in done:
+            _put(root / path, before[path])
+        raise StackError(f"{done[-1]} can't be written ({error}); nothing was changed") from error
+
+
+def _put(path: pathlib.Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".new")
+    partial.write_bytes(content)
+    os.replace(partial, path)
