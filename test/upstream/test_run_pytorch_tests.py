@@ -143,6 +143,7 @@ def test_what_was_interrupted_is_gone_on_with(command, tmp_path):
     code, cases, _ = command("test_three.py", text)
     assert code == 0 and set(cases.values()) == {("same", "passed", "passed")} and len(cases) == 3
     assert (tmp_path / "test_three.seen").read_text() == "123" + "123" + "23"
+    assert '"test_tw{' not in report.read_text(), "what follows begins on a line of its own"
     command("test_three.py", text + "\n")  # another file, if only by a line
     assert (tmp_path / "test_three.seen").read_text() == "12312323" + "123123"
 
