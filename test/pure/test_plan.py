@@ -99,6 +99,13 @@ def test_sums_and_averages_reduce_together_and_are_divided_once():
 # --- which collective ---
 
 
+def test_a_reduction_is_followed_by_the_cut_that_could_not_come_before():
+    # One element, on one of two ranks: the cut by b comes outside of the one by c, and still nothing moves.
+    found = Case((("R",), ("S", 0), ("P", "sum")), (("S", 0), ("S", 0), ("R",)), (1,), (2, 2, 3))
+    assert [type(step) for step in found.steps()] == [AllReduce, Narrow]
+    assert found.problem() is None
+
+
 def test_what_is_here_already_is_not_fetched():
     assert kinds("R R > S0 S1") == kinds("S0 R > S0 S0") == [Narrow]
     assert case("S0 S0 > S0 S0").steps() == ()

@@ -42,7 +42,8 @@ class Reduction:
     def best(self) -> Steps:
         """The plan that the cost prefers."""
         if self.axes.isdisjoint(self.after.sharded) and not crossed(self.before, self.after):
-            return next(self.whole())[0]  # no plan can do with less
+            head, now = next(self.whole())
+            return (*head, *self._move(now)[0])  # no plan can do with less
         if self.axes.issubset(self.after.sharded):
             head, now = next(self.scattered())
             if len(head) == 1 and now == self.after and isinstance(head[0], ReduceScatter) and self._exact(head[0]):
