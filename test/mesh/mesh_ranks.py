@@ -66,12 +66,13 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs) -> None:
-        with contextlib.suppress(Exception):  # a world that failed in the test before
-            dist.destroy_process_group()
-        cls._worlds += 100  # ranks that left a failed test early count alike again
-        cls._worlds -= cls._worlds % 100
-        cls._open_world()
-        super()._run_test_given_id(test_id, **kwargs)
+        with cls.overlay():  # the worlds, too, open and close under it, as a user's do
+            with contextlib.suppress(Exception):  # a world that failed in the test before
+                dist.destroy_process_group()
+            cls._worlds += 100  # ranks that left a failed test early count alike again
+            cls._worlds -= cls._worlds % 100
+            cls._open_world()
+            super()._run_test_given_id(test_id, **kwargs)
 
     def reopen_world(self) -> None:
         """Destroy the world and make another, as elastic jobs do."""

@@ -13,8 +13,9 @@ import torch_overlay
 from torch_overlay import choices, run
 
 INSIDE = str(pathlib.Path(__file__).parent / "inside")
-# The ranks share the cores; plugins of pytest that happen to be installed have no say. The caller's environment wins.
-DEFAULTS = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# The ranks share the cores; plugins of pytest that happen to be installed have no say; an error ends with its message,
+# not with torch's advice on how to repeat it. The caller's environment wins.
+DEFAULTS = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0"}
 
 
 @dataclasses.dataclass(frozen=True)
