@@ -1,7 +1,7 @@
 """Render the upstream stack: the overlay's code as commits on a PyTorch source tree.
 
     python tools/render_stack.py --onto ~/pytorch --commit         one commit a patch, ready for ghstack
-    python tools/render_stack.py --onto ~/pytorch --out patches/   files for `git am`
+    python tools/render_stack.py --onto ~/pytorch --out out/       files for `git am --keep-non-patch`
     python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
     python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
     python tools/render_stack.py --check                           render, import, run our suites, compare

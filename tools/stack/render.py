@@ -12,7 +12,7 @@ from torch_overlay.series import PATCHES as ROWS
 
 from .lay import gather, lay
 from .lint import formatted, is_sorted
-from .message import PATCHES, PatchMessage, StackError
+from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import Import, import_lines
 from .room import OURS, Room, read_room
 from .tree import Tree
@@ -54,8 +54,17 @@ class Prefix:
             if self.tree.exists(path):
                 raise StackError(f"{path}: the tree has a file of this name, which the stack would bring")
             done[path] = whole(room)
+        done |= self.tests()
         sort = {path for path in done if not self.tree.exists(path) or is_sorted(self.tree.read(path))}
         return formatted(done, sort)
+
+    def tests(self) -> dict[str, str]:
+        """The tests of these patches, ``ours=theirs``, which there import torch's modules in place of ours."""
+        found = {}
+        for ours, _, theirs in (test.partition("=") for message in self.messages for test in message.tests):
+            text = (ROOT / "test" / ours).read_text(encoding="utf-8")
+            found[f"test/{theirs}"] = text.replace("torch_overlay.distributed", "torch.distributed")
+        return found
 
     def room(self, file: str) -> Room:
         if file not in self.rooms:

@@ -100,12 +100,12 @@ def write(root: pathlib.Path, files: dict[str, str | None]) -> None:
     done: list[str] = []
     try:
         for path, text in files.items():
-            done.append(path)
             _put(root / path, None if text is None else text.encode())
+            done.append(path)
     except OSError as error:
-        for path in done:
-            _put(root / path, before[path])
-        raise StackError(f"{done[-1]} can't be written ({error}); nothing was changed") from error
+        for written in done:
+            _put(root / written, before[written])
+        raise StackError(f"{path} can't be written ({error}); nothing was changed") from error
 
 
 def _put(path: pathlib.Path, content: bytes | None) -> None:
@@ -114,5 +114,8 @@ def _put(path: pathlib.Path, content: bytes | None) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".new")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

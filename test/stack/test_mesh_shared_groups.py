@@ -1,0 +1,62 @@
+# Owner(s): ["oncall: distributed"]
+"""Axes over the same ranks share one process group, and each rank makes only the groups that it is in."""
+
+from unittest import mock
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class TestSharedGroups(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
+        self.calls = []
+        original = distributed_c10d.new_group
+
+        def counting(ranks=None, *args, **options):
+            self.calls.append(tuple(ranks))
+            return original(ranks, *args, **options)
+
+        patched = mock.patch.object(distributed_c10d, "new_group", counting)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_one_call_for_each_axis(self) -> None:
+        init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
+        self.assertEqual(len(self.calls), 3)
+        self.assertTrue(all(5 in ranks for ranks in self.calls))
+
+    def test_axes_over_the_same_ranks_share(self) -> None:
+        mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b"))
+        other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("x", "y", "z"))
+        before = len(self.calls)
+        flat = other["y", "z"]._flatten("yz")
+        self.assertEqual(flat.get_group(), mesh.get_group("b"))
+        self.assertEqual(len(self.calls), before)
+
+    def test_the_world_serves_the_axis_that_is_the_world(self) -> None:
+        mesh = init_device_mesh("cpu", (64,))
+        self.assertEqual(mesh.get_group(), dist.group.WORLD)
+        self.assertEqual(self.calls, [])
+
+    def test_another_order_is_another_group(self) -> None:
+        plain = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))
+        turned = DeviceMesh(
+            "cpu", [[8 * i + j for j in reversed(range(8))] for i in range(8)], mesh_dim_names=("a", "b")
+        )
+        self.assertNotEqual(turned.get_group("b"), plain.get_group("b"))
+        self.assertEqual(dist.get_process_group_ranks(turned.get_group("b")), list(reversed(range(8))))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,262 @@
+"""The stack: what it carries, what it refuses, that its bytes are stable, and that git and ghstack take it."""
+
+import asyncio
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip install -e '.[tools]'")
+pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[tools]'")
+
+import render_stack  # noqa: E402
+from stack.message import StackError, read_message, read_series  # noqa: E402
+from stack.render import file_of  # noqa: E402
+from stack.tree import Tree, write  # noqa: E402
+
+from stack import check, history  # noqa: E402
+from torch_overlay.patch import Kind  # noqa: E402
+from torch_overlay.series import PATCHES as ROWS  # noqa: E402
+
+INSTALLED = pathlib.Path(torch.__file__).parent
+MESSAGES = read_series()
+# Files of torch that the stack reads; a tree of these alone is quick to copy and to commit.
+TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in ROWS if row.kind is not Kind.HOOK})
+
+
+def small_tree(folder: pathlib.Path) -> pathlib.Path:
+    for path in [*TOUCHED, "torch/version.py"]:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(INSTALLED.parent / path, folder / path)
+    return folder
+
+
+def git(folder: pathlib.Path, *command: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    ended = subprocess.run(["git", *identity, *command], cwd=folder, capture_output=True, text=True, check=True)
+    return ended.stdout.strip()
+
+
+def repository(folder: pathlib.Path) -> pathlib.Path:
+    small_tree(folder)
+    git(folder, "init", "-q")
+    git(folder, "config", "user.name", "a")
+    git(folder, "config", "user.email", "a@b")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "base")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """Every file of the stack, before the first patch and after each."""
+    tree = Tree.at(small_tree(tmp_path_factory.mktemp("tree")))
+    return render_stack.states(tree, MESSAGES, len(MESSAGES))
+
+
+def test_every_row_is_carried_and_nothing_else():
+    carried = {target for message in MESSAGES for target in message.rows}
+    assert carried == {row.target for row in ROWS if row.kind is not Kind.HOOK}
+
+
+def test_every_file_of_ours_goes_upstream(states):
+    ours = {path.relative_to(ROOT / "torch_overlay").as_posix() for path in (ROOT / "torch_overlay").rglob("*.py")}
+    ours = {path for path in ours if path.startswith("distributed/") and not path.endswith(("__init__.py", "_kept.py"))}
+    assert {f"torch/{path}" for path in ours} == {path for path in states[-1] if path.startswith("torch/")}
+
+
+def test_nothing_says_where_it_came_from(states):
+    for path, text in states[-1].items():
+        assert "overlay" not in text.lower(), path
+
+
+def test_each_patch_changes_something_and_brings_its_tests(states):
+    for message, before, after in zip(MESSAGES, states, states[1:], strict=False):
+        changed = {path for path in after if after[path] != before[path]}
+        assert any(path.startswith("torch/") for path in changed), message.name
+        assert any(path.startswith("test/") for path in changed), message.name
+
+
+def test_torchs_own_words_stay(states):
+    """Where torch documents a function, its docstring and the types of its parameters do not change."""
+    import ast
+
+    before, after = (ast.parse(state["torch/distributed/device_mesh.py"]) for state in (states[0], states[-1]))
+    told = [
+        next(
+            n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "init_device_mesh" and n.args.args
+        )
+        for tree in (before, after)
+    ]
+    assert ast.get_docstring(told[0]) == ast.get_docstring(told[1]) and "Example" in ast.get_docstring(told[1])
+    assert ast.dump(told[0].args) == ast.dump(told[1].args)
+
+
+def digest(state) -> str:
+    return hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest()
+
+
+def test_bytes_are_stable(states, tmp_path):
+    """Another process, in which sets and dicts of text have another order."""
+    code = f"""import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tools")!r}]
+import hashlib, render_stack
+from stack.message import read_series; from stack.tree import Tree
+state = render_stack.states(Tree.at({str(small_tree(tmp_path))!r}), read_series(), 5)[-1]
+print(hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest())"""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == digest(states[-1])
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "words"),
+    [
+        ("device_mesh.py", "def _concatenate(", "def _joined(", "defines no DeviceMesh._concatenate"),
+        ("device_mesh.py", "def _stable_hash(self) -> str:", "def _stable_hash(self, salt=0) -> str:", "_stable_hash"),
+        (
+            "tensor/_redistribute.py",
+            "def redistribute_local_tensor(",
+            "def redistribute_it(",
+            "redistribute_local_tensor",
+        ),
+    ],
+)
+def test_a_changed_upstream_function_is_refused_by_name(tmp_path, path, old, new, words):
+    file = small_tree(tmp_path) / "torch/distributed" / path
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
+    with pytest.raises(StackError, match=words):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
+
+
+def test_a_name_that_torch_uses_for_something_else_is_refused(tmp_path):
+    file = small_tree(tmp_path) / "torch/distributed/tensor/_redistribute.py"
+    file.write_text(file.read_text() + "\n\ndef find_plan():\n    pass\n")
+    with pytest.raises(StackError, match=r"_redistribute\.py calls something else find_plan"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
+
+
+def test_a_file_that_torch_has_is_refused(tmp_path):
+    (small_tree(tmp_path) / "torch/distributed/_layout.py").write_text("")
+    with pytest.raises(StackError, match=r"torch/distributed/_layout\.py: the tree has a file of this name"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, 2)
+
+
+def test_a_folder_without_torch_is_refused(tmp_path, capsys):
+    assert render_stack.main(["--onto", str(tmp_path)]) == 1
+    assert "Give a PyTorch checkout" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path):
+    (tmp_path / "one.py").write_text("one\n")
+    (tmp_path / "two.py").mkdir()
+    with pytest.raises(StackError, match="can't be written"):
+        write(tmp_path, {"one.py": "changed\n", "two.py": "text\n"})
+    assert (tmp_path / "one.py").read_text() == "one\n" and not list(tmp_path.glob("*.new"))
+
+
+@pytest.mark.parametrize("text", ["Title: no tag\n\nbody\n", "Title: [DTensor] x\n\n", "Titel: [DTensor] x\n\nbody\n"])
+def test_a_message_that_lacks_something_is_refused(tmp_path, text):
+    (tmp_path / "patch.md").write_text(text)
+    with pytest.raises(StackError, match=r"patch\.md"):
+        read_message(tmp_path / "patch.md")
+
+
+@pytest.fixture
+def known(states, monkeypatch):
+    """The states stand for rendering them again."""
+    monkeypatch.setattr(render_stack, "states", lambda tree, messages, count: states[: count + 1])
+
+
+def test_commits_keep_the_trailers_of_those_before(known, tmp_path):
+    folder = repository(tmp_path)
+    assert render_stack.main(["--onto", str(folder), "--commit"]) == 0
+    titles = git(folder, "log", "--reverse", "--format=%s").splitlines()
+    assert titles == ["base", *(message.title for message in MESSAGES)]
+    assert git(folder, "status", "--porcelain") == ""
+    tree, head = git(folder, "rev-parse", "HEAD^{tree}"), git(folder, "rev-parse", "HEAD")
+    assert render_stack.main(["--onto", str(folder), "--commit"]) == 0
+    assert git(folder, "rev-parse", "HEAD") == head, "rendered again, the same commits"
+    trailer = "ghstack-source-id: 0123abcd\nPull-Request: https://github.com/pytorch/pytorch/pull/1"
+    git(folder, "commit", "-q", "--amend", "-m", git(folder, "log", "-1", "--format=%B") + f"\n\n{trailer}")
+    assert render_stack.main(["--onto", str(folder), "--commit"]) == 0
+    assert git(folder, "log", "-1", "--format=%B").endswith(trailer)
+    assert git(folder, "rev-parse", "HEAD^{tree}") == tree
+
+
+def test_changes_that_are_not_committed_are_refused(known, tmp_path, capsys):
+    folder = repository(tmp_path)
+    (folder / TOUCHED[0]).write_text("mine\n")
+    assert render_stack.main(["--onto", str(folder), "--commit"]) == 1
+    assert "commit or stash them first" in capsys.readouterr().err
+    assert git(folder, "log", "--format=%s") == "base"
+
+
+def test_git_takes_the_files(known, states, tmp_path):
+    folder = repository(tmp_path / "repo")
+    assert render_stack.main(["--onto", str(folder), "--out", str(tmp_path / "out")]) == 0
+    files = sorted((tmp_path / "out").iterdir())
+    assert [file.name for file in files] == [f"{i:04}-{m.name}.patch" for i, m in enumerate(MESSAGES, 1)]
+    git(folder, "am", "-q", "--keep-non-patch", *map(str, files))
+    for path, text in states[-1].items():
+        assert (folder / path).read_text() == text, path
+    assert git(folder, "log", "-1", "--format=%s") == MESSAGES[-1].title
+
+
+def test_ghstack_reads_the_messages():
+    trailers = pytest.importorskip("ghstack.trailers", reason="ghstack comes with '.[tools]'")
+    for message in MESSAGES:
+        text = history.text_of(message)
+        assert trailers.parse_message(text) == (message.title, message.body.strip(), "")
+        added = trailers.interpret_trailers(text, ["ghstack-source-id: 0123abcd"])
+        assert trailers.parse_message(added)[2] == "ghstack-source-id: 0123abcd"
+
+
+def test_ghstack_submits_the_stack(known):
+    """To ghstack's own stand-in for GitHub: one pull request a patch, each on the one before."""
+    prelude = pytest.importorskip("ghstack.test_prelude", reason="ghstack comes with '.[tools]'")
+
+    async def submit():
+        async with prelude.scoped_test(False):
+            sh = prelude.get_sh()
+            repository(pathlib.Path(sh.cwd))
+            git(pathlib.Path(sh.cwd), "push", "-q", "--force", "origin", "HEAD")
+            git(pathlib.Path(sh.cwd), "fetch", "-q", "origin")
+            assert render_stack.main(["--onto", sh.cwd, "--commit"]) == 0
+            made = await prelude.gh_submit("first")
+            return [meta.title for meta in made], git(pathlib.Path(sh.cwd), "log", "-5", "--reverse", "--format=%B")
+
+    titles, log = asyncio.run(submit())
+    assert sorted(titles) == sorted(message.title for message in MESSAGES)
+    assert log.count("ghstack-source-id") == len(MESSAGES)
+
+
+def test_a_broken_body_shows_up_in_the_comparison(states, tmp_path):
+    """On a copy that carries the whole stack the tests end as under the overlay; with one body broken, not."""
+    from stack.copied import copy_torch
+
+    patched = copy_torch(INSTALLED, tmp_path)
+    write(patched, states[-1])
+    tests = ["test/stack/test_mesh_views.py", "test/stack/test_mesh_shared_groups.py", "test/stack/test_mesh_check.py"]
+    before = check.results(tests, "overlay")
+    assert set(before.values()) == {"passed"}
+    assert check.compare(before, check.results(tests, "patched", patched)) == []
+    axes = patched / "torch/distributed/_mesh_axes.py"
+    text = axes.read_text()
+    assert "return MeshLayout(tuple(axes))" in text
+    axes.write_text(text.replace("return MeshLayout(tuple(axes))", "return MeshLayout(tuple(axes[::-1]))"))
+    differing = check.compare(before, check.results(tests, "patched", patched))
+    assert any("test_permuted_axes: passed before, failed on the patched torch" in line for line in differing)
+    assert not any("test_mesh_check" in line for line in differing)

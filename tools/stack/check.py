@@ -1,0 +1,97 @@
+"""Does a torch that carries the stack behave like the overlay? Our suites on a patched copy, results side by side."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+
+from .copied import copy_torch
+from .message import ROOT, PatchMessage, StackError
+from .render import Prefix
+from .tree import Tree, write
+
+SUITES = ("test/pure", "test/mesh", "test/redistribute", "test/stack")
+PACKAGE = "torch_overlay"
+Results = Mapping[str, str]
+
+
+def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Sequence[str] = SUITES) -> int:
+    """Render each prefix onto a copy, import it, run what must hold there, print the table; 1 if something differs.
+
+    The whole stack runs the suites, and each test must end as it does under the overlay. A shorter prefix runs the
+    tests that its patches bring, and those of the suites that state what stock does.
+    """
+    wrong = 0
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            patched = patched_copy(messages, count, pathlib.Path(folder))
+            if count == len(messages):
+                differing = compare(results(suites, "overlay"), results(suites, "patched", patched))
+            else:
+                differing = compare(results(suites[:3], "stock"), results(suites[:3], "stock", patched))
+                brought = [f"test/{test.partition('=')[0]}" for message in messages[:count] for test in message.tests]
+                ended = results(brought, "patched", patched)
+                differing += [f"{name}: {outcome}" for name, outcome in ended.items() if outcome == "failed"]
+        print(f"{count} of {len(messages)} patches: " + ("the same" if not differing else f"{len(differing)} differ"))
+        print("".join(f"  {line}\n" for line in differing), end="")
+        wrong += bool(differing)
+    return 1 if wrong else 0
+
+
+def patched_copy(messages: Sequence[PatchMessage], count: int, folder: pathlib.Path) -> pathlib.Path:
+    """A copy of the installed torch with the first ``count`` patches, imported once."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise StackError("torch isn't installed for this Python, so there is nothing to patch a copy of")
+    copy_torch(pathlib.Path(spec.origin).parent, folder)
+    write(folder, dict(Prefix(Tree.at(folder), messages[:count], [m.name for m in messages[count:]]).files()))
+    code = f"import torch.distributed.tensor, sys; sys.exit(not torch.__file__.startswith({str(folder)!r}))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment("patched", folder), capture_output=True, text=True
+    )
+    if ended.returncode:
+        raise StackError(f"The copy with {count} patches can't be imported:\n{ended.stderr.strip()}")
+    return folder
+
+
+def environment(way: str, patched: pathlib.Path | None = None) -> dict[str, str]:
+    """Of a process that runs tests in this way; the patched copy comes before the installed torch."""
+    paths = [str(patched)] if patched else []
+    return {**os.environ, "TORCH_OVERLAY_TEST": way, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None) -> Results:
+    """How each test of the suites ended: passed, failed or skipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *suites]
+        ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
+        if not report.exists():
+            raise StackError(f"pytest wrote no report ({way}):\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        cases = list(ET.parse(report).getroot().iter("testcase"))
+    if not cases:
+        raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")
+    return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
+
+
+def _outcome(case: ET.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "skipped" if case.find("skipped") is not None else "passed"
+
+
+def compare(before: Results, after: Results) -> list[str]:
+    """The tests that end otherwise, a line each. What only the package itself does is skipped on a patched torch."""
+    lines = []
+    for name in sorted(set(before) | set(after)):
+        one, other = before.get(name, "missing"), after.get(name, "missing")
+        if one != other and (one, other) != ("passed", "skipped"):
+            lines.append(f"{name}: {one} before, {other} on the patched torch")
+    return lines
