@@ -7,7 +7,9 @@ longer holds fails the run, so that this list says what is, not what was. All we
 from pytorch_tests.difference import Expected
 
 _REDISTRIBUTE = "distributed/tensor/test_redistribute.py"
+_DEBUG_MODE = "distributed/tensor/debug/test_debug_mode.py::TestDTensorDebugMode"
 _FEWER = "The test holds redistribute to the number of collectives that stock takes, and a plan takes fewer"
+_GOLDEN = "The test has the text of every operation inside a redistribution, and a plan runs others"
 
 EXPECTED = [
     Expected(
@@ -23,6 +25,26 @@ EXPECTED = [
     Expected(
         f"{_REDISTRIBUTE}::FlattenedReductionIntegrationTest::test_merging_reductions",
         f"{_FEWER}: two for (P, S0, P) to replicated, where it expects 3.",
+        ">=2.13.0",
+    ),
+    Expected(
+        f"{_DEBUG_MODE}::test_debug_mode_densor_redistribution_trace",
+        f"{_GOLDEN}: one all-gather over both axes, where it expects two with chunk and cat after each.",
+        ">=2.13.0",
+    ),
+    Expected(
+        f"{_DEBUG_MODE}::test_debug_mode_explicit_redistribute",
+        f"{_GOLDEN}: an all-gather of the flat shard and a view, where it expects one of the shard in its shape.",
+        ">=2.13.0",
+    ),
+    Expected(
+        f"{_DEBUG_MODE}::test_debug_mode_mm",
+        f"{_GOLDEN}: the same collective, with tensors numbered otherwise, since there is one view more.",
+        ">=2.13.0",
+    ),
+    Expected(
+        f"{_DEBUG_MODE}::test_output_placements",
+        f"{_GOLDEN}: view, permute and reshape after the all-gather, where it expects chunk and cat.",
         ">=2.13.0",
     ),
 ]
