@@ -38,7 +38,17 @@ setup(
     install_requires=[TORCH],
     extras_require={
         "test": ["pytest>=8", "pytest-timeout", "hypothesis>=6.100", "expecttest", "numpy", "sybil>=8"],
-        "tools": ["rich", "matplotlib", "libcst", "nox", "lintrunner", "lintrunner-adapters", "ghstack", "graphql-core", "ruff==0.17.6"],
+        "tools": [
+            "rich",
+            "matplotlib",
+            "libcst",
+            "nox",
+            "lintrunner",
+            "lintrunner-adapters",
+            "ghstack",
+            "graphql-core",
+            "ruff==0.17.6",
+        ],
         "docs": ["sphinx", "myst-parser"],
         "titan": ["torchtitan==0.3.0; python_version >= '3.11'"],
     },

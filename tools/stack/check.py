@@ -73,8 +73,10 @@ def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None
         report = pathlib.Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *suites]
         ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
-        if not report.exists():
-            raise StackError(f"pytest wrote no report ({way}):\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        if ended.returncode not in (0, 1) or not report.exists():
+            raise StackError(
+                f"pytest didn't get through ({way}, exit {ended.returncode}):\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+            )
         cases = list(ET.parse(report).getroot().iter("testcase"))
     if not cases:
         raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")

@@ -2,110 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import libcst as cst
 
+from .gather import Laid, blocks, parsed
 from .message import StackError
 from .names import Import, bound, import_lines, imports_of, is_import, used
-from .room import Room, kept_function
-
-CARRIERS = {"DeviceMesh": "_DeviceMesh"}  # torch's class: ours that carries its methods
-
-
-@dataclass
-class Laid:
-    """What goes into one file of torch.
-
-    Attributes:
-        functions: by the name of the definition that they replace or, where there is none, join.
-        members: the same for each class.
-        helpers: definitions of ours that these use, in our order.
-        imports: what all of them import.
-        renamed: torch's function: the name under which it goes on.
-    """
-
-    functions: dict[str, cst.FunctionDef]
-    members: dict[str, dict[str, cst.BaseStatement]]
-    helpers: list[cst.BaseStatement]
-    imports: list[Import]
-    renamed: dict[str, str]
-
-    @property
-    def bodies(self) -> list[cst.BaseStatement]:
-        return [*self.helpers, *self.functions.values(), *(m for c in self.members.values() for m in c.values())]
-
-
-def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
-    """The bodies of these rows and everything in the room that they use, made fit for torch's file of this text."""
-    fit = _Fit(room)
-    theirs = _definitions(parsed(text))
-    kept = room.kept()
-    functions: dict[str, cst.FunctionDef] = {}
-    members: dict[str, dict[str, cst.BaseStatement]] = {}
-    for qualname in qualnames:
-        owner, _, name = qualname.rpartition(".")
-        if owner:
-            member = fit.member(_member(room, CARRIERS.get(owner, owner), name))
-            members.setdefault(owner, {})[name] = _documented(member, theirs.get(qualname))
-        else:
-            # Where torch's definition goes on under another name, it takes its docstring along.
-            functions[name] = _documented(fit(room.definition(name)), None if name in kept else theirs.get(name))
-    bodies = [*functions.values(), *(member for group in members.values() for member in group.values())]
-    taken = set(functions) | set(CARRIERS.values())
-    helpers = {}
-    waiting = [*bodies]
-    while waiting:
-        for name in used(waiting.pop()) & room.defined - taken:
-            taken.add(name)
-            statement = fit(room.definition(name))
-            helpers[name] = statement
-            waiting.append(statement)
-    ordered = [fit(s) for s in room.body if bound(s) & set(helpers) and not kept_function(s)]
-    renamed = {function: name for function, name in kept.items() if name in helpers}
-    imports = [i for i in room.used_by([*bodies, *ordered]) if not fit.is_own(i)]
-    return Laid(functions, members, ordered, imports, renamed)
-
-
-def _member(room: Room, carrier: str, name: str) -> cst.BaseStatement:
-    found = room.definition(carrier)
-    if isinstance(found, cst.ClassDef):
-        for statement in found.body.body:
-            if isinstance(statement, cst.BaseStatement) and name in bound(statement):
-                return statement
-    raise StackError(f"torch_overlay/distributed/{room.file}: class {carrier} has no {name}")
-
-
-class _Fit(cst.CSTTransformer):
-    """Makes our code fit torch's file of the same name: it needs no door to itself, and no `self: DeviceMesh`."""
-
-    def __init__(self, room: Room) -> None:
-        super().__init__()
-        self.module = room.module
-        self.doors = {i.bound for i in room.imports if i.name and f"{i.module}.{i.name}" == self.module}
-
-    def __call__(self, node):  # type: ignore[no-untyped-def]
-        return node.visit(self)
-
-    def is_own(self, found: Import) -> bool:
-        """An import of torch's file by itself, or of a name that it defines."""
-        return found.module == self.module or found.bound in self.doors
-
-    def member(self, node):  # type: ignore[no-untyped-def]
-        """A method without our headings between methods."""
-        lines = [line for line in node.leading_lines if not line.comment or not line.comment.value.startswith("# ---")]
-        return self(node.with_changes(leading_lines=lines))
-
-    def leave_Attribute(self, original, updated):  # type: ignore[no-untyped-def]
-        if isinstance(updated.value, cst.Name) and updated.value.value in self.doors:
-            return updated.attr
-        return updated
-
-    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated.with_changes(annotation=None) if updated.name.value == "self" else updated
+from .room import Room
 
 
 class _Quote(cst.CSTTransformer):
@@ -131,12 +36,6 @@ class _Quote(cst.CSTTransformer):
             return updated
         text = cst.Module([]).code_for_node(updated.annotation).replace('"', "'")
         return updated.with_changes(annotation=cst.SimpleString(f'"{text}"'))
-
-
-@functools.lru_cache(maxsize=16)
-def parsed(text: str) -> cst.Module:
-    """A file's tree; torch's files are long, and each prefix begins with the same."""
-    return cst.parse_module(text)
 
 
 def lay(text: str, room: Room, laid: Laid) -> str:
@@ -173,21 +72,12 @@ def _future_lines(module: cst.Module) -> list[str]:
     return [line for line in module.code.splitlines() if line.startswith("from __future__ import")]
 
 
-def _blocks(module: cst.Module) -> list[Sequence[cst.BaseStatement]]:
-    """The statements at top level, and those in the branches of a top-level ``if``."""
-    found: list[Sequence[cst.BaseStatement]] = [module.body]
-    for statement in module.body:
-        if isinstance(statement, cst.If) and not is_import(statement) and isinstance(statement.orelse, cst.Else):
-            found.append(statement.orelse.body.body)
-    return found
-
-
 def _all_imports(module: cst.Module, room: Room) -> list[Import]:
-    return [i for block in _blocks(module) for s in block for i in imports_of(s, room.package)]
+    return [i for block in blocks(module) for s in block for i in imports_of(s, room.package)]
 
 
 def _check_names(module: cst.Module, room: Room, laid: Laid, torchs: list[Import]) -> None:
-    theirs = {name for block in _blocks(module) for s in block for name in bound(s)}
+    theirs = {name for block in blocks(module) for s in block for name in bound(s)}
     imported = {i.bound: i for i in torchs}
     for name in {name for helper in laid.helpers for name in bound(helper)} | set(laid.renamed.values()):
         if name in theirs or name in imported:
@@ -296,47 +186,6 @@ def _standard(found: Import) -> bool:
     return found.module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _definitions(module: cst.Module) -> dict[str, cst.FunctionDef]:
-    """Functions and methods of a file by their qualified names."""
-    found: dict[str, cst.FunctionDef] = {}
-    for statement in (s for block in _blocks(module) for s in block):
-        if isinstance(statement, cst.FunctionDef):
-            found[statement.name.value] = statement
-        elif isinstance(statement, cst.ClassDef):
-            inner = [s for s in statement.body.body if isinstance(s, cst.FunctionDef)]
-            found |= {f"{statement.name.value}.{function.name.value}": function for function in inner}
-    return found
-
-
-def _documented(ours: cst.BaseStatement, torchs: cst.FunctionDef | None) -> cst.BaseStatement:
-    """Ours with what torch's says of itself: the docstring, and the types of parameters that both have."""
-    if torchs is None or not isinstance(ours, cst.FunctionDef):
-        return ours
-    types = {p.name.value: p.annotation for p in _params(torchs) if p.annotation}
-    params = ours.params.visit(_Retype(types))
-    ours = ours.with_changes(params=params, returns=torchs.returns or ours.returns)
-    if torchs.get_docstring() is None or not isinstance(ours.body, cst.IndentedBlock):
-        return ours
-    body = list(ours.body.body)
-    if ours.get_docstring() is not None:
-        body = body[1:]
-    return ours.with_changes(body=ours.body.with_changes(body=[torchs.body.body[0], *body]))
-
-
-def _params(function: cst.FunctionDef) -> list[cst.Param]:
-    params = function.params
-    return [*params.posonly_params, *params.params, *params.kwonly_params]
-
-
-class _Retype(cst.CSTTransformer):
-    def __init__(self, types: dict[str, cst.Annotation]) -> None:
-        super().__init__()
-        self.types = types
-
-    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated.with_changes(annotation=self.types.get(updated.name.value, updated.annotation))
-
-
 def _valued(declared: cst.SimpleStatementLine, ours: cst.SimpleStatementLine) -> cst.SimpleStatementLine:
     """``name: type`` of torch's with the value of ours."""
     small = declared.body[0]
@@ -353,7 +202,7 @@ def _blank(count: int) -> list[cst.EmptyLine]:
 
 def _missing(module: cst.Module, laid: Laid) -> list[str]:
     """Targets for which nothing was there."""
-    statements = {name: s for block in _blocks(module) for s in block for name in bound(s)}
+    statements = {name: s for block in blocks(module) for s in block for name in bound(s)}
     missing = [name for name in (*laid.functions, *laid.members, *laid.renamed.values()) if name not in statements]
     return sorted(missing)
 
@@ -362,7 +211,7 @@ def _without_orphans(before: cst.Module, after: cst.Module, room: Room) -> cst.M
     """Without imports that torch's code used before and nothing uses now."""
     names = frozenset().union(*(used(s) for s in before.body if not is_import(s)))
     now = {"TYPE_CHECKING"}
-    for block in _blocks(after):
+    for block in blocks(after):
         for statement in block:
             if isinstance(statement, cst.If) and isinstance(statement.orelse, cst.Else):
                 now |= used(statement.test) | used(statement.body)  # the rest is a block of its own

@@ -10,7 +10,8 @@ import libcst as cst
 
 from torch_overlay.series import PATCHES as ROWS
 
-from .lay import gather, lay
+from .gather import gather
+from .lay import lay
 from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import Import, import_lines

@@ -1,0 +1,163 @@
+"""What goes into one file of torch: the bodies of rows and all that they use, made to fit there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from .message import StackError
+from .names import Import, bound, is_import, used
+from .room import Room, kept_function
+
+CARRIERS = {"DeviceMesh": "_DeviceMesh"}  # torch's class: ours that carries its methods
+
+
+@dataclass
+class Laid:
+    """What goes into one file of torch.
+
+    Attributes:
+        functions: by the name of the definition that they replace or, where there is none, join.
+        members: the same for each class.
+        helpers: definitions of ours that these use, in our order.
+        imports: what all of them import.
+        renamed: torch's function: the name under which it goes on.
+    """
+
+    functions: dict[str, cst.FunctionDef]
+    members: dict[str, dict[str, cst.BaseStatement]]
+    helpers: list[cst.BaseStatement]
+    imports: list[Import]
+    renamed: dict[str, str]
+
+    @property
+    def bodies(self) -> list[cst.BaseStatement]:
+        return [*self.helpers, *self.functions.values(), *(m for c in self.members.values() for m in c.values())]
+
+
+def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
+    """The bodies of these rows and everything in the room that they use, made fit for torch's file of this text."""
+    fit = _Fit(room)
+    theirs = _definitions(parsed(text))
+    kept = room.kept()
+    functions: dict[str, cst.FunctionDef] = {}
+    members: dict[str, dict[str, cst.BaseStatement]] = {}
+    for qualname in qualnames:
+        owner, _, name = qualname.rpartition(".")
+        if owner:
+            member = fit.member(_member(room, CARRIERS.get(owner, owner), name))
+            members.setdefault(owner, {})[name] = _documented(member, theirs.get(qualname))
+        else:
+            # Where torch's definition goes on under another name, it takes its docstring along.
+            functions[name] = _documented(fit(room.definition(name)), None if name in kept else theirs.get(name))
+    bodies = [*functions.values(), *(member for group in members.values() for member in group.values())]
+    taken = set(functions) | set(CARRIERS.values())
+    helpers = {}
+    waiting = [*bodies]
+    while waiting:
+        for name in used(waiting.pop()) & room.defined - taken:
+            taken.add(name)
+            statement = fit(room.definition(name))
+            helpers[name] = statement
+            waiting.append(statement)
+    ordered = [fit(s) for s in room.body if bound(s) & set(helpers) and not kept_function(s)]
+    renamed = {function: name for function, name in kept.items() if name in helpers}
+    imports = [i for i in room.used_by([*bodies, *ordered]) if not fit.is_own(i)]
+    return Laid(functions, members, ordered, imports, renamed)
+
+
+def _member(room: Room, carrier: str, name: str) -> cst.BaseStatement:
+    found = room.definition(carrier)
+    if isinstance(found, cst.ClassDef):
+        for statement in found.body.body:
+            if isinstance(statement, cst.BaseStatement) and name in bound(statement):
+                return statement
+    raise StackError(f"torch_overlay/distributed/{room.file}: class {carrier} has no {name}")
+
+
+class _Fit(cst.CSTTransformer):
+    """Makes our code fit torch's file of the same name: it needs no door to itself, and no `self: DeviceMesh`."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self.module = room.module
+        self.doors = {i.bound for i in room.imports if i.name and f"{i.module}.{i.name}" == self.module}
+
+    def __call__(self, node):  # type: ignore[no-untyped-def]
+        return node.visit(self)
+
+    def is_own(self, found: Import) -> bool:
+        """An import of torch's file by itself, or of a name that it defines."""
+        return found.module == self.module or found.bound in self.doors
+
+    def member(self, node):  # type: ignore[no-untyped-def]
+        """A method without our headings between methods."""
+        lines = [line for line in node.leading_lines if not line.comment or not line.comment.value.startswith("# ---")]
+        return self(node.with_changes(leading_lines=lines))
+
+    def leave_Attribute(self, original, updated):  # type: ignore[no-untyped-def]
+        if isinstance(updated.value, cst.Name) and updated.value.value in self.doors:
+            return updated.attr
+        return updated
+
+    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
+        return updated.with_changes(annotation=None) if updated.name.value == "self" else updated
+
+
+def _documented(ours: cst.BaseStatement, torchs: cst.FunctionDef | None) -> cst.BaseStatement:
+    """Ours with what torch's says of itself: the docstring, and the types of parameters that both have."""
+    if torchs is None or not isinstance(ours, cst.FunctionDef):
+        return ours
+    types = {p.name.value: p.annotation for p in _params(torchs) if p.annotation}
+    params = ours.params.visit(_Retype(types))
+    ours = ours.with_changes(params=params, returns=torchs.returns or ours.returns)
+    if torchs.get_docstring() is None or not isinstance(ours.body, cst.IndentedBlock):
+        return ours
+    body = list(ours.body.body)
+    if ours.get_docstring() is not None:
+        body = body[1:]
+    return ours.with_changes(body=ours.body.with_changes(body=[torchs.body.body[0], *body]))
+
+
+def _params(function: cst.FunctionDef) -> list[cst.Param]:
+    params = function.params
+    return [*params.posonly_params, *params.params, *params.kwonly_params]
+
+
+class _Retype(cst.CSTTransformer):
+    def __init__(self, types: dict[str, cst.Annotation]) -> None:
+        super().__init__()
+        self.types = types
+
+    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
+        return updated.with_changes(annotation=self.types.get(updated.name.value, updated.annotation))
+
+
+@functools.lru_cache(maxsize=16)
+def parsed(text: str) -> cst.Module:
+    """A file's tree; torch's files are long, and each prefix begins with the same."""
+    return cst.parse_module(text)
+
+
+def blocks(module: cst.Module) -> list[Sequence[cst.BaseStatement]]:
+    """The statements at top level, and those in the branches of a top-level ``if``."""
+    found: list[Sequence[cst.BaseStatement]] = [module.body]
+    for statement in module.body:
+        if isinstance(statement, cst.If) and not is_import(statement) and isinstance(statement.orelse, cst.Else):
+            found.append(statement.orelse.body.body)
+    return found
+
+
+def _definitions(module: cst.Module) -> dict[str, cst.FunctionDef]:
+    """Functions and methods of a file by their qualified names."""
+    found: dict[str, cst.FunctionDef] = {}
+    for statement in (s for block in blocks(module) for s in block):
+        if isinstance(statement, cst.FunctionDef):
+            found[statement.name.value] = statement
+        elif isinstance(statement, cst.ClassDef):
+            inner = [s for s in statement.body.body if isinstance(s, cst.FunctionDef)]
+            found |= {f"{statement.name.value}.{function.name.value}": function for function in inner}
+    return found
