@@ -74,9 +74,8 @@ def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *suites]
         ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
         if ended.returncode not in (0, 1) or not report.exists():
-            raise StackError(
-                f"pytest didn't get through ({way}, exit {ended.returncode}):\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
-            )
+            said = ended.stdout[-2000:] + ended.stderr[-2000:]
+            raise StackError(f"pytest didn't get through ({way}, exit {ended.returncode}):\n{said}")
         cases = list(ET.parse(report).getroot().iter("testcase"))
     if not cases:
         raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")
