@@ -15,6 +15,7 @@ from ._mesh_check import check_same_mesh
 from ._mesh_pickle import UNBOUND, bind_groups
 from ._mesh_state import shared_state, view_of
 from ._process_groups import Request, axis_group
+from ._rank_map import short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,15 +49,11 @@ def _describe(mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None,
     axes = [f"{name}={size}" for name, size in zip(names, layout.sizes, strict=True)] if names else layout.sizes
     ranks = f"0 to {rank_map.numel - 1}"
     if not rank_map.is_identity:
-        ranks = f"{_short(rank_map.ranks())} #{rank_map.key[1][:8]}"
+        ranks = f"{short(rank_map.ranks())} #{rank_map.key[1][:8]}"
     asked = [f"{backend or ''}{'+options' if options else ''}" for backend, options in overrides]
     backends = f", backends {asked}" if any(asked) else ""
     strides = ", ".join(str(axis) for axis in layout.axes)
     return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}"
-
-
-def _short(ranks: Sequence[int]) -> str:
-    return str(list(ranks)) if len(ranks) <= 16 else f"[{', '.join(map(str, ranks[:8]))}, …] ({len(ranks)} of them)"
 
 
 def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessGroup:

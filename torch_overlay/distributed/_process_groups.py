@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from ._group_table import GroupTable, group_table, making_for_mesh, needs_device_group
 from ._layout import Layout
+from ._rank_map import short
 from ._settings import get_settings
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ class Request:
         name: what the axis is called, for people.
         override: the backend and options that the user gave for it.
         device_type: the mesh's, for finding the timeout of the default group.
-        in_mesh_order: whether ranks keep the mesh's order inside the group.
     """
 
     view: View
@@ -87,12 +87,10 @@ class Request:
     name: str
     override: Override
     device_type: str
-    in_mesh_order: bool = True
 
     def ranks(self, start: int) -> list[int]:
-        """The ranks of the copy of the axis that starts at this index."""
-        ranks = [self.view.rank_map[start + offset] for offset in self.axis.indices()]
-        return ranks if self.in_mesh_order else sorted(ranks)
+        """The ranks of the copy of the axis that starts at this index, in the mesh's order."""
+        return [self.view.rank_map[start + offset] for offset in self.axis.indices()]
 
     def own_start(self, rank: int) -> int | None:
         """Where the copy that holds ``rank`` starts; None on a rank outside."""
@@ -182,17 +180,13 @@ def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGrou
         )
     except RuntimeError as error:
         raise RuntimeError(
-            f"The process group of mesh axis {request.name!r} needs all of ranks {_short(ranks)}, and rank "
+            f"The process group of mesh axis {request.name!r} needs all of ranks {short(ranks)}, and rank "
             f"{distributed_c10d.get_rank()} could not reach them: {error}. See whether one of them died or builds "
             "another mesh (the option check_mesh compares them)."
         ) from error
     finally:
         making_for_mesh.reset(token)
     return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
-
-
-def _short(ranks: list[int]) -> str:
-    return str(ranks) if len(ranks) <= 16 else f"[{', '.join(map(str, ranks[:8]))}, … {ranks[-1]}] ({len(ranks)} ranks)"
 
 
 def _timeout(request: Request) -> timedelta | None:

@@ -104,6 +104,7 @@ class Window(RankMap):
         layout: orthogonal; its coordinates become the indices of the window.
         start: the index of ``whole`` at which the copy starts.
 
+    >>> from ._layout import Layout
     >>> second_row = Window(RankMap.identity(8), Layout((4,)), 4)
     >>> second_row[1], second_row.index(5), second_row.index(0)  # rank 0 is in the other row
     (5, 1, None)
@@ -135,3 +136,14 @@ class Window(RankMap):
     @property
     def is_identity(self) -> bool:
         return self._shown == tuple(range(self.numel))
+
+
+def short(ranks: Sequence[int]) -> str:
+    """Ranks for people, many of them by the first eight.
+
+    >>> short(range(3)), short(range(100))
+    ('[0, 1, 2]', '[0, 1, 2, 3, 4, 5, 6, 7, … 99] (100 ranks)')
+    """
+    if len(ranks) <= 16:
+        return str(list(ranks))
+    return f"[{', '.join(map(str, ranks[:8]))}, … {ranks[-1]}] ({len(ranks)} ranks)"
