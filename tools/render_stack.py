@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="run our suites on a patched copy, compare with the overlay's"
     )
+    parser.add_argument("--suites", metavar="PATH", nargs="+", help="with --check: what to run, all of it unless said")
     asked = parser.parse_args(arguments)
     if not (asked.onto or asked.copy or asked.check):
         parser.error("say --onto PATH, --copy DIR or --check")
@@ -53,9 +54,10 @@ def run(asked: argparse.Namespace) -> int:
     if asked.only is not None and not 1 <= asked.only <= len(messages):
         raise StackError(f"--only takes 1 to {len(messages)}, got {asked.only}")
     if asked.check:
-        from stack.check import check
+        from stack.check import SUITES, check
 
-        return check(messages, [asked.only] if asked.only else [*range(1, len(messages) + 1)])
+        counts = [asked.only] if asked.only else [*range(1, len(messages) + 1)]
+        return check(messages, counts, asked.suites or SUITES)
     if asked.copy:
         copy_torch(installed_torch(), pathlib.Path(asked.copy))
     if asked.onto is None:
