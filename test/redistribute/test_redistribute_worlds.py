@@ -117,6 +117,17 @@ def test_who_sends_nothing_may_receive(rank):
         assert row.redistribute(mesh, [Shard(1)]).to_local().shape == (1, 512)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("rows", [4, 2048])  # few bytes, and so many that they are copied once
+def test_blocks_are_joined_in_their_order(rows, dtype):
+    from torch_overlay.distributed.tensor._run import _joined
+
+    whole = torch.randint(0, 2, (rows, 1024)).to(dtype)
+    blocks = [whole.narrow(1, 0, 1000), whole.narrow(1, 1000, 24), whole.narrow(0, 1, 2)]
+    flat = [element for block in blocks for element in block.view(torch.uint8).flatten().tolist()]
+    assert _joined(blocks).view(torch.uint8).tolist() == flat
+
+
 class Own(Partial):
     """A user's reduction, of which the overlay knows nothing."""
 

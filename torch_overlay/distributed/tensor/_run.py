@@ -39,6 +39,8 @@ _MOVED = {
     torch.bool,
 }
 
+_LARGE = 1 << 20  # bytes of a message from which on a second copy of it costs more than some more calls
+
 _REDUCE = {
     "sum": torch.add,
     "avg": torch.add,
@@ -186,12 +188,27 @@ def _assemble(flat: torch.Tensor, pieces: Sequence[tuple[int, Box]], shape: Sequ
     """A tensor of this shape from blocks that lie at these offsets of a flat one."""
     views = [flat.narrow(0, at, box.elements).view(box.length) for at, box in pieces]
     dim = _row(pieces, shape)
-    if dim is not None:
-        return torch.cat(views, dim) if len(views) > 1 else views[0].clone()
-    whole = flat.new_empty(shape)
-    for view, (_, box) in zip(views, pieces, strict=True):
-        _part(whole, box).copy_(view)
-    return whole
+    if dim is None:
+        whole = flat.new_empty(shape)
+        for view, (_, box) in zip(views, pieces, strict=True):
+            _part(whole, box).copy_(view)
+        return whole
+    if len(views) > 1:
+        return torch.cat(views, dim)
+    return views[0] if views[0].numel() == flat.numel() else views[0].clone()
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Blocks, each row-major and one after the other."""
+    if len(parts) == 1:
+        return parts[0].reshape(-1)
+    lengths = [part.numel() for part in parts]
+    large = sum(lengths) * parts[0].element_size() >= _LARGE
+    if not large or _are_we_tracing() or all(part.is_contiguous() for part in parts):
+        return torch.cat([part.reshape(-1) for part in parts])
+    flat = parts[0].new_empty(sum(lengths))  # to flatten them first would copy them twice
+    torch._foreach_copy_([piece.view(part.shape) for piece, part in zip(flat.split(lengths), parts)], parts)
+    return flat
 
 
 def _row(pieces: Sequence[tuple[int, Box]], shape: Sequence[int]) -> int | None:
@@ -232,11 +249,11 @@ def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> L
         packed: list[torch.Tensor] = []
         for box in boxes:
             if box is not None:
-                packed.append(_part(local, box).reshape(-1))
+                packed.append(_part(local, box))
             padding = step.chunk - (box.elements if box is not None else 0)
             if padding:
                 packed.append(local.new_zeros(padding))
-        return torch.cat(packed)
+        return _joined(packed)
 
     return run
 
@@ -289,8 +306,7 @@ def _pack_pieces(sends: Sequence[Piece], group: Group) -> Local:
     boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        parts = [_part(local, box).reshape(-1) for box in boxes]
-        return torch.cat(parts) if parts else local.new_empty(0)
+        return _joined([_part(local, box) for box in boxes]) if boxes else local.new_empty(0)
 
     return run
 
