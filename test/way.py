@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 
@@ -43,12 +44,16 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def set_options(**options):
     """The settings of the running code, as ``enable()`` would set them."""
+    if importlib.util.find_spec("torch.distributed._settings") is None:
+        return None  # the first patches bring no options
     settings = importlib.import_module("torch.distributed._settings")
     return settings.set_settings(dataclasses.replace(settings.get_settings(), **options))
 
 
 def _carry() -> None:
     """On such a torch the package's switch turns nothing on or off: its options are the torch's settings."""
+    if importlib.util.find_spec("torch.distributed._settings") is None:
+        return
     face = importlib.import_module("torch_overlay.overlay")
     settings = importlib.import_module("torch_overlay.distributed._settings")
     face.enable = lambda strict=None, **options: set_options(**options)
@@ -78,7 +83,7 @@ def overlay(**options):
         try:
             yield
         finally:
-            set_options(**dataclasses.asdict(before))
+            set_options(**(dataclasses.asdict(before) if before else {}))
     else:
         yield
 

@@ -12,19 +12,20 @@ What doesn't apply is named, with the file, the function and the reason, and the
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from stack.copied import copy_torch  # noqa: E402
+from stack.copied import copy_torch, installed_torch  # noqa: E402
 from stack.history import Repository, text_of  # noqa: E402
 from stack.mail import mail  # noqa: E402
 from stack.message import PatchMessage, StackError, read_series  # noqa: E402
 from stack.render import Prefix  # noqa: E402
 from stack.tree import Tree, write  # noqa: E402
+
+from torch_overlay.errors import UnknownRelease  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("say --onto PATH, --copy DIR or --check")
     try:
         return run(asked)
-    except StackError as error:
+    except (StackError, UnknownRelease) as error:
         print(f"render_stack: {error}", file=sys.stderr)
         return 1
 
@@ -68,9 +69,10 @@ def run(asked: argparse.Namespace) -> int:
     if asked.out:
         return mails(tree, messages, pathlib.Path(asked.out), asked.only)
     count = asked.only or len(messages)
+    release = tree.release.name
     files = rendered(tree, messages, count)
     write(tree.root, dict(files))
-    print(f"{count} of {len(messages)} patches, {len(files)} files, torch {tree.release.name}")
+    print(f"{count} of {len(messages)} patches, {len(files)} files, torch {release}")
     return 0
 
 
@@ -106,6 +108,11 @@ def commit(root: pathlib.Path, messages: list[PatchMessage], count: int) -> int:
     repository = Repository(root.resolve())
     repository.require_clean()
     base, trailers = repository.rendered(messages)
+    if len(trailers) > count:
+        raise StackError(
+            f"The branch has {len(trailers)} commits of the stack, and --only {count} would drop the others with their "
+            "trailers; render all of them, or reset the branch to where you want to begin."
+        )
     all_states = states(Tree.at(root, base), messages, count)
     head = base
     for message, before, after in zip(messages, all_states, all_states[1:], strict=False):
@@ -114,14 +121,6 @@ def commit(root: pathlib.Path, messages: list[PatchMessage], count: int) -> int:
         print(f"{head[:12]} {message.title}")
     repository.move_to(head)
     return 0
-
-
-def installed_torch() -> pathlib.Path:
-    """The folder of the torch that this Python would import."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise StackError("torch isn't installed for this Python")
-    return pathlib.Path(spec.origin).parent
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._redistribute": {
             "file": "39ee270d5c24b77b81217daad22d9376",
+            "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "88a185afa16012bfd0afb54c2cfc5a64",
         },
     },
@@ -72,6 +73,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
+            "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
         },
     },
@@ -109,6 +111,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
+            "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
         },
     },

@@ -94,6 +94,12 @@ PATCHES: tuple[Patch, ...] = (
         unit="redistribute",
     ),
     Patch(
+        f"{REDISTRIBUTE}:_optimize_transform_infos",
+        f"{OURS}.tensor._redistribute:_optimize_transform_infos",
+        ends=SAFE_MERGING,
+        unit="redistribute",
+    ),
+    Patch(
         COLLECTIVES,
         f"{OURS}.tensor._planned_cost:forget_costs",
         Kind.HOOK,

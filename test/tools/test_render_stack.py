@@ -19,7 +19,7 @@ pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip instal
 
 import render_stack  # noqa: E402
 from stack.message import StackError, read_message, read_series  # noqa: E402
-from stack.render import file_of  # noqa: E402
+from stack.render import Prefix, file_of  # noqa: E402
 from stack.tree import Tree, write  # noqa: E402
 
 from stack import check, history  # noqa: E402
@@ -76,6 +76,8 @@ def test_every_file_of_ours_goes_upstream(states):
 def test_nothing_says_where_it_came_from(states):
     for path, text in states[-1].items():
         assert "overlay" not in text.lower(), path
+    for message in MESSAGES:
+        assert "overlay" not in history.text_of(message).lower(), message.name
 
 
 def test_each_patch_changes_something_and_brings_its_tests(states):
@@ -102,6 +104,33 @@ def test_torchs_own_words_stay(states):
 
 def digest(state) -> str:
     return hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest()
+
+
+def test_the_comparison_hides_nothing():
+    """A test that fails on the patched torch shows, however it ended before; so does one that is gone."""
+    before = {"a": "failed", "b": "passed", "c": "passed", "d": "passed", "e": "skipped"}
+    after = {"a": "failed", "b": "skipped", "c": "left out", "e": "skipped"}
+    assert [line.partition(":")[0] for line in check.compare(before, after)] == ["a", "b", "d"]
+
+
+def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
+    """The whole stack to the overlay, a shorter one to stock and to the tests that its patches bring."""
+    asked, broken = [], False
+
+    def results(suites, way, patched=None):
+        asked.append((tuple(suites), way, patched is not None))
+        return {"one": "failed" if broken and patched else "passed"}
+
+    monkeypatch.setattr(check, "results", results)
+    monkeypatch.setattr(check, "patched_copy", lambda messages, count, folder: folder)
+    assert check.check(MESSAGES, [1, 5], ["test/mesh", "test/pure"]) == 0
+    first, *_ = MESSAGES[0].tests[0].split("=")
+    meshes, both = ("test/mesh",), ("test/mesh", "test/pure")
+    assert asked[:3] == [(meshes, "stock", False), (meshes, "stock", True), ((f"test/{first}",), "patched", True)]
+    assert asked[3:5] == [(both, "overlay", False), (both, "patched", True)]
+    broken = True
+    assert check.check(MESSAGES, [5], ["suite"]) == 1
+    assert "5 of 5 patches, 2 tests: 2 differ" in capsys.readouterr().out
 
 
 def test_bytes_are_stable(states, tmp_path):
@@ -154,6 +183,23 @@ def test_a_file_that_torch_has_is_refused(tmp_path):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, 2)
 
 
+def test_a_definition_that_upstream_added_is_refused(tmp_path):
+    file = small_tree(tmp_path) / "torch/distributed/device_mesh.py"
+    method = "        def permute(self, names):\n            pass\n\n        def _get_root_mesh_dim("
+    file.write_text(file.read_text().replace("        def _get_root_mesh_dim(", method))
+    with pytest.raises(StackError, match=r"device_mesh\.py defines a DeviceMesh\.permute of its own"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
+
+
+def test_a_form_for_nothing_is_refused(tmp_path):
+    waiting = tmp_path / "patches/until/landed-long-ago"
+    waiting.mkdir(parents=True)
+    (waiting / "_layout.py").write_text("")
+    tree = Tree.at(small_tree(tmp_path / "tree"))
+    with pytest.raises(StackError, match=r"landed-long-ago/_layout\.py is for no patch"):
+        Prefix(tree, MESSAGES, [], patches=tmp_path / "patches").files()
+
+
 def test_a_folder_without_torch_is_refused(tmp_path, capsys):
     assert render_stack.main(["--onto", str(tmp_path)]) == 1
     assert "Give a PyTorch checkout" in capsys.readouterr().err
@@ -194,6 +240,8 @@ def test_commits_keep_the_trailers_of_those_before(known, tmp_path):
     assert render_stack.main(["--onto", str(folder), "--commit"]) == 0
     assert git(folder, "log", "-1", "--format=%B").endswith(trailer)
     assert git(folder, "rev-parse", "HEAD^{tree}") == tree
+    assert render_stack.main(["--onto", str(folder), "--commit", "--only", "1"]) == 1, "it would drop the trailer"
+    assert git(folder, "log", "-1", "--format=%B").endswith(trailer)
 
 
 def test_changes_that_are_not_committed_are_refused(known, tmp_path, capsys):

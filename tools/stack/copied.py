@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import shutil
 
 from .message import StackError
 
 COPIED = "distributed"
+
+
+def installed_torch() -> pathlib.Path:
+    """The folder of the torch that this Python would import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise StackError("torch isn't installed for this Python, so there is nothing to copy")
+    return pathlib.Path(spec.origin).parent
 
 
 def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:

@@ -51,8 +51,7 @@ def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
             member = fit.member(_member(room, CARRIERS.get(owner, owner), name))
             members.setdefault(owner, {})[name] = _documented(member, theirs.get(qualname))
         else:
-            # Where torch's definition goes on under another name, it takes its docstring along.
-            functions[name] = _documented(fit(room.definition(name)), None if name in kept else theirs.get(name))
+            functions[name] = _documented(fit(room.definition(name)), theirs.get(name))
     bodies = [*functions.values(), *(member for group in members.values() for member in group.values())]
     taken = set(functions) | set(CARRIERS.values())
     helpers = {}

@@ -13,7 +13,6 @@ from .message import PatchMessage, StackError
 
 # What ghstack writes to the end of a commit's message, and knows its pull request by.
 TRAILER = re.compile(r"^(ghstack-[a-z-]+:|Pull[ -]Request(?:[ -]resolved)?:|stack-info:|Differential Revision:)", re.I)
-AUTHOR = {"GIT_AUTHOR_NAME": "torch_overlay contributors", "GIT_AUTHOR_EMAIL": "noreply@example.com"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Repository:
 
     def commit(self, parent: str, files: Mapping[str, str | None], message: str) -> str:
         """A commit with these files changed (None: gone), as a value; no branch or work tree moves."""
-        index = {"GIT_INDEX_FILE": str(self.root / ".git" / "stack-index")}
+        index = {"GIT_INDEX_FILE": str(pathlib.Path(self.git("rev-parse", "--absolute-git-dir")) / "stack-index")}
         try:
             self.git("read-tree", parent, env=index)
             for path, text in sorted(files.items()):
@@ -70,7 +69,7 @@ class Repository:
         # One date for the same content on the same parent: bytes are stable.
         date = self.git("log", "-1", "--format=%cI", parent)
         dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-        return self.git("commit-tree", tree, "-p", parent, text=message, env={**AUTHOR, **dates})
+        return self.git("commit-tree", tree, "-p", parent, text=message, env=dates)
 
     def move_to(self, commit: str) -> None:
         """Bring the branch and the work tree to the commit; git refuses where that would lose something."""

@@ -9,7 +9,7 @@ import libcst as cst
 
 from .gather import Laid, blocks, parsed
 from .message import StackError
-from .names import Import, bound, import_lines, imports_of, is_import, used
+from .names import Import, bound, import_lines, imports_of, is_import, unquoted, used
 from .room import Room
 
 
@@ -32,7 +32,7 @@ class _Quote(cst.CSTTransformer):
         return original if self.depth else updated  # of a local variable: never looked at
 
     def leave_Annotation(self, original, updated):  # type: ignore[no-untyped-def]
-        if isinstance(updated.annotation, cst.SimpleString) or not used(updated.annotation) & self.absent:
+        if not unquoted(updated.annotation) & self.absent:
             return updated
         text = cst.Module([]).code_for_node(updated.annotation).replace('"', "'")
         return updated.with_changes(annotation=cst.SimpleString(f'"{text}"'))
@@ -49,8 +49,8 @@ def lay(text: str, room: Room, laid: Laid) -> str:
     _check_names(module, room, laid, torchs)
     if not any("annotations" in line for line in _future_lines(module)):
         there = {i.bound for i in torchs if not i.typed}
-        absent = {i.bound for i in laid.imports if i.typed} - there | set(laid.members)
-        laid = _visited(laid, _Quote(absent))
+        absent = {i.bound for i in laid.imports if i.typed} - there
+        laid = _visited(laid, _Quote(absent), _Quote(absent | set(laid.members)))
     placed = module.visit(_Place(laid, room, torchs))
     missing = _missing(placed, laid)
     if missing:
@@ -58,10 +58,11 @@ def lay(text: str, room: Room, laid: Laid) -> str:
     return _without_orphans(module, placed, room).code
 
 
-def _visited(laid: Laid, change: cst.CSTTransformer) -> Laid:
+def _visited(laid: Laid, change: cst.CSTTransformer, inside: cst.CSTTransformer) -> Laid:
+    """With annotations quoted; a class isn't there yet while its own body runs."""
     return Laid(
         {name: f.visit(change) for name, f in laid.functions.items()},
-        {c: {name: m.visit(change) for name, m in group.items()} for c, group in laid.members.items()},
+        {c: {name: m.visit(inside) for name, m in group.items()} for c, group in laid.members.items()},
         [h.visit(change) for h in laid.helpers],
         laid.imports,
         laid.renamed,
@@ -109,8 +110,10 @@ class _Place(cst.CSTTransformer):
         body = []
         for statement in updated.body.body:
             name = next(iter(bound(statement)), "") if isinstance(statement, cst.BaseStatement) else ""
-            if name not in left or isinstance(left[name], cst.FunctionDef) > isinstance(statement, cst.FunctionDef):
-                body.append(statement)  # a declared type beside our property stays
+            if name not in left:
+                body.append(statement)
+            elif isinstance(left[name], cst.FunctionDef) and not isinstance(statement, cst.FunctionDef):
+                continue  # declared as an attribute, and now a property
             elif isinstance(statement, cst.FunctionDef):
                 body.append(left.pop(name).with_changes(leading_lines=_blank(1)))
             else:

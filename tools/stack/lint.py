@@ -9,7 +9,7 @@ import tempfile
 
 from .message import PATCHES, StackError
 
-CONFIG = PATCHES / "ruff.toml"
+CONFIG = PATCHES / "upstream_ruff.toml"
 
 
 def formatted(files: dict[str, str], sort: set[str]) -> dict[str, str]:

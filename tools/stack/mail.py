@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from .history import AUTHOR, text_of
+from .history import text_of
 from .message import PatchMessage
 
+AUTHOR = "Stack <stack@localhost>"  # `git am --reset-author` puts yours; commits have it from the start
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"  # the same on every rendering
 
 
@@ -18,7 +19,7 @@ def mail(
     title, _, body = text_of(message).partition("\n")
     lines = [
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001",
-        f"From: {AUTHOR['GIT_AUTHOR_NAME']} <{AUTHOR['GIT_AUTHOR_EMAIL']}>",
+        f"From: {AUTHOR}",
         f"Date: {DATE}",
         f"Subject: [PATCH {number}/{count}] {title}",
         body.rstrip(),

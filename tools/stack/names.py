@@ -45,6 +45,18 @@ def used(node: cst.CSTNode) -> frozenset[str]:
     return frozenset(visitor.names)
 
 
+class _Unquoted(_Used):
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        pass
+
+
+def unquoted(node: cst.CSTNode) -> set[str]:
+    """Every name that the node looks up when it is run."""
+    visitor = _Unquoted()
+    node.visit(visitor)
+    return visitor.names
+
+
 def bound(statement: cst.BaseStatement | cst.BaseSmallStatement) -> set[str]:
     """The names that a top-level statement defines; imports aside."""
     if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):

@@ -39,6 +39,7 @@ class Prefix:
 
     def files(self) -> dict[str, str]:
         """Path in the tree: text. Raises StackError with every row that doesn't apply."""
+        self._check_forms()
         targets = self._targets()
         before = {file: self.tree.read(f"torch/distributed/{file}") for file in targets}
         laid = {file: gather(before[file], self.room(file), names) for file, names in targets.items()}
@@ -71,6 +72,14 @@ class Prefix:
         if file not in self.rooms:
             self.rooms[file] = read_room(file, list(self.later), self.ours, self.patches)
         return self.rooms[file]
+
+    def _check_forms(self) -> None:
+        """Every form that waits for a later patch belongs to a patch of the series and to a file of ours."""
+        names = {message.name for message in self.messages} | set(self.later)
+        for path in (self.patches / "until").rglob("*.py"):
+            patch, *file = path.relative_to(self.patches / "until").parts
+            if patch not in names or not self.ours.joinpath(*file).is_file():
+                raise StackError(f"{path.relative_to(self.patches)} is for no patch, or for no file, that there is")
 
     def _targets(self) -> dict[str, list[str]]:
         """Names to lay down, by file; those that the tree has already are left to it."""

@@ -147,8 +147,12 @@ def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
     body = []
     for statement in room.body:
         names = bound(statement)
-        body.append(forms[min(names)] if names and names <= set(forms) else statement)
-    imports = dict.fromkeys([*room.imports, *earlier.imports])
+        if names & set(forms) and not names <= set(forms):
+            raise StackError(f"{path.relative_to(path.parents[2])} has a form for some of {sorted(names)}, not for all")
+        body.append(forms[min(names)] if names & set(forms) else statement)
+    both = dict.fromkeys([*room.imports, *earlier.imports])
+    plain = {(i.bound, i.module) for i in both if not i.typed}
+    imports = [i for i in both if i.module != room.module and not (i.typed and (i.bound, i.module) in plain)]
     return replace(room, body=tuple(body), imports=tuple(imports))
 
 

@@ -67,11 +67,13 @@ class Tree:
 
     def unfit(self, row: Patch) -> str | None:
         """None if the row's target is what some known release has there, else what came instead, in words."""
-        if not row.qualname or row.kind is Kind.ADD:
+        if not row.qualname:
             return None
         path = f"{row.module.replace('.', '/')}.py"
         if not self.exists(path):
             return f"the tree has no {path}"
+        if row.kind is Kind.ADD:
+            return f"{path} defines a {row.qualname} of its own" if row.until is None and self._defines(row) else None
         found = self._source(row, path).fingerprint(row.qualname)
         if found is None:
             return f"{path} defines no {row.qualname}"
@@ -82,8 +84,9 @@ class Tree:
 
     def has_it(self, row: Patch) -> bool:
         """Whether the tree brings by itself what the row would add."""
-        if row.kind is not Kind.ADD or row.until is None:
-            return False
+        return row.kind is Kind.ADD and row.until is not None and self._defines(row)
+
+    def _defines(self, row: Patch) -> bool:
         tree = self._source(row, f"{row.module.replace('.', '/')}.py").tree
         classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == row.owner] if tree else []
         return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)

@@ -24,7 +24,7 @@ from ._layout import Layout, MeshLayout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed.distributed_c10d import ProcessGroup
+    from torch.distributed.distributed_c10d import GroupName, ProcessGroup
 
     from ._mesh_input import Override
     from ._rank_map import RankMap
@@ -60,12 +60,12 @@ class GroupTable:
     _named: Counter[tuple[bool, tuple[int, ...]]] = field(default_factory=Counter)
     _options: list[Any] = field(default_factory=list)
 
-    def member_name(self, ranks: Sequence[int]) -> str:
+    def member_name(self, ranks: Sequence[int]) -> GroupName:
         """A name for the next group that exactly these ranks make, in this order; see distributed_c10d."""
         made = (making_for_mesh.get(), tuple(ranks))  # a split's ranks count inside its parent: another count
         self._named[made] += 1
         text = f"group {self._named[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
-        return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        return distributed_c10d.GroupName(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     def key(self, ranks: Sequence[int], override: Override) -> Key:
         """What must be equal for two requests to share."""

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
     from ._mesh_input import Override
 
-Names = tuple[str, ...]
+_Names = tuple[str, ...]
 
 
 class _DeviceMesh:
     """Never instantiated: its attributes are set on torch's DeviceMesh."""
 
-    # What meshes of an older torch lack.
+    # Meshes pickled before this attribute existed lack it.
     _preserve_rank_order = False
 
     def __init__(
@@ -61,7 +61,7 @@ class _DeviceMesh:
         device_type: str,
         mesh: Any = None,
         *,
-        mesh_dim_names: Names | None = None,
+        mesh_dim_names: _Names | None = None,
         backend_override: tuple[Override, ...] | None = None,
         preserve_rank_order: bool = False,
         _init_backend: bool = True,
@@ -70,7 +70,7 @@ class _DeviceMesh:
         _rank_map: Any = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
-        """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is torch's private door."""
+        """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
         shared = SharedState(view.rank_map)
@@ -128,7 +128,7 @@ class _DeviceMesh:
         return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id
 
     def __hash__(self: DeviceMesh) -> int:
-        """The number that torch has always given an equal mesh, so that dicts filled by either go on working."""
+        """Of the ranks as a tuple, however they are stored, so that equal meshes always hashed alike."""
         if self._hash is None:
             self._hash = torch_hash(self)
         return self._hash
@@ -165,7 +165,7 @@ class _DeviceMesh:
 
     # --- views
 
-    def __getitem__(self: DeviceMesh, mesh_dim_names: str | Names) -> DeviceMesh:
+    def __getitem__(self: DeviceMesh, mesh_dim_names: str | _Names) -> DeviceMesh:
         """The view of these axes, in the mesh's order; flattened views count by their names."""
         if not self._mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
@@ -174,10 +174,10 @@ class _DeviceMesh:
             return self
         return make_view(self, ascending(self, names), names, select_groups(self, names))
 
-    def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: Names) -> Any:
+    def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: _Names) -> Any:
         return to_torch(ascending(self, mesh_dim_names))
 
-    def _create_sub_mesh(self: DeviceMesh, layout: Any, submesh_dim_names: Names) -> DeviceMesh:
+    def _create_sub_mesh(self: DeviceMesh, layout: Any, submesh_dim_names: _Names) -> DeviceMesh:
         return make_view(self, from_torch(layout), submesh_dim_names, select_groups(self, submesh_dim_names))
 
     def permute(self: DeviceMesh, mesh_dim_names: Sequence[str]) -> DeviceMesh:
@@ -194,7 +194,7 @@ class _DeviceMesh:
             raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
         return make_view(self, select(self, names), names, select_groups(self, names))
 
-    def submesh_at(self: DeviceMesh, mesh_dim_names: str | Names, at: Mapping[str, int]) -> DeviceMesh:
+    def submesh_at(self: DeviceMesh, mesh_dim_names: str | _Names, at: Mapping[str, int]) -> DeviceMesh:
         """The view of some axes as it is at given coordinates of the others, in constant time.
 
         Args:
@@ -259,7 +259,7 @@ class _DeviceMesh:
         self: DeviceMesh,
         dim: int,
         mesh_sizes: tuple[int, ...],
-        mesh_dim_names: Names,
+        mesh_dim_names: _Names,
         backend_override: tuple[Override, ...] = ((None, None),),
     ) -> DeviceMesh:
         """One axis as several; the other axes keep their groups."""
@@ -307,7 +307,7 @@ class _DeviceMesh:
         self: DeviceMesh,
         dim: int | str,
         mesh_sizes: tuple[int, ...],
-        mesh_dim_names: Names,
+        mesh_dim_names: _Names,
         backend_override: dict[str, Any] | None = None,
     ) -> DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""
@@ -361,7 +361,7 @@ def init_device_mesh(
     device_type: str,
     mesh_shape: tuple[int, ...],
     *,
-    mesh_dim_names: Names | None = None,
+    mesh_dim_names: _Names | None = None,
     backend_override: Mapping[int | str, Any] | None = None,
 ) -> DeviceMesh:
     """A row-major mesh over ranks 0 to the product of the sizes; holds nothing that grows with the world."""
@@ -381,7 +381,7 @@ def init_device_mesh(
 
 
 def _normalize_backend_override(
-    backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: Names | None = None
+    backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: _Names | None = None
 ) -> Iterator[Override]:
     """One (backend, options) an axis, from a dict by number or name; the caller's dict stays as it is."""
     return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))

@@ -6,25 +6,24 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
-from ._group_table import GroupTable, group_table
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from torch.distributed.distributed_c10d import GroupName
 
 
-def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+def _process_group_name(ranks: list[int], use_hashed_name: bool) -> GroupName:
     """The name of a group about to be made, the same on every rank that takes part.
 
-    A group that only its members make must be named from what all of its members know. Torch salts the name with a
-    counter of the process: of the groups it is in (up to 2.13) or of the calls it made (since 2.14), and both drift
-    apart as soon as some ranks make a group and others don't. How often *these* ranks have made a group is the same
-    on all of them, whatever else any of them did. The counter behind the other names is left to calls that every
-    rank makes.
+    A group that only its members make must be named from what all of its members know. A counter of the process, of the
+    groups it is in or of the calls it made, drifts apart as soon as some ranks make a group and others don't. How often
+    *these* ranks have made a group is the same on all of them, whatever else any of them did. The counter behind the
+    other names is left to calls that every rank makes.
     """
     if use_hashed_name:
+        from ._group_table import GroupTable, group_table  # which imports this module
+
         # Without a world it is the world itself that is named.
         table = group_table() if distributed_c10d.is_initialized() else GroupTable()
         return table.member_name(ranks)
     world = distributed_c10d._world
     number, world.group_count = world.group_count, world.group_count + 1
-    return str(number)
+    return distributed_c10d.GroupName(str(number))

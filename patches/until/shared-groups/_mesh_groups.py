@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def make_groups(
-    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+    mesh: DeviceMesh,
+    layout: MeshLayout,
+    names: Sequence[str] | None,
+    overrides: Sequence[Override],
 ) -> list[str]:
     """The name of this rank's new group on each axis of ``layout``; [] on a rank outside."""
     shared = shared_state(mesh)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def make_groups(
-    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+    mesh: DeviceMesh,
+    layout: MeshLayout,
+    names: Sequence[str] | None,
+    overrides: Sequence[Override],
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
     shared = shared_state(mesh)

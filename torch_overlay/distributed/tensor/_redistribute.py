@@ -1,6 +1,6 @@
 """Redistribute a local tensor by one plan; the body that replaces torch's, and the way back to torch's own.
 
-What can't be planned runs torch's own code, with its merging of collectives switched off where that would be wrong.
+What can't be planned runs step by step, with collectives merged only where that is exact.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
 from ._planned import count_fallback, find_plan, run_plan
-from ._safe_merging import merging_only_where_exact
+from ._safe_merging import may_merge, merging, merging_is_exact
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 redistribute_by_steps = keep(torch_redistribute.redistribute_local_tensor)
+merge_transform_infos = keep(torch_redistribute._optimize_transform_infos)
+
+
+def _optimize_transform_infos(
+    transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
+) -> list[Any]:
+    """The steps, with consecutive ones of a kind merged where the redistribution that asks may."""
+    if not may_merge():
+        return transform_infos
+    return merge_transform_infos(transform_infos, device_mesh, src_placements, dst_placements)
 
 
 def redistribute_local_tensor(
@@ -29,16 +40,21 @@ def redistribute_local_tensor(
     async_op: bool = False,
     use_graph_based_transform: bool | None = None,
     is_explicit: bool = False,
-    **others: Any,
 ) -> torch.Tensor:
     """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
     mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
     found = find_plan(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, str):
         count_fallback(found)
-        kept = dict(others, async_op=async_op, use_graph_based_transform=use_graph_based_transform)
-        with merging_only_where_exact(current_spec, target_spec):
-            return redistribute_by_steps(local_tensor, current_spec, target_spec, is_explicit=is_explicit, **kept)
+        with merging(merging_is_exact(current_spec, target_spec)):
+            return redistribute_by_steps(
+                local_tensor,
+                current_spec,
+                target_spec,
+                async_op=async_op,
+                use_graph_based_transform=use_graph_based_transform,
+                is_explicit=is_explicit,
+            )
     debug_mode = get_active_debug_mode()
     if debug_mode is None:
         return run_plan(found, local_tensor)

@@ -1,4 +1,4 @@
-"""Where torch's merging of collectives is exact: it runs consecutive steps of one kind as one on a flattened mesh.
+"""Where merging is exact: a redistribution may run consecutive collectives of one kind as one on a flattened mesh.
 
 The merged collective cuts the joint shards into equal parts, in the order of the flattened group. That is the nesting
 of the single steps only where every cut is even, and where groups, whose ranks torch sorts, keep the mesh's order.
@@ -7,28 +7,47 @@ of the single steps only where every cut is even, and where groups, whose ranks 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
-def merging_only_where_exact(source: DTensorSpec, target: DTensorSpec) -> contextlib.AbstractContextManager[None]:
-    """A context in which torch merges collectives if both specs let it, and runs them one by one if not.
+# Of this thread alone: ranks may be threads, and backward passes run in threads of their own.
+_may_merge: contextvars.ContextVar[bool] = contextvars.ContextVar("may_merge", default=True)
+
+
+def may_merge() -> bool:
+    """Whether the redistribution that runs here may merge collectives."""
+    return _may_merge.get()
+
+
+@contextlib.contextmanager
+def merging(exact: bool) -> Iterator[None]:
+    """Let the redistribution inside merge, or have its collectives run one by one."""
+    token = _may_merge.set(exact)
+    try:
+        yield
+    finally:
+        _may_merge.reset(token)
+
+
+def merging_is_exact(source: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether merged collectives give what every rank should hold.
 
     Decided from what every rank knows alike, the specs and the mesh, so that all ranks run the same collectives.
     """
     # While tracing, a mesh may come wrapped.
     mesh = getattr(source.mesh, "real_obj", source.mesh)
-    if _in_rank_order(mesh) and all(_even(spec, source) for spec in (source, target)):
-        return contextlib.nullcontext()
-    return torch_redistribute.disable_redistribute_transform_optimization()
+    return _in_rank_order(mesh) and all(_even(spec, source) for spec in (source, target))
 
 
 def _even(spec: DTensorSpec, source: DTensorSpec) -> bool:
