@@ -6,6 +6,7 @@ import itertools
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import run_tests
 
@@ -61,6 +62,16 @@ class TestSafeMerging(MultiThreadedTestCase):
             itertools.product(kinds, repeat=2), itertools.product(kinds[:3], repeat=2)
         ):
             self._check(mesh, 5, source, target)
+
+    def test_even_shards_merge_whatever_ran_before(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        mesh._flatten("ab")
+        for _ in range(10):  # ranks are threads here, and must not decide for each other
+            self._check(mesh, 5, (Shard(0), Shard(0)), (Replicate(), Replicate()))
+        held = DTensor.from_local(torch.ones(2, 3), mesh, (Shard(0), Shard(0)), run_check=False)
+        with CommDebugMode() as counted:
+            held.redistribute(placements=(Replicate(), Replicate())).to_local()
+        self.assertEqual(counted.get_total_counts(), 1)
 
     def test_ranks_that_descend(self) -> None:
         """Groups hold sorted ranks, so a flattened mesh of these ranks has another order than the mesh."""
