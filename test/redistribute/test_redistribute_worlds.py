@@ -1,7 +1,9 @@
 """What a plan may remember from one world, one mesh and one group to the next; one process plays a rank at a time."""
 
 import contextlib
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
+from torch_overlay.distributed.tensor._safe_merging import merging_is_exact
 
 
 @contextlib.contextmanager
@@ -61,6 +64,21 @@ def test_a_loaded_flattened_view_finds_its_own_group():
             build()
             assert dist.get_process_group_ranks(loaded.get_group("dp_cp")) == [0, 1, 2, 3]
             assert dist.get_process_group_ranks(loaded.get_group("pp")) == [0, 4]
+
+
+def test_nothing_of_a_world_stays_for_its_plans():
+    """Jobs that open world after world would keep every group of each, and gloo's threads with them."""
+    seen = []
+    for _ in range(3):
+        with world(5, 8):
+            mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+            held = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
+            held.redistribute(placements=[Shard(1), Shard(0)])
+            assert merging_is_exact(held._spec, held._spec)
+            seen.append(weakref.ref(mesh))
+            del mesh, held
+    gc.collect()
+    assert [ref() is None for ref in seen[:2]] == [True, True]  # the last may wait for the next world
 
 
 def test_a_plan_outlives_the_group_that_it_borrowed():

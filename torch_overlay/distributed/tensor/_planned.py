@@ -65,6 +65,7 @@ class Planned(NamedTuple):
 
 
 _plans: OrderedDict[Any, Planned | str] = OrderedDict()
+_epoch = 0  # of the groups that the plans know; see `groups_known`
 _counted: Counter[str] = Counter()
 
 
@@ -135,6 +136,7 @@ def find_plan(
     )
     found = _plans.get(key)
     if found is None or not all(map(_exists, _borrowed(found))):
+        _forget_other_epochs(groups_known(mesh)[0])
         found = _make(mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
         _plans[key] = found
@@ -145,6 +147,14 @@ def find_plan(
     if not isinstance(found, str) and tuple(local.shape) != found.held:
         return _misfit(found, local, source)
     return found
+
+
+def _forget_other_epochs(epoch: int) -> None:
+    """Plans that know other groups are never found again, and would keep the groups of a world that is gone."""
+    global _epoch
+    if epoch != _epoch:
+        forget_plans()
+        _epoch = epoch
 
 
 def _misfit(found: Planned, local: torch.Tensor, source: DTensorSpec) -> str:

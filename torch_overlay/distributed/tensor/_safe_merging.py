@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-from functools import lru_cache
+import weakref
 from typing import TYPE_CHECKING
 
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
@@ -63,9 +63,19 @@ def _even(spec: DTensorSpec, source: DTensorSpec) -> bool:
     return all(type(size) is int and size % count == 0 for size, count in zip(source.shape, parts, strict=True))
 
 
-@lru_cache(maxsize=64)  # the rank map is as long as the world
+# By mesh, since the rank map is as long as the world. Weak: nothing of a world stays for having been asked about.
+_orders: weakref.WeakKeyDictionary[DeviceMesh, bool] = weakref.WeakKeyDictionary()
+
+
 def _in_rank_order(mesh: DeviceMesh) -> bool:
     """Whether the ranks of every copy of the mesh ascend row-major, so that sorting them changes nothing."""
+    known = _orders.get(mesh)
+    if known is None:
+        known = _orders[mesh] = _ascends(mesh)
+    return known
+
+
+def _ascends(mesh: DeviceMesh) -> bool:
     strides = [stride for axis in mesh._layout for stride in _as_tuple(axis.stride)]
     ranks = mesh._get_root_mesh()._flatten_rank_map
     descend = all(outer >= inner for outer, inner in itertools.pairwise(stride for stride in strides if stride))
