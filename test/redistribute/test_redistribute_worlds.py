@@ -167,6 +167,19 @@ def test_torchs_own_code_gets_what_it_takes():
         assert torch.equal(redistribute_local_tensor(torch.ones(2), *ends), torch.ones(2))
 
 
+def test_a_column_is_sent_without_the_gaps_between_its_elements():
+    """It is cut off before it is sent; as one dim it would be a view with a stride, of which no bytes can be taken."""
+    with torch_overlay.enabled(), world(0, 8):
+        mesh = init_device_mesh("cpu", (2, 4))
+        for dtype in (torch.complex64, torch.float32):
+            for source, target in (
+                ((Shard(0), Replicate()), (Replicate(), Shard(1))),
+                ((Shard(0), Replicate()), (Shard(1), Shard(1))),
+            ):
+                given = DTensor.from_local(torch.ones(8, 4, dtype=dtype), mesh, source, run_check=False)
+                assert given.redistribute(placements=target).to_local().dtype == dtype
+
+
 def test_a_world_of_some_ranks_can_be_named():
     with torch_overlay.enabled():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])

@@ -143,14 +143,19 @@ def _moved(run: Local) -> Local:
 
 
 def _bytes(flat: torch.Tensor) -> torch.Tensor:
-    return flat.resolve_conj().resolve_neg().view(torch.uint8)
+    return flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8)
+
+
+def _flat(local: torch.Tensor) -> torch.Tensor:
+    """All elements, one after the other in memory; of a single column, `reshape` would make a view that skips some."""
+    return local.reshape(-1).contiguous()
 
 
 def _pack(grid: Grid) -> Local:
     """From the local tensor to what goes to the members, flat."""
     lengths, times, order = grid
     if grid.plain:
-        return lambda local: local.reshape(-1)
+        return _flat
     if times != lengths:
         return lambda local: local.reshape(lengths).expand(times).permute(order).reshape(-1)
     return lambda local: local.reshape(lengths).permute(order).reshape(-1)
@@ -176,7 +181,7 @@ def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> L
         land = lambda flat: _assemble(flat, pieces, shape)  # noqa: E731
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        flat = local.reshape(-1)
+        flat = _flat(local)
         if held < chunk:
             flat = torch.cat([flat, flat.new_zeros(chunk - held)])
         return land(gather(flat))
@@ -201,7 +206,7 @@ def _assemble(flat: torch.Tensor, pieces: Sequence[tuple[int, Box]], shape: Sequ
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     """Blocks, each row-major and one after the other."""
     if len(parts) == 1:
-        return parts[0].reshape(-1)
+        return _flat(parts[0])
     lengths = [part.numel() for part in parts]
     large = sum(lengths) * parts[0].element_size() >= _LARGE
     if not large or _are_we_tracing() or all(part.is_contiguous() for part in parts):
