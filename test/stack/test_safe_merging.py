@@ -5,7 +5,7 @@ import itertools
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import run_tests
@@ -32,6 +32,9 @@ class TestSafeMerging(MultiThreadedTestCase):
 
     def setUp(self) -> None:
         super().setUp()
+        # Keyed by meshes, which belong to threads; the next threads may have the numbers of those before.
+        _redistribute._gen_transform_infos.cache_clear()
+        _redistribute.clear_redistribute_planner_cache()
         self._spawn_threads()
 
     def _check(self, mesh: DeviceMesh, length: int, source, target) -> None:

@@ -16,7 +16,6 @@ from .message import ROOT, PatchMessage, StackError
 from .render import Prefix
 from .tree import Tree, write
 
-ON_STOCK = "test/mesh"
 SUITES = ("test/pure", "test/mesh", "test/redistribute")
 PACKAGE_ONLY = "what the package torch_overlay does"  # test/way.py: needs_package
 Results = Mapping[str, str]
@@ -26,16 +25,19 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
     """Render each prefix onto a copy, import it, run what must hold there, print the table; 1 if something differs.
 
     The whole stack runs the suites, and each test must end as it does under the overlay. A shorter prefix runs the
-    tests that its patches bring, and those of the suites that state what stock does.
+    tests of meshes, held to stock before groups are shared and to the overlay after. Each runs the tests it brings.
     """
     wrong = 0
     plain = functools.cache(lambda way, run: results(run, way))
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
             patched = patched_copy(messages, count, pathlib.Path(folder))
-            way = "patched" if count == len(messages) else "stock"
-            # Tests of redistribution turn the overlay on themselves; those of meshes say which hold on stock, too.
-            run = tuple(suites) if way == "patched" else tuple(suite for suite in suites if suite.startswith(ON_STOCK))
+            # Before groups are shared, tests of meshes that state what stock does must hold; from then on those of the
+            # overlay. Tests of redistribution turn the overlay on themselves: they are for the whole stack.
+            shared = any(message.name == "shared-groups" for message in messages[:count])
+            way = "patched" if shared else "stock"
+            whole = count == len(messages)
+            run = tuple(suites) if whole else tuple(suite for suite in suites if suite.startswith("test/mesh"))
             before, after = plain("overlay" if way == "patched" else way, run), results(run, way, patched)
             differing = compare(before, after)
             brought = [f"test/{test.partition('=')[0]}" for message in messages[:count] for test in message.tests]
