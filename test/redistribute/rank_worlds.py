@@ -6,6 +6,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from mesh_harness import needs_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial()
 
@@ -78,7 +79,7 @@ class WorldCases:
             self.assertEqual(total.redistribute(placements=(S(0), R)).full_tensor(), torch.full((8,), 8.0))
             self.reopen_world()
 
-    @needs_overlay
+    @needs_package
     def test_the_overlay_goes_off_and_on_in_the_middle(self):
         """The same tensor, moved by stock and by plan in turn; off is off."""
         import torch_overlay
