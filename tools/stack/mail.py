@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .history import text_of
 from .message import PatchMessage
 
-AUTHOR = "Stack <stack@localhost>"  # `git am --reset-author` puts yours; commits have it from the start
+AUTHOR = "Stack <stack@localhost>"  # `git commit --amend --reset-author` puts yours; --commit has it from the start
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"  # the same on every rendering
 
 
