@@ -119,9 +119,5 @@ def _from_degrees(arguments: argparse.Namespace) -> MeshMap:
 def _from_sizes(arguments: argparse.Namespace) -> MeshMap:
     if arguments.ranks is not None:
         raise ValueError("--ranks is for --degrees; --mesh has the ranks of its sizes")
-    sizes = words.integers(arguments.mesh, "--mesh, the sizes of its axes")
-    if not sizes:
-        raise ValueError("--mesh needs the size of at least one axis, as 2,4")
-    names = words.names(arguments.names, len(sizes))
-    order = words.chosen(arguments.permute, names, "--permute") if arguments.permute else None
+    sizes, names, order = words.mesh(arguments.mesh, arguments.names, arguments.permute)
     return MeshMap.of(names, sizes, laid_out(sizes, order))

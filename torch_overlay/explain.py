@@ -105,11 +105,7 @@ def main(argv: Sequence[str]) -> int:
 def _explained(arguments: argparse.Namespace) -> Explanation:
     from .show import asked
 
-    sizes = words.integers(arguments.mesh, "--mesh, the sizes of its axes")
-    if not sizes:
-        raise ValueError("--mesh needs the size of at least one axis, as 2,4")
-    names = words.names(arguments.axes, len(sizes))
-    order = words.chosen(arguments.permute, names, "--permute") if arguments.permute else None
+    sizes, names, order = words.mesh(arguments.mesh, arguments.axes, arguments.permute)
     flattened = [words.chosen(text, names, "--flattened") for text in arguments.flattened]
     dtype = asked.dtype_of(DTYPES.get(arguments.dtype, arguments.dtype))
     shape = words.integers(arguments.shape, "--shape", least=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def formatted(files: dict[str, str], sort: set[str]) -> dict[str, str]:
         return {path: (root / path).read_text(encoding="utf-8") for path in files}
 
 
+@functools.lru_cache(maxsize=16)  # each prefix begins with the same files
 def is_sorted(text: str) -> bool:
     """Whether a file keeps the order of imports that `formatted` would bring about."""
     with tempfile.TemporaryDirectory() as folder:

@@ -89,12 +89,10 @@ class Import:
 
     def line(self) -> str:
         if self.name is None:
-            return f"import {self.module}" if self.bound == self.module.partition(".")[0] else self._renamed("import")
+            renamed = "" if self.bound == self.module.partition(".")[0] else f" as {self.bound}"
+            return f"import {self.module}{renamed}"
         renamed = "" if self.bound == self.name else f" as {self.bound}"
         return f"from {self.module} import {self.name}{renamed}"
-
-    def _renamed(self, word: str) -> str:
-        return f"{word} {self.module} as {self.bound}"
 
 
 def import_lines(imports: Sequence[Import]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -109,13 +110,16 @@ class Prefix:
                 return file
         return None
 
+    @functools.cached_property
+    def _taken(self) -> set[tuple[str, str]]:
+        """Module and name of everything that a room takes from another."""
+        files = [path.relative_to(self.ours).as_posix() for path in self.ours.rglob("*.py")]
+        return {(i.module, i.name) for file in files for i in self.room(file).imports if i.name}
+
     def _trimmed(self, file: str) -> Room:
         """The room without what nothing in it uses; what other rooms take from it counts as used."""
-        asked = set()
-        for path in sorted(self.ours.rglob("*.py")):
-            other = self.room(path.relative_to(self.ours).as_posix())
-            asked |= {i.name for i in other.imports if i.name and i.module == self.room(file).module}
-        return self.room(file).without_unused(asked)
+        room = self.room(file)
+        return room.without_unused({name for module, name in self._taken if module == room.module})
 
 
 def file_of(module: str) -> str:

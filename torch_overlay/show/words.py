@@ -140,3 +140,18 @@ def progression(ranks: Sequence[int]) -> str:
         if all(b - a == step for a, b in itertools.pairwise(ranks)) and step > 0:
             return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f" by {step}")
     return " ".join(map(str, ranks))
+
+
+def mesh(
+    sizes: str, axes: str | None, permuted: str | None
+) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...] | None]:
+    """The mesh that ``--mesh``, its axes' names and ``--permute`` describe: sizes, names, order (None: as they come).
+
+    >>> mesh("2,4", "dp,tp", "tp,dp")
+    ((2, 4), ('dp', 'tp'), (1, 0))
+    """
+    read = integers(sizes, "--mesh, the sizes of its axes")
+    if not read:
+        raise ValueError("--mesh needs the size of at least one axis, as 2,4")
+    called = names(axes, len(read))
+    return read, called, chosen(permuted, called, "--permute") if permuted else None

@@ -119,6 +119,7 @@ def find_plan(
     why = not_ours(mesh, source, target, forced)
     if why is not None:
         return why
+    known = groups_known(mesh)
     key = (
         mesh,
         mesh._coordinate_on_dim,
@@ -130,13 +131,13 @@ def find_plan(
         local.element_size(),
         source.shard_order,
         target.shard_order,
-        groups_known(mesh),
+        known,
         get_settings(),
         async_op,
     )
     found = _plans.get(key)
     if found is None or not all(map(_exists, _borrowed(found))):
-        _forget_other_epochs(groups_known(mesh)[0])
+        _forget_other_epochs(known[0])
         found = _make(mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
         _plans[key] = found
