@@ -42,17 +42,24 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self.spec  # the import put its own there
 
 
+def carries(file):
+    """Whether torch has this file of ours, as ``_mesh_check``: the first patches of the stack don't bring them all."""
+    return importlib.util.find_spec(f"torch.distributed.{file}") is not None
+
+
 def set_options(**options):
     """The settings of the running code, as ``enable()`` would set them."""
-    if importlib.util.find_spec("torch.distributed._settings") is None:
+    if not carries("_settings"):
         return None  # the first patches bring no options
     settings = importlib.import_module("torch.distributed._settings")
-    return settings.set_settings(dataclasses.replace(settings.get_settings(), **options))
+    known = {field.name for field in dataclasses.fields(settings.Settings)}  # those of later patches aren't there yet
+    chosen = {name: value for name, value in options.items() if name in known}
+    return settings.set_settings(dataclasses.replace(settings.get_settings(), **chosen))
 
 
 def _carry() -> None:
     """On such a torch the package's switch turns nothing on or off: its options are the torch's settings."""
-    if importlib.util.find_spec("torch.distributed._settings") is None:
+    if not carries("_settings"):
         return
     face = importlib.import_module("torch_overlay.overlay")
     settings = importlib.import_module("torch_overlay.distributed._settings")
@@ -70,6 +77,11 @@ if WAY == "patched":
 # For what stock can't do, and for what asks the package itself (status(), options, enable and disable).
 needs_overlay = pytest.mark.skipif(STOCK, reason="what only the overlay does")
 needs_package = pytest.mark.skipif(WAY != "overlay", reason="what the package torch_overlay does, beside its bodies")
+
+# The mesh check and inherited timeouts come with one patch; `tools/render_stack.py --check` runs shorter prefixes too.
+needs_mesh_check = pytest.mark.skipif(
+    WAY == "patched" and not carries("_mesh_check"), reason="what a later patch of the stack brings"
+)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import STOCK, needs_overlay, open_groups
 from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views, make_root
+from way import needs_mesh_check
 
 CPU = torch.device("cpu")
 
@@ -27,6 +28,7 @@ def gathered(value) -> list:
 class GroupCases:
     """Cases for ``EightRanks``."""
 
+    @needs_mesh_check
     def test_every_mesh_group_has_the_timeout_of_the_world(self):
         """25 s everywhere; stock gives 1800 s to all but the world's."""
         for name, (mesh, _) in all_views().items():
@@ -35,6 +37,7 @@ class GroupCases:
                     expected = datetime.timedelta(seconds=1800) if STOCK else WORLD_TIMEOUT
                     self.assertEqual(timeout_of(group), expected, name)
 
+    @needs_mesh_check
     def test_the_timeout_of_an_axis_wins(self):
         """What the user says of one axis holds for that axis."""
         options = dist.ProcessGroupGloo._Options()

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from mesh_harness import needs_overlay
+from way import needs_mesh_check
 
-pytestmark = needs_overlay
+pytestmark = [needs_overlay, needs_mesh_check]
 RANKS, SECONDS = 4, 8
 
 

@@ -159,7 +159,7 @@ def _one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) 
 
 def calls_of(size: int) -> int:
     """Calls in a batch: the same on every rank without asking, enough to drown the barrier."""
-    return max(2, min(16, 4 * MB // size))
+    return max(4, min(32, 32 * MB // size))
 
 
 def _check(pair, source, mesh) -> tuple[bool, int]:
