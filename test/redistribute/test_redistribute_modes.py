@@ -11,6 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
 
 from mesh_harness import STOCK, fake_world, needs_overlay
+from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial()
 
@@ -167,7 +168,7 @@ def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
         assert ours.counters()["plans in the cache"] <= 10
 
 
-@needs_overlay
+@needs_package
 def test_the_overlay_leaves_no_plan_behind():
     import torch_overlay
     from torch_overlay.distributed.tensor._planned import counters
