@@ -27,11 +27,12 @@ def make_groups(
 ) -> list[str]:
     """The name of this rank's new group on each axis of ``layout``; [] on a rank outside."""
     shared = shared_state(mesh)
-    ordered = (True,) if mesh._preserve_rank_order else ()
+    ordered = mesh._preserve_rank_order
+    told = (ordered,) if ordered or "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__ else ()
     found: list[str] = []
     for number, (axis, override) in enumerate(zip(to_torch(layout), overrides, strict=True)):
         name = names[number] if names else f"dim_{number}"
-        group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *ordered)
+        group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
         if group is not None:
             shared.registry[group] = _resolve_process_group(group)
             found.append(group)
