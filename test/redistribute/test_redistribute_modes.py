@@ -194,3 +194,77 @@ def test_torch_merges_only_where_it_is_right(mesh, placements, safe):
     meta = TensorMeta(torch.Size((8, 9 if placements[0] == S(0) else 12)), (12, 1), torch.float32)
     spec = DTensorSpec(mesh, placements, tensor_meta=meta)
     assert merging_is_exact(spec, spec) is safe
+
+
+def test_a_norm_over_an_axis_of_one_rank_is_there_already():
+    """Its power would not be: 1e-25 squared is zero in float32."""
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (8, 1), mesh_dim_names=("dp", "tp"))
+        placed = DTensor.from_local(torch.tensor([1e-25]), mesh, (R, S(0)), run_check=False)
+        assert torch.linalg.vector_norm(placed).full_tensor() == torch.tensor(1e-25)
+
+
+@pytest.mark.parametrize("source, target", [(S(1), R), (S(1), S(0)), (S(0), S(1))])
+@pytest.mark.parametrize("shape", [(8, 8), (8, 16), (16, 8)])
+def test_results_are_contiguous_as_on_stock(source, target, shape):
+    """Also where a piece has length 1, and so a view could pass for the whole."""
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (8,))
+        local = torch.ones([n // 8 if dim == source.dim else n for dim, n in enumerate(shape)])
+        found = DTensor.from_local(local, mesh, [source], run_check=False).redistribute(placements=[target])
+        assert found.to_local().stride() == torch.empty(found.to_local().shape).stride()
+        assert found.stride() == (shape[1], 1)
+
+
+def test_a_cut_keeps_the_memory_format(mesh):
+    whole = torch.ones(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    found = DTensor.from_local(whole, mesh, (R, R), run_check=False).redistribute(placements=(S(0), R))
+    assert found.to_local().is_contiguous(memory_format=torch.channels_last)
+
+
+def test_unmerged_steps_can_be_asked_for(mesh):
+    from torch.distributed.tensor._redistribute import disable_redistribute_transform_optimization
+
+    placed = DTensor.from_local(torch.ones(8, 4), mesh, (P, P), run_check=False)
+    with CommDebugMode() as merged:
+        placed.redistribute(placements=(R, R))
+    with disable_redistribute_transform_optimization(), CommDebugMode() as unmerged:
+        placed.redistribute(placements=(R, R))
+    assert collectives(merged) == {"all_reduce": 1} and collectives(unmerged) == {"all_reduce": 2}
+
+
+class Marked(torch.Tensor):
+    """A tensor of another class, that may know only some operations."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@needs_overlay
+def test_a_local_tensor_of_a_class_of_its_own_takes_torch_s_steps(mesh):
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    placed = DTensor.from_local(torch.ones(8, 4), mesh, (S(0), R), run_check=False)
+    whole = placed.redistribute(placements=(R, R))
+    before = counted()
+    redistribute_local_tensor(placed.to_local().as_subclass(Marked), placed._spec, whole._spec)
+    reason = "a local tensor of a class of its own"
+    assert counted()["torch"].get(reason, 0) == before["torch"].get(reason, 0) + 1
+    assert counted()["planned"] == before["planned"]
+
+
+@needs_overlay
+def test_a_plan_that_another_thread_forgets_meanwhile_still_runs(mesh, monkeypatch):
+    from torch_overlay.distributed.tensor import _planned
+
+    placed = DTensor.from_local(torch.ones(8, 4), mesh, (P, P), run_check=False)
+    placed.redistribute(placements=(R, R))
+    asked = []
+
+    def forgets(name):
+        asked.append(name)
+        _planned.forget_plans()
+        return True
+
+    monkeypatch.setattr(_planned, "_exists", forgets)
+    placed.redistribute(placements=(R, R))
+    assert asked  # the plan came from the cache and borrows a group

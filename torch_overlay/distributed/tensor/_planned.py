@@ -6,12 +6,16 @@ once. `find_plan` then says why.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import _redistribute as torch_redistribute
@@ -30,6 +34,7 @@ Steps = tuple[Step, ...]
 
 CACHED_PLANS = 4096
 _COST = Cost()
+_PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 # Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
 _ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
 
@@ -104,7 +109,7 @@ def run_plan(found: Planned, local: torch.Tensor) -> torch.Tensor:
         result = run(result)
     if not found.trim:
         return result
-    return result.clone(memory_format=torch.contiguous_format) if found.aliases else result.contiguous()
+    return result.clone() if found.aliases else result.contiguous()
 
 
 def find_plan(
@@ -119,6 +124,8 @@ def find_plan(
     why = not_ours(mesh, source, target, forced)
     if why is not None:
         return why
+    if type(local) not in _PLAIN and not _is_plain(local):
+        return "a local tensor of a class of its own"
     known = groups_known(mesh)
     key = (
         mesh,
@@ -135,16 +142,15 @@ def find_plan(
         get_settings(),
         async_op,
     )
-    found = _plans.get(key)
+    found = _plans.pop(key, None)  # and back in as the youngest; threads that meet here plan twice
     if found is None or not all(map(_exists, _borrowed(found))):
         _forget_other_epochs(known[0])
         found = _make(mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
-        _plans[key] = found
-        if len(_plans) > CACHED_PLANS:
-            _plans.popitem(last=False)
-    else:
-        _plans.move_to_end(key)
+        if len(_plans) >= CACHED_PLANS:
+            with contextlib.suppress(KeyError):
+                _plans.popitem(last=False)
+    _plans[key] = found
     if not isinstance(found, str) and tuple(local.shape) != found.held:
         return _misfit(found, local, source)
     return found
@@ -182,10 +188,18 @@ def _exists(group_name: str) -> bool:
         return False
 
 
+def _is_plain(local: torch.Tensor) -> bool:
+    """Whether what a plan's steps are made of works on it: a class may only know those that torch's own steps take."""
+    inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
+    return type(inner) in _PLAIN
+
+
 def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
     """What the cache's key can't hold."""
     if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "torch's graph search was asked for"
+    if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
+        return "torch's steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or "_dim_group_names" not in mesh.__dict__:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
     if source.mesh is not target.mesh and source.mesh != target.mesh:

@@ -157,8 +157,8 @@ def _pack(grid: Grid) -> Local:
     if grid.plain:
         return _flat
     if times != lengths:
-        return lambda local: local.reshape(lengths).expand(times).permute(order).reshape(-1)
-    return lambda local: local.reshape(lengths).permute(order).reshape(-1)
+        return lambda local: _flat(local.reshape(lengths).expand(times).permute(order))
+    return lambda local: _flat(local.reshape(lengths).permute(order))
 
 
 def _unpack(grid: Grid, shape: Sequence[int]) -> Local:
@@ -166,7 +166,7 @@ def _unpack(grid: Grid, shape: Sequence[int]) -> Local:
     lengths, _, order = grid
     if grid.plain:
         return lambda flat: flat.view(shape)
-    return lambda flat: flat.view(lengths).permute(order).reshape(shape)
+    return lambda flat: flat.view(lengths).permute(order).reshape(shape).contiguous()
 
 
 def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> Local:

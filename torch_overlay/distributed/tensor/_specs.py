@@ -51,12 +51,14 @@ def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
         NotOurs: terms of a norm beside terms of something else, or made from what is none.
     """
     old, new = source.placements, target.placements
-    return _norm_ended(old, new, tuple(map(type, (*old, *new))))
+    return _norm_ended(old, new, tuple(map(type, (*old, *new))), tuple(source.mesh.shape))
 
 
 # By class, too, here and below: a subclass of Partial calls itself equal to it.
 @lru_cache(maxsize=1024)
-def _norm_ended(source: Placements, target: Placements, kinds: tuple[type, ...]) -> _NormPartial | None:
+def _norm_ended(
+    source: Placements, target: Placements, kinds: tuple[type, ...], sizes: tuple[int, ...]
+) -> _NormPartial | None:
     pending = {placement for placement in source if placement.is_partial()}
     norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
@@ -66,7 +68,8 @@ def _norm_ended(source: Placements, target: Placements, kinds: tuple[type, ...])
         raise NotOurs("a shard becomes a term of a sum, which torch refuses before 2.14")
     if any(type(new) is _norm_class() and new != old for old, new in pairs):
         raise NotOurs("terms of a norm from what isn't pending")
-    return norm if any(old == norm != new for old, new in pairs) else None
+    # Over an axis of one rank the norm is there already, and its power might not be.
+    return norm if any(old == norm != new for (old, new), size in zip(pairs, sizes) if size > 1) else None
 
 
 def read_spec(
