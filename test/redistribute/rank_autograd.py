@@ -33,6 +33,7 @@ def whole_tensor(*shape):
 class AutogradCases:
     """Cases for ``EightRanks``."""
 
+    @needs_overlay  # stock's are silently wrong on uneven shards
     def test_gradients_come_back_to_where_the_values_were(self):
         mesh, weight = grid(), whole_tensor(10, 6).cos()
         for source, target in MOVES:
@@ -65,6 +66,7 @@ class AutogradCases:
             (expected**2).sum().backward()
             self.assertEqual(leaf.grad.full_tensor(), whole.grad, f"{source} -> {target}")
 
+    @needs_overlay  # stock's, too
     def test_round_trips(self):
         mesh, whole = grid(), whole_tensor(9, 7)
         for placements in itertools.product((R, S(0), S(1)), repeat=2):

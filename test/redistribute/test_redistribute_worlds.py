@@ -15,6 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
+from mesh_harness import needs_overlay
 from torch_overlay.distributed.tensor._safe_merging import merging_is_exact
 
 
@@ -66,6 +67,7 @@ def test_a_loaded_flattened_view_finds_its_own_group():
             assert dist.get_process_group_ranks(loaded.get_group("pp")) == [0, 4]
 
 
+@needs_overlay
 def test_nothing_of_a_world_stays_for_its_plans():
     """Jobs that open world after world would keep every group of each, and gloo's threads with them."""
     seen = []
