@@ -124,7 +124,7 @@ def find_plan(
     why = not_ours(mesh, source, target, forced)
     if why is not None:
         return why
-    if type(local) not in _PLAIN and not _is_plain(local):
+    if not _is_plain(local):
         return "a local tensor of a class of its own"
     known = groups_known(mesh)
     key = (
