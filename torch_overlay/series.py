@@ -94,6 +94,13 @@ PATCHES: tuple[Patch, ...] = (
         unit="redistribute",
     ),
     Patch(
+        f"{REDISTRIBUTE}:Redistribute.apply",
+        f"{OURS}.tensor._redistribute:_Redistribute.apply",
+        Kind.ADD,
+        ends="pytorch/pytorch#187380",
+        unit="redistribute",
+    ),
+    Patch(
         f"{REDISTRIBUTE}:_optimize_transform_infos",
         f"{OURS}.tensor._redistribute:_optimize_transform_infos",
         ends=SAFE_MERGING,

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import libcst as cst
+from libcst import matchers
 
 from .message import StackError
 from .names import Import, bound, is_import, used
 from .room import Room, kept_function
 
-CARRIERS = {"DeviceMesh": "_DeviceMesh"}  # torch's class: ours that carries its methods
+CARRIERS = {"DeviceMesh": "_DeviceMesh", "Redistribute": "_Redistribute"}  # torch's class: ours with its methods
 
 
 @dataclass
@@ -101,6 +102,11 @@ class _Fit(cst.CSTTransformer):
         if isinstance(updated.value, cst.Name) and updated.value.value in self.doors:
             return updated.attr
         return updated
+
+    def leave_Call(self, original, updated):  # type: ignore[no-untyped-def]
+        """Inside its class, `super(Class, cls)` needs no arguments; our carrier isn't that class."""
+        is_super = matchers.matches(updated.func, matchers.Name("super"))
+        return updated.with_changes(args=()) if is_super else updated
 
     def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
         return updated.with_changes(annotation=None) if updated.name.value == "self" else updated

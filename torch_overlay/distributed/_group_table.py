@@ -150,8 +150,9 @@ _epoch = 0
 def groups_epoch() -> int:
     """A number that changes with the world, and whenever groups come within reach, for whoever remembers which
     there are."""
-    if distributed_c10d.is_initialized():
-        group_table()  # a new world counts from its first question on
+    world = distributed_c10d.GroupMember.WORLD
+    if world is not None:
+        _table_of(world)  # a new world counts from its first question on
     return _epoch
 
 
@@ -162,13 +163,18 @@ def _count_epoch() -> None:
 
 def group_table() -> GroupTable:
     """The table of the world that this thread is in now. Raises ValueError if there is none, as torch does."""
-    world = distributed_c10d._get_default_group()
-    with _lock:
-        table = _tables.get(world)
-        if table is None:
-            table = _tables[world] = GroupTable()
-            _count_epoch()
+    return _table_of(distributed_c10d._get_default_group())
+
+
+def _table_of(world: ProcessGroup) -> GroupTable:
+    table = _tables.get(world)
+    if table is not None:
         return table
+    with _lock:
+        if world not in _tables:
+            _tables[world] = GroupTable()
+            _count_epoch()
+        return _tables[world]
 
 
 def is_alive(group: ProcessGroup) -> bool:

@@ -27,7 +27,7 @@ from ._joint_groups import Group, find_group, forget_groups, groups_known, joint
 from ._plan import line, plan
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
-from ._specs import norm_ended, read_spec
+from ._specs import norm_ended, other_spec, read_spec
 from ._steps import Narrow, Step
 
 Steps = tuple[Step, ...]
@@ -86,8 +86,9 @@ def counters() -> dict[str, object]:
 
 
 def forget_plans(_: None = None) -> None:
-    """Empty the cache of plans, and what was found out about groups."""
+    """Empty the cache of plans, and of all that keeps meshes and groups."""
     _plans.clear()
+    other_spec.cache_clear()
     forget_groups()
 
 
@@ -121,11 +122,10 @@ def find_plan(
     forced: bool | None,
 ) -> Planned | str:
     """The plan, from the cache or made now; or why there is none."""
-    why = not_ours(mesh, source, target, forced)
+    eager = type(local) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
+    why = _not_planned(mesh, source, target, forced) or (None if eager else _not_run(local, source))
     if why is not None:
         return why
-    if not _is_plain(local):
-        return "a local tensor of a class of its own"
     known = groups_known(mesh)
     key = (
         mesh,
@@ -142,15 +142,17 @@ def find_plan(
         get_settings(),
         async_op,
     )
-    found = _plans.pop(key, None)  # and back in as the youngest; threads that meet here plan twice
+    found = _plans.get(key)
     if found is None or not all(map(_exists, _borrowed(found))):
         _forget_other_epochs(known[0])
         found = _make(mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
-        if len(_plans) >= CACHED_PLANS:
-            with contextlib.suppress(KeyError):
-                _plans.popitem(last=False)
-    _plans[key] = found
+        _plans[key] = found
+    with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
+        if len(_plans) > CACHED_PLANS // 2:
+            _plans.move_to_end(key)  # before, nobody asks which one is the oldest soon
+        if len(_plans) > CACHED_PLANS:
+            _plans.popitem(last=False)
     if not isinstance(found, str) and tuple(local.shape) != found.held:
         return _misfit(found, local, source)
     return found
@@ -188,13 +190,18 @@ def _exists(group_name: str) -> bool:
         return False
 
 
-def _is_plain(local: torch.Tensor) -> bool:
-    """Whether what a plan's steps are made of works on it: a class may only know those that torch's own steps take."""
+def _not_run(local: torch.Tensor, source: DTensorSpec) -> str | None:
+    """Why a plan can't run on this tensor, now; a class may only know the operations that torch's own steps take."""
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
-    return type(inner) in _PLAIN
+    return _not_traced(source) or (None if type(inner) in _PLAIN else "a local tensor of a class of its own")
 
 
-def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
+def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
+    """Why there is no plan, whatever the tensor; None if `plan_between` may be asked."""
+    return _not_planned(mesh, source, target) or _not_traced(source)
+
+
+def _not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
     """What the cache's key can't hold."""
     if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "torch's graph search was asked for"
@@ -206,6 +213,11 @@ def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced:
         return "another mesh"
     if mesh._coordinate_on_dim is None:
         return "this rank isn't in the mesh"
+    return None
+
+
+def _not_traced(source: DTensorSpec) -> str | None:
+    """What stands in the way only under a mode of torch's dispatch, one that traces, say."""
     if _stands_for_many_ranks():
         return "a mode in which one process stands for many ranks"
     if {*map(type, source.shape)} - {int}:

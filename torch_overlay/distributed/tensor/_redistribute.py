@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed.tensor._api as dtensor
+from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
 from ._planned import count_fallback, find_plan, run_plan
 from ._safe_merging import may_merge, merging, merging_is_exact
+from ._specs import other_spec
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 redistribute_by_steps = keep(torch_redistribute.redistribute_local_tensor)
@@ -62,3 +66,34 @@ def redistribute_local_tensor(
         local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
     ):
         return run_plan(found, local_tensor)
+
+
+class _Redistribute:
+    """Never instantiated: its method is set on torch's autograd function of this name."""
+
+    @classmethod
+    def apply(
+        cls, source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool, dtype_config: dict[str, Any]
+    ) -> DTensor:
+        """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
+        local, spec = source._local_tensor, source._spec
+        if _wants_node(source) or not dtype_config["op_dtype"] == dtype_config["out_dtype"] == local.dtype:
+            return super(torch_redistribute.Redistribute, cls).apply(
+                source, device_mesh, placements, async_op, dtype_config
+            )
+        kinds = tuple(map(type, (*spec.placements, *placements)))
+        target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh, id(device_mesh))
+        if target is not None:
+            local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
+            spec = target
+        # Its __init__ does nothing, slowly.
+        return dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=False)
+
+
+def _wants_node(source: DTensor) -> bool:
+    """Whether a gradient may be asked for, or something else looks at what autograd does: a transform, a tracer."""
+    if source.requires_grad and (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+        return True
+    if type(source) is not dtensor.DTensor or type(source._local_tensor) is not torch.Tensor:
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from . import _regions
@@ -13,7 +14,8 @@ from ._regions import Cuts, NotOurs, Regions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 Placements = tuple[Placement, ...]
@@ -55,6 +57,19 @@ def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
 
 
 # By class, too, here and below: a subclass of Partial calls itself equal to it.
+@lru_cache(maxsize=1024)
+def other_spec(
+    meta: TensorMeta,
+    source: Placements,
+    target: Placements,
+    kinds: tuple[type, ...],
+    mesh: DeviceMesh,
+    mesh_id: int,  # equal meshes are still two
+) -> DTensorSpec | None:
+    """What a tensor is to become, made once; None where it is that already."""
+    return None if source == target else DTensorSpec(mesh, target, tensor_meta=meta)
+
+
 @lru_cache(maxsize=1024)
 def _norm_ended(
     source: Placements, target: Placements, kinds: tuple[type, ...], sizes: tuple[int, ...]

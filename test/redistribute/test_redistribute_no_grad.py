@@ -1,0 +1,125 @@
+"""Redistribution where no gradient is asked for: no node of autograd is made, and nobody can tell by the result."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import _redistribute as torch_redistribute
+
+from mesh_harness import fake_world, needs_overlay
+
+R, S = Replicate(), Shard
+MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
+
+
+@pytest.fixture
+def mesh():
+    """Rank 3 of a 2 x 4 mesh."""
+    with fake_world(3, 8):
+        yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """One entry for each node of autograd that a redistribution makes."""
+    forward, made = torch_redistribute.Redistribute.forward, []
+    counting = staticmethod(lambda *given: made.append(given) or forward(*given))
+    monkeypatch.setattr(torch_redistribute.Redistribute, "forward", counting)
+    return made
+
+
+def placed(mesh, *placements, **options):
+    """A DTensor over an 8x4 local tensor."""
+    return DTensor.from_local(torch.rand(8, 4, **options), mesh, placements, run_check=False)
+
+
+@contextlib.contextmanager
+def always_a_node(monkeypatch):
+    """As torch would do it: by the `apply` that every autograd function has."""
+    inherited = classmethod(torch.autograd.Function.apply.__func__)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch_redistribute.Redistribute, "apply", inherited, raising=False)
+        yield
+
+
+def seen(source, result):
+    """All that a caller can ask of a result without communicating."""
+    local, before = result._local_tensor, source._local_tensor
+    return {
+        "class": (type(result), type(local)),
+        "autograd": (result.requires_grad, result.is_leaf, result.grad_fn is None, result._is_view()),
+        "inference": (result.is_inference(), local.is_inference()),
+        "local": (local.shape, local.stride(), local.dtype, local.requires_grad),
+        "same memory": local.untyped_storage().data_ptr() == before.untyped_storage().data_ptr(),
+        "same tensor": (local is before, result is source),
+        "spec": result._spec,
+        "mesh": id(result.device_mesh),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_the_result_is_what_autograd_would_have_given(mesh, monkeypatch, mode, leaf, requires_grad):
+    for placements in ((S(0), S(1)), (R, S(1)), (R, R), (S(1), S(0))):
+        source = placed(mesh, *placements).requires_grad_(requires_grad)
+        source = source if leaf else source * 2
+        for target in ((S(0), S(1)), (R, R), (S(-1), R)):
+            with mode():
+                found = seen(source, source.redistribute(placements=target))
+                with always_a_node(monkeypatch):
+                    assert found == seen(source, source.redistribute(placements=target)), (placements, target)
+
+
+@needs_overlay  # stock makes a node that nobody asks
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_no_node_is_made_unless_a_gradient_may_come(mesh, nodes, mode):
+    with mode():
+        placed(mesh, S(0), R).redistribute(placements=(R, R)).full_tensor()
+        assert not nodes
+        placed(mesh, S(0), R).requires_grad_().redistribute(placements=(R, R))
+    assert len(nodes) == (mode is torch.enable_grad)
+
+
+def test_what_the_caller_asks_besides_is_heard(mesh):
+    with torch.no_grad():
+        source = placed(mesh, S(0), R)
+        assert source.redistribute(placements=(R, R), forward_dtype=torch.bfloat16).dtype == torch.bfloat16
+        later = source.redistribute(placements=(R, R), async_op=True)
+        assert type(later._local_tensor) is AsyncCollectiveTensor
+        again = later.redistribute(placements=(R, S(0)))
+        assert again.to_local().shape == (4, 4) and again.placements == (R, S(0))
+        with pytest.raises(RuntimeError, match="placements is needed"):
+            source.redistribute()
+
+
+def test_equal_meshes_are_still_two(mesh):
+    other = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    assert other == mesh and other is not mesh
+    with torch.no_grad():
+        for wanted in (mesh, other, mesh):
+            assert placed(wanted, S(0), R).redistribute(placements=(R, R)).device_mesh is wanted
+            assert placed(mesh, S(0), R).redistribute(wanted, (R, R)).device_mesh is wanted
+
+
+def test_a_placement_that_calls_itself_equal_is_still_another(mesh):
+    class Marked(Replicate):
+        """Equal to Replicate, as a subclass inherits it."""
+
+    with torch.no_grad():
+        for wanted in (R, Marked(), R):
+            assert type(placed(mesh, S(0), R).redistribute(placements=(wanted, R)).placements[0]) is type(wanted)
+
+
+def test_other_derivatives_are_torchs_affair(mesh, nodes):
+    """It has no forward one, and no transform of functorch: where it says so, it says so still."""
+    source = placed(mesh, S(0), R)
+    with forward_ad.dual_level(), torch.no_grad():
+        source.redistribute(placements=(R, R))
+    assert nodes
+    with pytest.raises(RuntimeError, match="functorch"), torch.no_grad():
+        torch.func.vmap(lambda row: row + source.redistribute(placements=(R, R)).to_local().sum())(torch.ones(2))
