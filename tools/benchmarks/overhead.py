@@ -20,7 +20,7 @@ HIT, MISS = "plan hit", "plan miss"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--axes", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N", help="meshes of 2 ** N ranks")
     parser.add_argument("--calls", type=int, default=50, help="calls in a block of hits")
-    parser.add_argument("--rounds", type=int, default=2, help="of four turns: stock, overlay, overlay, stock")
+    parser.add_argument("--rounds", type=int, default=4, help="of four turns: stock, overlay, overlay, stock")
     parser.add_argument("--each", action="store_true", help="a row for every pair")
 
 

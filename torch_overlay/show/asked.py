@@ -17,7 +17,7 @@ from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor import _regions
 from ..distributed.tensor._regions import NotOurs, Regions
-from ..distributed.tensor._specs import read_spec
+from ..distributed.tensor._specs import read_cuts
 from . import words
 from .explanation import Explanation
 from .question import Question, cost_of
@@ -99,13 +99,7 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
 
     try:
         before, after = (
-            read_spec(
-                spec.placements,
-                tuple(spec.shape),
-                tuple(mesh.shape),
-                spec.shard_order,
-                DTensorSpec.is_default_device_order(spec.shard_order),
-            )
+            read_cuts(spec, len(spec.shape), tuple(mesh.shape)).on(tuple(spec.shape), tuple(mesh.shape))
             for spec in (source, target)
         )
     except NotOurs as reason:

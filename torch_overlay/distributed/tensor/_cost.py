@@ -41,14 +41,15 @@ class Cost:
 
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
-        if not isinstance(step, Collective):
-            return 0.0
+        return self._time(step, arriving(step) * itemsize) if isinstance(step, Collective) else 0.0
+
+    def _time(self, step: Collective, size: int) -> float:
         latency, bandwidth = self.latency, self.bandwidth
         if self.axes:
             latency = max(self.axes[a][0] for a in step.axes)
             bandwidth = min(self.axes[a][1] for a in step.axes)
         weight = self.exchange if isinstance(step, AllToAll) else 1.0
-        return latency + weight * arriving(step) * itemsize / bandwidth
+        return latency + weight * size / bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """The fastest of the plans; of equals the one with fewer collectives, then fewer bytes, then the first."""
@@ -65,9 +66,10 @@ class Cost:
         return [parts, parts[::-1]] if len(parts) > 1 else []
 
     def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:
+        brought = [(step, arriving(step)) for step in plan if isinstance(step, Collective)]
         # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
-        picoseconds = round(1e12 * sum([self.seconds(step, itemsize) for step in plan]))
-        return picoseconds, collectives(plan), arriving_by(plan)
+        picoseconds = round(1e12 * sum([self._time(step, elements * itemsize) for step, elements in brought]))
+        return picoseconds, len(brought), sum([elements for _, elements in brought])
 
 
 def collectives(plan: Iterable[Step]) -> int:

@@ -18,6 +18,7 @@ from .._group_table import group_table, groups_epoch
 from .._mesh_state import shared_state, view_of
 from .._process_groups import Request, axis_group, members_create
 from .._settings import Settings, get_settings
+from ._regions import NotOurs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +96,7 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     """This rank's group over some axes of a mesh; of one axis, the mesh's own.
 
     Raises:
-        LookupError: there is none; `joint_axes` says for which there is.
+        NotOurs: there is none; `joint_axes` says for which there is.
     """
     return _find_group(mesh, tuple(axes), rank, tuple(mesh._dim_group_names), groups_known(mesh), get_settings())
 
@@ -113,12 +114,12 @@ def _find_group(
     members = [view.rank_map[start + offset] for offset in joint.joint().indices()]
     group = mesh.get_group(axes[0]) if len(axes) == 1 else _joint(mesh, joint, rank)
     if group is None:
-        raise LookupError(f"no group over axes {axes} of {mesh}")
+        raise NotOurs(f"no group over axes {axes} of {mesh}")
     ranks = get_process_group_ranks(group)
     if ranks == members:
         return Group(group.group_name, tuple(range(len(ranks))))
     if sorted(ranks) != sorted(members):
-        raise LookupError(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
+        raise NotOurs(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
     place = {member: number for number, member in enumerate(ranks)}
     return Group(group.group_name, tuple(place[member] for member in members))
 

@@ -55,6 +55,8 @@ def plan(
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
+    if source.partial == target.partial:
+        return move(source, target, have, itemsize, cost)
     made = _made_pending(source, target)
     if not made:
         return _reduce_and_move(source, target, have, itemsize, cost)

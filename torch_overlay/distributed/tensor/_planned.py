@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 from collections import Counter, OrderedDict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,21 +19,21 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from .._settings import Settings, get_settings
-from ._cost import Cost, collectives
-from ._joint_groups import Group, find_group, forget_groups, groups_known, joint_axes
-from ._plan import line, plan
+from .._settings import get_settings
+from ._cost import collectives
+from ._joint_groups import Group, forget_groups, groups_known
+from ._pair import Pair
+from ._plan import line
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
-from ._specs import norm_ended, other_spec, read_spec
+from ._specs import other_spec
 from ._steps import Narrow, Step
 
-Steps = tuple[Step, ...]
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED_PLANS = 4096
-_COST = Cost()
 _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 # Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
 _ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
@@ -70,6 +70,7 @@ class Planned(NamedTuple):
 
 
 _plans: OrderedDict[Any, Planned | str] = OrderedDict()
+_pairs: dict[Any, Pair] = {}  # what the plans for all shapes of a tensor have in common
 _epoch = 0  # of the groups that the plans know; see `groups_known`
 _counted: Counter[str] = Counter()
 
@@ -88,6 +89,7 @@ def counters() -> dict[str, object]:
 def forget_plans(_: None = None) -> None:
     """Empty the cache of plans, and of all that keeps meshes and groups."""
     _plans.clear()
+    _pairs.clear()
     other_spec.cache_clear()
     forget_groups()
 
@@ -127,25 +129,25 @@ def find_plan(
     if why is not None:
         return why
     known = groups_known(mesh)
-    key = (
+    shape = source.shape
+    asked = (
         mesh,
         mesh._coordinate_on_dim,
         tuple(mesh._dim_group_names),
         source.placements,
         target.placements,
         tuple(map(type, (*source.placements, *target.placements))),  # a subclass may call itself equal
-        source.shape,
-        local.element_size(),
         source.shard_order,
         target.shard_order,
+        len(shape),
         known,
         get_settings(),
-        async_op,
     )
+    key = (asked, shape, local.element_size(), async_op)
     found = _plans.get(key)
     if found is None or not all(map(_exists, _borrowed(found))):
         _forget_other_epochs(known[0])
-        found = _make(mesh, source, target, local.element_size(), async_op)
+        found = _make(asked, mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
         _plans[key] = found
     with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
@@ -186,7 +188,7 @@ def _exists(group_name: str) -> bool:
     try:
         return _resolve_process_group(group_name) is not None
     except RuntimeError:
-        forget_groups()
+        forget_plans()
         return False
 
 
@@ -197,7 +199,7 @@ def _not_run(local: torch.Tensor, source: DTensorSpec) -> str | None:
 
 
 def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
-    """Why there is no plan, whatever the tensor; None if `plan_between` may be asked."""
+    """Why there is no plan, whatever the tensor; None if `Pair.of` may be asked."""
     return _not_planned(mesh, source, target) or _not_traced(source)
 
 
@@ -232,52 +234,36 @@ def _stands_for_many_ranks() -> bool:
     return local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None
 
 
-def plan_between(
-    mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int
-) -> tuple[Regions, Regions, Steps]:
-    """What each coordinate holds before and after, and the steps between, with the groups that are at hand.
-
-    Raises:
-        NotOurs: with the reason.
-    """
-    shape, sizes = tuple(source.shape), tuple(mesh.shape)
-    before, after = [
-        read_spec(
-            spec.placements, shape, sizes, spec.shard_order, DTensorSpec.is_default_device_order(spec.shard_order)
-        )
-        for spec in (source, target)
-    ]
-    return before, after, plan(before, after, itemsize, joint_axes(mesh), cost_of(mesh, get_settings()))
-
-
-def _make(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool) -> Planned | str:
+def _make(
+    asked: Any, mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool
+) -> Planned | str:
     coordinate = mesh._coordinate_on_dim
-    groups: dict[tuple[int, ...], Group] = {}
+    joint: dict[tuple[int, ...], Group] = {}
 
     def group_of(axes: tuple[int, ...]) -> Group:
-        groups[axes] = find_group(mesh, axes, mesh._rank)
-        return groups[axes]
+        group = pair.group(mesh, axes)
+        if len(axes) > 1:
+            joint[axes] = group
+        return group
 
     try:
-        before, after, steps = plan_between(mesh, source, target, itemsize)
-        norm = norm_ended(source, target)
+        pair = _pairs.get(asked) or _remember(asked, Pair.of(mesh, source, target))
+        before, after, steps = pair.plan(tuple(source.shape), itemsize)
         held = before.box(coordinate)
         run = runners(steps, coordinate, held, group_of, async_op)
-    except (NotOurs, LookupError) as error:
+    except NotOurs as error:
         return str(error)
-    if norm is not None:
-        run = (norm._pre_reduce_transform, *run, norm._post_reduce_transform)
+    if pair.norm is not None:
+        run = (pair.norm._pre_reduce_transform, *run, pair.norm._post_reduce_transform)
     trim = bool(steps) and isinstance(steps[-1], Narrow)
-    borrowed = tuple([group.name for axes, group in groups.items() if len(axes) > 1])
+    borrowed = tuple([group.name for group in joint.values()])
     aliases = {*map(type, steps)} <= {Narrow}
     ends = before, after
     return Planned(steps, run, held.length, ends, itemsize, mesh.mesh_dim_names, borrowed, trim, aliases)
 
 
-def cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:
-    """The cost model, with what the user said of the mesh's axes."""
-    if not settings.topology or not mesh.mesh_dim_names:
-        return _COST
-    known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
-    default = (_COST.latency, _COST.bandwidth)
-    return Cost(axes=tuple(known.get(name, default) for name in mesh.mesh_dim_names))
+def _remember(asked: Any, pair: Pair) -> Pair:
+    if len(_pairs) >= CACHED_PLANS:
+        _pairs.clear()
+    _pairs[asked] = pair
+    return pair

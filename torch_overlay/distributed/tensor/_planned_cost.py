@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._settings import Settings, get_settings
 from ._joint_groups import groups_known
-from ._planned import cost_of, not_ours, plan_between
+from ._pair import Pair
+from ._planned import not_ours
 from ._regions import NotOurs
-from ._specs import norm_ended
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,11 +38,11 @@ def _cost(
 ) -> float | None:
     itemsize = source.tensor_meta.dtype.itemsize
     try:
-        norm_ended(source, target)
-        steps = plan_between(mesh, source, target, itemsize)[2]
+        pair = Pair.of(mesh, source, target)
+        steps = pair.plan(tuple(source.shape), itemsize)[2]
     except NotOurs:
         return None
-    return 1e6 * sum(cost_of(mesh, settings).seconds(step, itemsize) for step in steps)
+    return 1e6 * sum(pair.cost.seconds(step, itemsize) for step in steps)
 
 
 def forget_costs(_: Any = None) -> None:

@@ -9,11 +9,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from . import _regions
-from ._regions import Cuts, NotOurs, Regions
+from ._regions import Cuts, NotOurs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -87,24 +85,18 @@ def _norm_ended(
     return norm if any(old == norm != new for (old, new), size in zip(pairs, sizes) if size > 1) else None
 
 
-def read_spec(
-    placements: Sequence[Placement], shape: Sequence[int], sizes: Sequence[int], shard_order: Any, default_order: bool
-) -> Regions:
-    """What each coordinate holds.
-
-    Args:
-        shard_order: torch's entries (tensor_dim, mesh_dims), looked at unless the order is the default one.
+def read_cuts(spec: DTensorSpec, ndim: int, sizes: tuple[int, ...]) -> Cuts:
+    """What a spec says of tensors with so many dims.
 
     Raises:
-        NotOurs: symbolic sizes, other placements than torch's own, or shards that are no boxes.
+        NotOurs: other placements than torch's own, or strided shards that are no boxes of any tensor.
     """
-    shape, sizes, placements = tuple(shape), tuple(sizes), tuple(placements)
-    if not all(type(size) is int for size in shape):
-        raise NotOurs("a symbolic shape")
     order = None
-    if not default_order and shard_order is not None:  # it is None beside strided shards, which say their order
-        order = tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order])
-    return _read(placements, tuple(map(type, placements)), len(shape), sizes, order).on(shape, sizes)
+    # It is None beside strided shards, which say their order.
+    if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
+        order = tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in spec.shard_order])
+    placements = tuple(spec.placements)
+    return _read(placements, tuple(map(type, placements)), ndim, sizes, order)
 
 
 @lru_cache(maxsize=1024)
