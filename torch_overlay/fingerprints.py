@@ -33,6 +33,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "0d58782b1805ec4c9cf6a5adacc3e86b",
             "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
         },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "522f69eb670778d0f5a02013fceb10a9",
+            "DTensorSpec._stable_hash": "f4cd83b770930b06750d998b987bd457",
+        },
         "torch.distributed.tensor._redistribute": {
             "file": "39ee270d5c24b77b81217daad22d9376",
             "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
@@ -71,6 +75,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "6fa4bcadf4d1237c78200d39cd9e59b3",
             "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
         },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "522f69eb670778d0f5a02013fceb10a9",
+            "DTensorSpec._stable_hash": "f4cd83b770930b06750d998b987bd457",
+        },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
             "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
@@ -108,6 +116,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.tensor._collective_utils": {
             "file": "fcfbaee7a9d1dd71c8978ab05c32a30f",
             "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
+        },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "522f69eb670778d0f5a02013fceb10a9",
+            "DTensorSpec._stable_hash": "f4cd83b770930b06750d998b987bd457",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "4027e2ccf1fc7ef27a599657122e5306",

@@ -5,6 +5,7 @@ from .patch import Kind, Patch
 C10D = "torch.distributed.distributed_c10d"
 MESH = "torch.distributed.device_mesh"
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
+SPEC = "torch.distributed.tensor._dtensor_spec"
 COLLECTIVES = "torch.distributed.tensor._collective_utils"
 OURS = "torch_overlay.distributed"
 BODIES = f"{OURS}.device_mesh:_DeviceMesh"
@@ -103,6 +104,12 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         f"{REDISTRIBUTE}:_optimize_transform_infos",
         f"{OURS}.tensor._redistribute:_optimize_transform_infos",
+        ends=SAFE_MERGING,
+        unit="redistribute",
+    ),
+    Patch(
+        f"{SPEC}:DTensorSpec._stable_hash",
+        f"{OURS}.tensor._dtensor_spec:_DTensorSpec._stable_hash",
         ends=SAFE_MERGING,
         unit="redistribute",
     ),

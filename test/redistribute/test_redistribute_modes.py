@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
 
+import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
 from way import needs_package
 
@@ -268,3 +269,41 @@ def test_a_plan_that_another_thread_forgets_meanwhile_still_runs(mesh, monkeypat
     monkeypatch.setattr(_planned, "_exists", forgets)
     placed.redistribute(placements=(R, R))
     assert asked  # the plan came from the cache and borrows a group
+
+
+@needs_overlay  # stock's steps depend on the mesh and the placements alone
+def test_caches_of_compiled_code_know_what_plans_depend_on():
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        spec = DTensor.from_local(torch.ones(2, 4), mesh, (S(0), S(1)), run_check=False)._spec
+        hashes = []
+        for change in (
+            lambda: torch_overlay.enable(flatten="existing"),
+            lambda: mesh["dp", "tp"]._flatten("both"),
+            lambda: torch_overlay.enable(flatten="any"),
+            lambda: torch_overlay.enable(flatten="existing"),
+        ):
+            change()
+            hashes.append(spec._stable_hash())
+        assert hashes[3] == hashes[1] and len({*hashes}) == 3
+
+
+@needs_overlay
+def test_compiled_code_on_disk_is_found_again_until_another_group_is_at_hand(mesh, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", True)
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", True)
+    torch_overlay.enable(flatten="existing")
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "b"))
+
+    def found_on_disk():
+        torch._dynamo.reset()
+        counted = torch._dynamo.utils.counters["aot_autograd"]
+        counted.clear()
+        source = DTensor.from_local(torch.ones(2, 4), mesh, (S(0), S(1)), run_check=False)
+        torch.compile(lambda given: given.redistribute(placements=(R, R)) * 2)(source)
+        return counted["autograd_cache_hit"] - counted["autograd_cache_miss"]
+
+    assert (found_on_disk(), found_on_disk()) == (-1, 1)
+    mesh["a", "b"]._flatten("both")
+    assert found_on_disk() == -1

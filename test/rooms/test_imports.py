@@ -14,7 +14,8 @@ UPSTREAM = "torch_overlay.distributed"
 # and tuples, tested in milliseconds without torch. Naming one more room here is a decision, not a formality.
 TORCH_ROOMS = ("_torch_", "_mesh_", "_shared_state", "_group_table", "_process_groups")  # meshes and groups
 TORCH_ROOMS += ("_redistribute", "_safe_merging", "_run", "_specs", "_joint_groups")  # running a plan
-TORCH_ROOMS += ("_collective_utils", "_pair", "_planned", "_kept")  # its cost, and torch's own code beside it
+TORCH_ROOMS += ("_dtensor_spec", "_pair", "_planned")  # finding one
+TORCH_ROOMS += ("_collective_utils", "_kept")  # its cost, and torch's own code beside it
 # The engine is told what to patch and what is recognised, so it serves any module; its tests need no torch.
 ENGINE = [f"torch_overlay.{name}" for name in ("patch", "engine", "recognise", "import_hook", "errors")]
 

@@ -13,7 +13,7 @@ from .message import StackError
 from .names import Import, bound, is_import, used
 from .room import Room, kept_function
 
-CARRIERS = {"DeviceMesh": "_DeviceMesh", "Redistribute": "_Redistribute"}  # torch's class: ours with its methods
+CARRIERS = {name: f"_{name}" for name in ("DeviceMesh", "DTensorSpec", "Redistribute")}  # torch's: ours with methods
 
 
 @dataclass
