@@ -3,10 +3,12 @@ whose collectives move nothing; values under compile are held by the cases on re
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
 
@@ -286,6 +288,26 @@ def test_caches_of_compiled_code_know_what_plans_depend_on():
             change()
             hashes.append(spec._stable_hash())
         assert hashes[3] == hashes[1] and len({*hashes}) == 3
+
+
+def test_caches_may_ask_wherever_a_spec_is():
+    """Outside the mesh, on a mesh whose group is gone, and without a world; what needs no group works on, too."""
+
+    def hashed(mesh):
+        meta = TensorMeta(torch.Size([4]), (1,), torch.float32)
+        return len(DTensorSpec(mesh, (R, R), tensor_meta=meta)._stable_hash()) == 32
+
+    def cut(mesh, length):
+        whole = DTensor.from_local(torch.ones(length), mesh, (R, R), run_check=False)
+        return whole.redistribute(placements=(R, S(0))).to_local().shape == (length // mesh.size(1),)
+
+    with fake_world(7, 8):
+        outside = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "cp"))
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        other = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+        dist.destroy_process_group(mesh.get_group("tp"))
+        assert outside.get_coordinate() is None and hashed(outside) and hashed(mesh) and cut(mesh, 4)
+    assert hashed(other) and cut(other, 8)
 
 
 @needs_overlay

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
 from mesh_harness import fake_world, needs_overlay
@@ -75,6 +75,43 @@ def test_the_result_is_what_autograd_would_have_given(mesh, monkeypatch, mode, l
                     assert found == seen(source, source.redistribute(placements=target)), (placements, target)
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+def test_a_frozen_tensor_stays_frozen(mesh, monkeypatch, mode):
+    """Of a parameter, `distribute_tensor` leaves a local tensor that asks for gradients; freezing doesn't reach it."""
+    for target in ((R, R), (R, S(0)), (S(1), R), (S(0), R)):
+        frozen = distribute_tensor(torch.nn.Parameter(torch.rand(8, 8)), mesh, (S(0), R), src_data_rank=None)
+        frozen.requires_grad_(False)
+        with mode():
+            found = seen(frozen, frozen.redistribute(placements=target))
+            with always_a_node(monkeypatch):
+                assert found == seen(frozen, frozen.redistribute(placements=target)), target
+    assert not frozen.full_tensor().requires_grad
+
+
+def test_a_spec_is_its_tensors_own(mesh):
+    _, first, second = (placed(mesh, S(0), R).redistribute(placements=(R, R)) for _ in range(3))
+    first._spec.placements = (S(0), S(0))
+    assert second.placements == placed(mesh, S(0), R).redistribute(placements=(R, R)).placements == (R, R)
+
+
+def test_a_subclass_runs_its_own_forward(mesh):
+    class Loud(torch_redistribute.Redistribute):
+        ran = 0
+
+        @staticmethod
+        def forward(*given):
+            Loud.ran += 1
+            return torch_redistribute.Redistribute.forward(*given)
+
+    config = {
+        "op_dtype": torch.float32,
+        "out_dtype": torch.float32,
+        "backward_options": dict.fromkeys(("op_dtype", "out_dtype"), torch.float32),
+    }
+    assert Loud.apply(placed(mesh, S(0), R), mesh, (R, R), False, config).placements == (R, R)
+    assert Loud.ran == 1
+
+
 @needs_overlay  # stock makes a node that nobody asks
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
 def test_no_node_is_made_unless_a_gradient_may_come(mesh, nodes, mode):
@@ -108,11 +145,15 @@ def test_equal_meshes_are_still_two(mesh):
 
 def test_a_placement_that_calls_itself_equal_is_still_another(mesh):
     class Marked(Replicate):
-        """Equal to Replicate, as a subclass inherits it."""
+        """Equal to Replicate, as a subclass inherits it, whatever its mark."""
+
+        def __init__(self, mark):
+            super().__init__()
+            self.mark = mark
 
     with torch.no_grad():
-        for wanted in (R, Marked(), R):
-            assert type(placed(mesh, S(0), R).redistribute(placements=(wanted, R)).placements[0]) is type(wanted)
+        for wanted in (R, Marked(1), Marked(2), R):
+            assert placed(mesh, S(0), R).redistribute(placements=(wanted, R)).placements[0] is wanted
 
 
 def test_other_derivatives_are_torchs_affair(mesh, nodes):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from torch.distributed.distributed_c10d import is_initialized
+
 from .._settings import get_settings
 from ._joint_groups import joint_axes
 
@@ -25,4 +27,6 @@ class _DTensorSpec:
 
 
 def _joint_axes_of(mesh: DeviceMesh) -> list[tuple[int, ...]]:
-    return sorted(joint_axes(mesh)) if "_dim_group_names" in mesh.__dict__ else []
+    if not is_initialized() or "_dim_group_names" not in mesh.__dict__:
+        return []  # and no plan
+    return sorted(joint_axes(mesh))

@@ -82,9 +82,13 @@ def _layouts(mesh: DeviceMesh) -> Iterator[Layout]:
 
 
 def _on_default_backend(mesh: DeviceMesh) -> bool:
-    """Whether groups without options of their own serve the mesh's tensors; the same on all its ranks."""
+    """Whether groups without options of their own serve the mesh's tensors; the same on all its ranks. Not where a
+    group of the mesh is gone, or it is a mesh of a world that is."""
     default = get_backend()
-    return all(get_backend(mesh.get_group(axis)) == default for axis in range(mesh.ndim))
+    try:
+        return all(get_backend(mesh.get_group(axis)) == default for axis in range(mesh.ndim))
+    except RuntimeError:
+        return False
 
 
 def _may_create() -> bool:

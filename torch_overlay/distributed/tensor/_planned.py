@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import _resolve_process_group, is_initialized
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
 from .._settings import get_settings
@@ -27,7 +27,7 @@ from ._pair import Pair
 from ._plan import line
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
-from ._specs import other_spec
+from ._specs import made_spec
 from ._steps import Narrow, Step
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def forget_plans(_: None = None) -> None:
     """Empty the cache of plans, and of all that keeps meshes and groups."""
     _plans.clear()
     _pairs.clear()
-    other_spec.cache_clear()
+    made_spec.cache_clear()
     forget_groups()
 
 
@@ -145,9 +145,11 @@ def find_plan(
     )
     key = (asked, shape, local.element_size(), async_op)
     found = _plans.get(key)
-    if found is None or not all(map(_exists, _borrowed(found))):
+    if found is None or not _is_runnable(found):
         _forget_other_epochs(known[0])
         found = _make(asked, mesh, source, target, local.element_size(), async_op)
+        if not _is_runnable(found):  # by a group that was destroyed, which is known now
+            found = _make(asked, mesh, source, target, local.element_size(), async_op)
         _counted["made"] += 1
         _plans[key] = found
     with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
@@ -180,8 +182,9 @@ def _misfit(found: Planned, local: torch.Tensor, source: DTensorSpec) -> str:
     return "a local tensor of another shape than its spec says"
 
 
-def _borrowed(found: Planned | str) -> tuple[str, ...]:
-    return () if isinstance(found, str) else found.borrowed
+def _is_runnable(found: Planned | str) -> bool:
+    """Whether the groups that the plan borrows from other meshes are still there."""
+    return isinstance(found, str) or all(map(_exists, found.borrowed))
 
 
 def _exists(group_name: str) -> bool:
@@ -211,6 +214,8 @@ def _not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, for
         return "torch's steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or "_dim_group_names" not in mesh.__dict__:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
+    if not is_initialized():
+        return "no world"
     if source.mesh is not target.mesh and source.mesh != target.mesh:
         return "another mesh"
     if mesh._coordinate_on_dim is None:

@@ -16,7 +16,7 @@ from torch.utils._debug_mode import get_active_debug_mode
 from .._kept import keep
 from ._planned import count_fallback, find_plan, run_plan
 from ._safe_merging import may_merge, merging, merging_is_exact
-from ._specs import other_spec
+from ._specs import is_known, other_spec
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -77,12 +77,17 @@ class _Redistribute:
     ) -> DTensor:
         """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
         local, spec = source._local_tensor, source._spec
-        if _wants_node(source) or not dtype_config["op_dtype"] == dtype_config["out_dtype"] == local.dtype:
-            return super(torch_redistribute.Redistribute, cls).apply(
+        kinds = tuple(map(type, (*spec.placements, *placements)))
+        if (
+            cls is not torch_redistribute.Redistribute
+            or not dtype_config["op_dtype"] == dtype_config["out_dtype"] == local.dtype
+            or not is_known(kinds)
+            or _wants_node(source)
+        ):
+            return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
                 source, device_mesh, placements, async_op, dtype_config
             )
-        kinds = tuple(map(type, (*spec.placements, *placements)))
-        target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh, id(device_mesh))
+        target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
         if target is not None:
             local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
             spec = target
@@ -92,8 +97,10 @@ class _Redistribute:
 
 def _wants_node(source: DTensor) -> bool:
     """Whether a gradient may be asked for, or something else looks at what autograd does: a transform, a tracer."""
-    if source.requires_grad and (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+    local = source._local_tensor
+    if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:
         return True
-    if type(source) is not dtensor.DTensor or type(source._local_tensor) is not torch.Tensor:
+    differentiable = source.requires_grad or local.requires_grad  # a frozen DTensor may hold a tensor that isn't
+    if differentiable and (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return True
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()

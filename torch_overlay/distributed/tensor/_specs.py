@@ -12,12 +12,15 @@ from . import _regions
 from ._regions import Cuts, NotOurs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 Placements = tuple[Placement, ...]
 
+_KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 _SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
@@ -54,9 +57,27 @@ def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
     return _norm_ended(old, new, tuple(map(type, (*old, *new))), tuple(source.mesh.shape))
 
 
+def is_known(kinds: Iterable[type]) -> bool:
+    """Whether placements of these classes are what they say: of another class, equal ones may differ."""
+    return _KNOWN.issuperset(kinds)
+
+
+def other_spec(
+    meta: TensorMeta, source: Placements, target: Placements, kinds: tuple[type, ...], mesh: DeviceMesh
+) -> DTensorSpec | None:
+    """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
+    may be changed."""
+    made = made_spec(meta, source, tuple(target), kinds, mesh, id(mesh))
+    if made is None:
+        return None
+    spec = object.__new__(DTensorSpec)
+    spec.__dict__.update(made.__dict__)
+    return spec
+
+
 # By class, too, here and below: a subclass of Partial calls itself equal to it.
 @lru_cache(maxsize=1024)
-def other_spec(
+def made_spec(
     meta: TensorMeta,
     source: Placements,
     target: Placements,
@@ -64,7 +85,7 @@ def other_spec(
     mesh: DeviceMesh,
     mesh_id: int,  # equal meshes are still two
 ) -> DTensorSpec | None:
-    """What a tensor is to become, made once; None where it is that already."""
+    """As `other_spec`, kept."""
     return None if source == target else DTensorSpec(mesh, target, tensor_meta=meta)
 
 
