@@ -4,6 +4,9 @@ A swapped code object runs with torch's globals, so a trampoline looks its body 
 """
 
 import os
+from typing import Any
+
+_LISTS = ("get_mod_inlinelist", "get_mod_skiplist")  # of dynamo's trace rules
 
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):  # type: ignore[no-untyped-def]
@@ -39,19 +42,35 @@ def settle_meshes(_: None) -> None:
 
 
 def trace_as_torch() -> list[str]:
-    """Dynamo goes by files: ours get what ``torch/distributed`` has, not traced by itself, inlined when called."""
+    """Dynamo goes by files: ours get what ``torch/distributed`` has, not traced by itself, inlined when called.
+
+    Its lists are made anew after every init_process_group, so the functions that make them are replaced.
+    """
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
     here = os.path.dirname(__file__)
     files = [path.replace(os.sep, "/") for path in (os.path.join(here, "distributed", ""), __file__)]
-    for known in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
-        known.update(files)
+    for name in _LISTS:
+        setattr(trace_rules, name, _with(files, getattr(trace_rules, name)))
     return files
+
+
+def _with(files: list[str], torchs: Any) -> Any:
+    def files_and_torchs() -> set[str]:
+        known = torchs()
+        known.update(files)
+        return known
+
+    files_and_torchs.cache_clear = torchs.cache_clear  # type: ignore[attr-defined]
+    files_and_torchs.torchs = torchs  # type: ignore[attr-defined]
+    return files_and_torchs
 
 
 def trace_as_user_code(files: list[str]) -> None:
     """Take it back."""
     from torch._dynamo import trace_rules
 
-    for known in (trace_rules.get_mod_inlinelist(), trace_rules.get_mod_skiplist()):
-        known.difference_update(files)
+    for name in _LISTS:
+        torchs = getattr(trace_rules, name).torchs
+        torchs().difference_update(files)
+        setattr(trace_rules, name, torchs)

@@ -9,7 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
+from way import needs_package
 
 
 @pytest.fixture
@@ -104,6 +106,35 @@ def test_compiled_code_uses_the_groups_of_a_mesh(world):
         return funcol.all_gather_tensor(x, 0, mesh["a"].get_group()) + 1
 
     assert compiled(reduces, torch.ones(2)).shape == (4,)
+
+
+def test_compiled_code_asks_a_mesh_for_its_groups():
+    """Where the world was made after dynamo was imported: init_process_group empties dynamo's lists of files."""
+    import torch._dynamo
+
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+
+        def asks(x, mesh):
+            return x + mesh.get_coordinate()[1], mesh.get_group(0), mesh.get_group(mesh_dim=1)
+
+        found = compiled(asks, torch.zeros(2), mesh)
+        assert found[1:] == (mesh.get_group(0), mesh.get_group(1)) and torch.equal(found[0], torch.full((2,), 3.0))
+
+
+@needs_package
+def test_dynamos_lists_are_its_own_again():
+    from torch._dynamo import trace_rules
+
+    torch_overlay.disable()
+    lists = [trace_rules.get_mod_inlinelist, trace_rules.get_mod_skiplist]
+    before = [{*known()} for known in lists]
+    torch_overlay.enable()
+    trace_rules.clear_lru_cache()
+    assert trace_rules.get_mod_inlinelist() > before[0] and trace_rules.get_mod_skiplist() > before[1]
+    torch_overlay.disable()
+    assert lists == [trace_rules.get_mod_inlinelist, trace_rules.get_mod_skiplist]
+    assert before == [known() for known in lists]
 
 
 def test_compiled_code_redistributes_on_a_flattened_mesh(world):
