@@ -310,6 +310,21 @@ def test_caches_may_ask_wherever_a_spec_is():
     assert hashed(other) and cut(other, 8)
 
 
+def test_a_group_that_is_gone_is_not_planned_with():
+    """It was another mesh's; a plan for another shape, made after, finds that out before it runs."""
+    with fake_world(0, 8):
+        lender = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("x", "y", "z"))
+
+        def gathered(length):
+            given = DTensor.from_local(torch.ones(length), mesh, (R, S(0), S(0)), run_check=False)
+            return given.redistribute(placements=(R, R, R)).to_local().shape == (4 * length,)
+
+        assert gathered(2)
+        dist.destroy_process_group(lender.get_group("tp"))
+        assert gathered(3) and gathered(2)
+
+
 @needs_overlay
 def test_compiled_code_on_disk_is_found_again_until_another_group_is_at_hand(mesh, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
