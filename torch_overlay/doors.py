@@ -6,8 +6,6 @@ A swapped code object runs with torch's globals, so a trampoline looks its body 
 import os
 from typing import Any
 
-_LISTS = ("get_mod_inlinelist", "get_mod_skiplist")  # of dynamo's trace rules
-
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):  # type: ignore[no-untyped-def]
     """Reaches every ``from torch.distributed import init_device_mesh`` that was run before enable()."""
@@ -41,7 +39,7 @@ def settle_meshes(_: None) -> None:
     settle()
 
 
-def trace_as_torch() -> list[str]:
+def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     """Dynamo goes by files: ours get what ``torch/distributed`` has, not traced by itself, inlined when called.
 
     Its lists are made anew after every init_process_group, so the functions that make them are replaced.
@@ -50,9 +48,10 @@ def trace_as_torch() -> list[str]:
 
     here = os.path.dirname(__file__)
     files = [path.replace(os.sep, "/") for path in (os.path.join(here, "distributed", ""), __file__)]
-    for name in _LISTS:
-        setattr(trace_rules, name, _with(files, getattr(trace_rules, name)))
-    return files
+    lists = {name: getattr(trace_rules, name) for name in ("get_mod_inlinelist", "get_mod_skiplist")}
+    for name, torchs in lists.items():
+        setattr(trace_rules, name, _with(files, torchs))
+    return files, lists
 
 
 def _with(files: list[str], torchs: Any) -> Any:
@@ -62,15 +61,14 @@ def _with(files: list[str], torchs: Any) -> Any:
         return known
 
     files_and_torchs.cache_clear = torchs.cache_clear  # type: ignore[attr-defined]
-    files_and_torchs.torchs = torchs  # type: ignore[attr-defined]
     return files_and_torchs
 
 
-def trace_as_user_code(files: list[str]) -> None:
+def trace_as_user_code(traced: tuple[list[str], dict[str, Any]]) -> None:
     """Take it back."""
     from torch._dynamo import trace_rules
 
-    for name in _LISTS:
-        torchs = getattr(trace_rules, name).torchs
+    files, lists = traced
+    for name, torchs in lists.items():
         torchs().difference_update(files)
         setattr(trace_rules, name, torchs)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._settings import Settings, get_settings
 from ._cost import Cost
-from ._joint_groups import Group, find_group, joint_axes
+from ._joint_groups import joint_axes
 from ._plan import plan
 from ._specs import norm_ended, read_cuts
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ._regions import Cuts, Regions
     from ._steps import Step
-
-Axes = tuple[int, ...]
 
 _COST = Cost()
 
@@ -32,16 +30,14 @@ class Pair(NamedTuple):
         norm: what the redistribution brings together, if it is the terms of a norm.
         joint: the sets of axes for which there is a group.
         cost: the cost model, with what the user said of the mesh's axes.
-        groups: those that a plan asked for.
     """
 
     before: Cuts
     after: Cuts
     sizes: tuple[int, ...]
     norm: _NormPartial | None
-    joint: frozenset[Axes]
+    joint: frozenset[tuple[int, ...]]
     cost: Cost
-    groups: dict[Axes, Group]
 
     @staticmethod
     def of(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Pair:
@@ -49,19 +45,12 @@ class Pair(NamedTuple):
         sizes, ndim = tuple(mesh.shape), len(source.shape)
         before, after = [read_cuts(spec, ndim, sizes) for spec in (source, target)]
         norm = norm_ended(source, target)
-        return Pair(before, after, sizes, norm, joint_axes(mesh), _cost_of(mesh, get_settings()), {})
+        return Pair(before, after, sizes, norm, joint_axes(mesh), _cost_of(mesh, get_settings()))
 
     def plan(self, shape: tuple[int, ...], itemsize: int) -> tuple[Regions, Regions, tuple[Step, ...]]:
         """What each coordinate holds before and after, and the steps between. Raises NotOurs, with the reason."""
         before, after = self.before.on(shape, self.sizes), self.after.on(shape, self.sizes)
         return before, after, plan(before, after, itemsize, self.joint, self.cost)
-
-    def group(self, mesh: DeviceMesh, axes: Axes) -> Group:
-        """This rank's group over some axes. Raises NotOurs if there is none."""
-        found = self.groups.get(axes)
-        if found is None:
-            found = self.groups[axes] = find_group(mesh, axes, mesh._rank)
-        return found
 
 
 def _cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:

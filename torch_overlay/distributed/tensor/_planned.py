@@ -22,7 +22,7 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 
 from .._settings import get_settings
 from ._cost import collectives
-from ._joint_groups import Group, forget_groups, groups_known
+from ._joint_groups import Group, find_group, forget_groups, groups_known
 from ._pair import Pair
 from ._plan import line
 from ._regions import NotOurs, Regions
@@ -243,13 +243,11 @@ def _make(
     asked: Any, mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool
 ) -> Planned | str:
     coordinate = mesh._coordinate_on_dim
-    joint: dict[tuple[int, ...], Group] = {}
+    groups: dict[tuple[int, ...], Group] = {}
 
     def group_of(axes: tuple[int, ...]) -> Group:
-        group = pair.group(mesh, axes)
-        if len(axes) > 1:
-            joint[axes] = group
-        return group
+        groups[axes] = find_group(mesh, axes, mesh._rank)
+        return groups[axes]
 
     try:
         pair = _pairs.get(asked) or _remember(asked, Pair.of(mesh, source, target))
@@ -261,7 +259,7 @@ def _make(
     if pair.norm is not None:
         run = (pair.norm._pre_reduce_transform, *run, pair.norm._post_reduce_transform)
     trim = bool(steps) and isinstance(steps[-1], Narrow)
-    borrowed = tuple([group.name for group in joint.values()])
+    borrowed = tuple([group.name for axes, group in groups.items() if len(axes) > 1])
     aliases = {*map(type, steps)} <= {Narrow}
     ends = before, after
     return Planned(steps, run, held.length, ends, itemsize, mesh.mesh_dim_names, borrowed, trim, aliases)

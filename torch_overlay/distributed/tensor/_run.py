@@ -96,18 +96,7 @@ def _narrow(step: Narrow, place: Place) -> Local:
     box = step.box(place.coordinate)
     if 0 in box.length:
         return lambda local: local.new_empty(box.length)
-    cuts = [
-        (dim, start, length)
-        for dim, (start, length, held) in enumerate(zip(*box, place.held.length, strict=True))
-        if length != held
-    ]
-
-    def run(local: torch.Tensor) -> torch.Tensor:
-        for dim, start, length in cuts:
-            local = local.narrow(dim, start, length)
-        return local
-
-    return run
+    return lambda local: _part(local, box)
 
 
 def _embed(step: Embed, place: Place) -> Local:
