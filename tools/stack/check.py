@@ -46,7 +46,7 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
             differing += [
                 f"{name}: {outcome}, and its patch is in" for name, outcome in ended.items() if outcome != "passed"
             ]
-        ran = sum(outcome in ("passed", "failed") for outcome in after.values()) + len(ended)
+        ran = sum(outcome not in ("skipped", "left out") for outcome in after.values()) + len(ended)
         said = "each ends as before" if not differing else f"{len(differing)} differ"
         print(f"{count} of {len(messages)} patches, {ran} tests: {said}", flush=True)
         print("".join(f"  {line}\n" for line in differing), end="", flush=True)
@@ -75,7 +75,7 @@ def environment(way: str, patched: pathlib.Path | None = None) -> dict[str, str]
 
 
 def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None) -> Results:
-    """How each test of the suites ended: passed, failed or skipped."""
+    """How each test of the suites ended: passed, skipped, left out, or failed with the reason in brackets."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *suites]
@@ -90,8 +90,10 @@ def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None
 
 
 def _outcome(case: ET.Element) -> str:
-    if case.find("failure") is not None or case.find("error") is not None:
-        return "failed"
+    for kind in ("failure", "error"):
+        if (found := case.find(kind)) is not None:
+            why, *_ = (found.get("message") or "no message").splitlines()
+            return f"failed ({why[:200]})"
     skipped = case.find("skipped")
     if skipped is None:
         return "passed"
@@ -107,6 +109,6 @@ def compare(before: Results, after: Results) -> list[str]:
     lines = []
     for name in sorted(set(before) | set(after)):
         one, other = before.get(name, "missing"), after.get(name, "missing")
-        if other == "failed" or (one != other and other != "left out"):
+        if other.startswith("failed") or (one != other and other != "left out"):
             lines.append(f"{name}: {one} before, {other} on the patched torch")
     return lines
