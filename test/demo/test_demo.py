@@ -56,7 +56,7 @@ def test_collectives_are_counted(outcome):
     stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
     # Tokens go to the experts and back, forward and backward, after one exchange of how many.
     assert stock["collectives"]["all-to-all"] == 5
-    # The norms of dense weights and of experts: stock reduces each over fsdp, then over tp; here one goes over the world.
+    # The norms of dense weights and of experts: stock reduces each over fsdp, then over tp; here one by the world.
     assert overlay["collectives"] == stock["collectives"] | {"all-reduce": stock["collectives"]["all-reduce"] - 2}
 
 
