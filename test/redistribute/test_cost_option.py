@@ -52,7 +52,7 @@ def test_the_cost_is_that_of_the_plan_that_runs(mesh, pair):
 
     source, target = (spec(mesh, placements) for placements in pair)
     planned = Pair.of(mesh, source, target)
-    steps = planned.plan(tuple(source.shape), 4)[2]
+    steps = planned.plan(tuple(source.shape), torch.float32)[2]
     assert cost(mesh, pair) == pytest.approx(1e6 * sum(planned.cost.seconds(step, 4) for step in steps))
     assert (cost(mesh, pair) == 0) == (pair == PAIRS[-1])  # narrowing is free, all else isn't
 

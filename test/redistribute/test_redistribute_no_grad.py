@@ -1,6 +1,7 @@
 """Redistribution where no gradient is asked for: no node of autograd is made, and nobody can tell by the result."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -95,6 +96,35 @@ def test_a_spec_is_its_tensors_own(mesh):
     assert second.placements == placed(mesh, S(0), R).redistribute(placements=(R, R)).placements == (R, R)
 
 
+def test_a_shape_that_is_a_plain_tuple_stays_with_its_tensor(mesh):
+    local = torch.rand(8, 4)
+    plain = DTensor.from_local(local, mesh, (R, R), run_check=False, shape=(8, 4), stride=(4, 1))
+    usual = DTensor.from_local(local, mesh, (R, R), run_check=False)
+    found = [given.redistribute(placements=(S(0), R))._spec.tensor_meta for given in (usual, plain, usual)]
+    assert [type(meta.shape) for meta in found] == [torch.Size, tuple, torch.Size]
+
+
+def test_no_warning_that_torch_does_not_give(mesh):
+    """What has a parameter's local tensor asks for gradients, and so must, for a moment, the DTensor around it."""
+    weight = distribute_tensor(torch.nn.Parameter(torch.rand(8, 8)), mesh, (R, R), src_data_rank=None)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for target in ((R, R), (S(0), R)):
+            assert not weight.redistribute(placements=target).requires_grad
+
+
+CONFIG = {
+    "op_dtype": torch.float32,
+    "out_dtype": torch.float32,
+    "backward_options": dict.fromkeys(("op_dtype", "out_dtype"), torch.float32),
+}
+
+
+def test_arguments_have_torchs_names(mesh):
+    given = {"device_mesh": mesh, "placements": (R, R), "async_op": False, "dtype_config": CONFIG}
+    assert torch_redistribute.Redistribute.apply(input=placed(mesh, S(0), R), **given).placements == (R, R)
+
+
 def test_a_subclass_runs_its_own_forward(mesh):
     class Loud(torch_redistribute.Redistribute):
         ran = 0
@@ -104,12 +134,7 @@ def test_a_subclass_runs_its_own_forward(mesh):
             Loud.ran += 1
             return torch_redistribute.Redistribute.forward(*given)
 
-    config = {
-        "op_dtype": torch.float32,
-        "out_dtype": torch.float32,
-        "backward_options": dict.fromkeys(("op_dtype", "out_dtype"), torch.float32),
-    }
-    assert Loud.apply(placed(mesh, S(0), R), mesh, (R, R), False, config).placements == (R, R)
+    assert Loud.apply(placed(mesh, S(0), R), mesh, (R, R), False, CONFIG).placements == (R, R)
     assert Loud.ran == 1
 
 

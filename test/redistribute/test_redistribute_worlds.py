@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import needs_overlay
+from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
 from torch_overlay.distributed.tensor._safe_merging import merging_is_exact
 
 
@@ -93,6 +94,65 @@ def test_a_plan_outlives_the_group_that_it_borrowed():
         dist.destroy_process_group(other.get_group("y"))
         for _ in range(2):
             assert given.redistribute(mesh, [Replicate()] * 3).to_local().shape == (8,)
+
+
+@needs_overlay
+@pytest.mark.parametrize("first", [0, 1])
+def test_equal_meshes_keep_their_flattened_views_apart(first):
+    """Of one name, over other axes: if a rank took one for the other, it would wait for who isn't there."""
+    torch_overlay.enable(flatten="existing")
+    with world(0, 8):
+        meshes = [init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c")) for _ in range(2)]
+        axes = [(0, 1), (1, 2)]
+        for mesh, flat in zip(meshes, axes):
+            mesh[tuple("abc"[axis] for axis in flat)]._flatten("f")
+        assert meshes[0] == meshes[1]
+        for turn in (first, 1 - first):
+            assert joint_axes(meshes[turn]) == {axes[turn]}
+            whole, one = [Replicate()] * 3, Replicate()
+            source = [Shard(0), Shard(0), one] if turn == 0 else [one, Shard(0), Shard(0)]
+            with CommDebugMode() as counted:
+                DTensor.from_local(torch.ones(4), meshes[turn], source, run_check=False).redistribute(placements=whole)
+            assert counted.get_total_counts() == 1
+
+
+@needs_overlay
+@pytest.mark.parametrize("first", [0, 1])
+def test_equal_meshes_keep_their_groups_apart(first):
+    with world(0, 8):
+        meshes = [init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c")) for _ in range(2)]
+        with torch_overlay.private_groups():
+            meshes[0]["a", "b"]._flatten("f")
+        meshes[1]["a", "b"]._flatten("f")
+        names = [mesh["f"].get_group().group_name for mesh in meshes]
+        assert names[0] != names[1]
+        for turn in (first, 1 - first):
+            assert find_group(meshes[turn], (0, 1), 0).name == names[turn]
+
+
+def test_no_memory_is_shared_that_torch_would_not_share():
+    """A dim that torch gathers and cuts again, since an axis of one rank comes or goes outside of another."""
+    one, s0, s1 = Replicate(), Shard(0), Shard(1)
+    with world(3, 8):
+        mesh = init_device_mesh("cpu", (1, 8), mesh_dim_names=("replicate", "shard"))
+        pairs = [((s0, s0), (one, s0)), ((one, s0), (s0, s0)), ((s1, s0), (s0, s0)), ((one, s0), (s1, s0))]
+        shared = []
+        for source, target in pairs:
+            given = DTensor.from_local(torch.zeros(1, 2), mesh, source, run_check=False)
+            result = given.redistribute(placements=target)
+            assert result.to_local().shape == (1, 2)
+            result._local_tensor.add_(1)
+            shared.append(bool(given.to_local().any()))
+    assert shared == [False, False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16])
+def test_terms_that_a_rank_cannot_add_are_left_to_the_backend(dtype):
+    with world(0, 8):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        pending = [Shard(0), Replicate(), Partial()]
+        given = DTensor.from_local(torch.ones(4, 8).to(dtype), mesh, pending, run_check=False)
+        assert given.redistribute(placements=[Replicate(), Shard(0), Shard(0)]).to_local().shape == (2, 8)
 
 
 def test_conjugated_numbers_travel_resolved():

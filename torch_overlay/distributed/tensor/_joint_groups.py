@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .._layout import Layout, MeshLayout
 
 Names = tuple[str, ...]
+Known = tuple[int, tuple[Names, ...]]
 
 
 class Group(NamedTuple):
@@ -46,10 +47,12 @@ class Group(NamedTuple):
         return self.places == tuple(range(len(self.places)))
 
 
-def groups_known(mesh: DeviceMesh) -> tuple[int, Names]:
+def groups_known(mesh: DeviceMesh) -> Known:
     """Changes whenever there may be another joint group for a mesh, for whoever remembers which there are. A view that
-    is flattened may make no group and still be what `options.flatten = "existing"` waits for."""
-    return groups_epoch(), tuple(shared_state(mesh).flattened)
+    is flattened may make no group and still be what `options.flatten = "existing"` waits for; under the same name an
+    equal mesh may have another, over other axes or with a group of its own."""
+    flattened = shared_state(mesh).flattened
+    return groups_epoch(), tuple([(name, *v.__dict__.get("_dim_group_names", ())) for name, v in flattened.items()])
 
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
@@ -60,9 +63,7 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _joint_axes(
-    mesh: DeviceMesh, own: Names, known: tuple[int, Names], settings: Settings
-) -> frozenset[tuple[int, ...]]:
+def _joint_axes(mesh: DeviceMesh, own: Names, known: Known, settings: Settings) -> frozenset[tuple[int, ...]]:
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     subsets = itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
     if _may_create():
@@ -107,7 +108,7 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
 
 @lru_cache(maxsize=256)
 def _find_group(
-    mesh: DeviceMesh, axes: tuple[int, ...], rank: int, own: Names, known: tuple[int, Names], settings: Settings
+    mesh: DeviceMesh, axes: tuple[int, ...], rank: int, own: Names, known: Known, settings: Settings
 ) -> Group:
     view = view_of(mesh)
     joint = view.layout.select(axes)

@@ -8,9 +8,13 @@ from .._settings import Settings, get_settings
 from ._cost import Cost
 from ._joint_groups import joint_axes
 from ._plan import plan
-from ._specs import norm_ended, read_cuts
+from ._regions import NotOurs
+from ._run import reduces
+from ._specs import nest_anew, norm_ended, read_cuts
+from ._steps import AllToAll
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -30,6 +34,7 @@ class Pair(NamedTuple):
         norm: what the redistribution brings together, if it is the terms of a norm.
         joint: the sets of axes for which there is a group.
         cost: the cost model, with what the user said of the mesh's axes.
+        copies: whether a result is no view of the local tensor, even where nothing is to be done.
     """
 
     before: Cuts
@@ -38,6 +43,7 @@ class Pair(NamedTuple):
     norm: _NormPartial | None
     joint: frozenset[tuple[int, ...]]
     cost: Cost
+    copies: bool
 
     @staticmethod
     def of(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Pair:
@@ -45,12 +51,17 @@ class Pair(NamedTuple):
         sizes, ndim = tuple(mesh.shape), len(source.shape)
         before, after = [read_cuts(spec, ndim, sizes) for spec in (source, target)]
         norm = norm_ended(source, target)
-        return Pair(before, after, sizes, norm, joint_axes(mesh), _cost_of(mesh, get_settings()))
+        copies = 1 in sizes and nest_anew(source, target, sizes)
+        return Pair(before, after, sizes, norm, joint_axes(mesh), _cost_of(mesh, get_settings()), copies)
 
-    def plan(self, shape: tuple[int, ...], itemsize: int) -> tuple[Regions, Regions, tuple[Step, ...]]:
+    def plan(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Regions, Regions, tuple[Step, ...]]:
         """What each coordinate holds before and after, and the steps between. Raises NotOurs, with the reason."""
         before, after = self.before.on(shape, self.sizes), self.after.on(shape, self.sizes)
-        return before, after, plan(before, after, itemsize, self.joint, self.cost)
+        steps = plan(before, after, dtype.itemsize, self.joint, self.cost)
+        for step in steps:
+            if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
+                raise NotOurs("terms of a type that only a backend reduces")
+        return before, after, steps
 
 
 def _cost_of(mesh: DeviceMesh, settings: Settings) -> Cost:

@@ -49,7 +49,7 @@ class Planned(NamedTuple):
         itemsize: the bytes of an element.
         names: of the mesh's axes.
         borrowed: the names of groups that serve other meshes and may be destroyed with them.
-        trim: whether the last step leaves a view of something bigger.
+        trim: whether the last step leaves a view of something bigger, or torch a copy where there is nothing to do.
         aliases: whether that is the local tensor itself.
     """
 
@@ -143,13 +143,13 @@ def find_plan(
         known,
         get_settings(),
     )
-    key = (asked, shape, local.element_size(), async_op)
+    key = (asked, shape, local.dtype, async_op)
     found = _plans.get(key)
     if found is None or not _is_runnable(found):
         _forget_other_epochs(known[0])
-        found = _make(asked, mesh, source, target, local.element_size(), async_op)
+        found = _make(asked, mesh, source, target, local.dtype, async_op)
         if not _is_runnable(found):  # by a group that was destroyed, which is known now
-            found = _make(asked, mesh, source, target, local.element_size(), async_op)
+            found = _make(asked, mesh, source, target, local.dtype, async_op)
         _counted["made"] += 1
         _plans[key] = found
     with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
@@ -240,7 +240,7 @@ def _stands_for_many_ranks() -> bool:
 
 
 def _make(
-    asked: Any, mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, itemsize: int, async_op: bool
+    asked: Any, mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, dtype: torch.dtype, async_op: bool
 ) -> Planned | str:
     coordinate = mesh._coordinate_on_dim
     groups: dict[tuple[int, ...], Group] = {}
@@ -251,18 +251,18 @@ def _make(
 
     try:
         pair = _pairs.get(asked) or _remember(asked, Pair.of(mesh, source, target))
-        before, after, steps = pair.plan(tuple(source.shape), itemsize)
+        before, after, steps = pair.plan(tuple(source.shape), dtype)
         held = before.box(coordinate)
         run = runners(steps, coordinate, held, group_of, async_op)
     except NotOurs as error:
         return str(error)
     if pair.norm is not None:
         run = (pair.norm._pre_reduce_transform, *run, pair.norm._post_reduce_transform)
-    trim = bool(steps) and isinstance(steps[-1], Narrow)
+    trim = isinstance(steps[-1], Narrow) if steps else pair.copies
     borrowed = tuple([group.name for axes, group in groups.items() if len(axes) > 1])
     aliases = {*map(type, steps)} <= {Narrow}
     ends = before, after
-    return Planned(steps, run, held.length, ends, itemsize, mesh.mesh_dim_names, borrowed, trim, aliases)
+    return Planned(steps, run, held.length, ends, dtype.itemsize, mesh.mesh_dim_names, borrowed, trim, aliases)
 
 
 def _remember(asked: Any, pair: Pair) -> Pair:

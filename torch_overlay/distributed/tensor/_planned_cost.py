@@ -36,13 +36,13 @@ def _cost(
     known: Any,
     settings: Settings,
 ) -> float | None:
-    itemsize = source.tensor_meta.dtype.itemsize
+    dtype = source.tensor_meta.dtype
     try:
         pair = Pair.of(mesh, source, target)
-        steps = pair.plan(tuple(source.shape), itemsize)[2]
+        steps = pair.plan(tuple(source.shape), dtype)[2]
     except NotOurs:
         return None
-    return 1e6 * sum(pair.cost.seconds(step, itemsize) for step in steps)
+    return 1e6 * sum(pair.cost.seconds(step, dtype.itemsize) for step in steps)
 
 
 def forget_costs(_: Any = None) -> None:

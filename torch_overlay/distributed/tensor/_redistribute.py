@@ -73,26 +73,28 @@ class _Redistribute:
 
     @classmethod
     def apply(
-        cls, source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool, dtype_config: dict[str, Any]
+        cls, input: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool, dtype_config: dict[str, Any]
     ) -> DTensor:
         """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
-        local, spec = source._local_tensor, source._spec
+        local, spec = input._local_tensor, input._spec
         kinds = tuple(map(type, (*spec.placements, *placements)))
         if (
             cls is not torch_redistribute.Redistribute
             or not dtype_config["op_dtype"] == dtype_config["out_dtype"] == local.dtype
             or not is_known(kinds)
-            or _wants_node(source)
+            or _wants_node(input)
         ):
             return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
-                source, device_mesh, placements, async_op, dtype_config
+                input, device_mesh, placements, async_op, dtype_config
             )
         target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
         if target is not None:
             local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
             spec = target
+        asked = input.requires_grad and local.requires_grad  # else torch warns: the two should say the same
         # Its __init__ does nothing, slowly.
-        return dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=False)
+        made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
+        return made.requires_grad_(False) if asked else made
 
 
 def _wants_node(source: DTensor) -> bool:

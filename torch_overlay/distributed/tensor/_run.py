@@ -51,6 +51,12 @@ _REDUCE = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
+_REDUCED = _MOVED | {torch.int16, torch.complex64, torch.complex128}
+
+
+def reduces(op: str | None, dtype: torch.dtype) -> bool:
+    """Whether a rank can bring terms together by itself: of eight bits, say, torch adds no floats."""
+    return dtype in _REDUCED and not (dtype.is_complex and op in ("max", "min"))
 
 
 class Place(NamedTuple):

@@ -67,26 +67,25 @@ def other_spec(
 ) -> DTensorSpec | None:
     """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
     may be changed."""
-    made = made_spec(meta, source, tuple(target), kinds, mesh, id(mesh))
+    made = made_spec(source, tuple(target), kinds, mesh, id(mesh))
     if made is None:
         return None
     spec = object.__new__(DTensorSpec)
-    spec.__dict__.update(made.__dict__)
+    spec.__dict__.update(made.__dict__, tensor_meta=meta)  # this one: a tuple for a shape is equal and still another
     return spec
 
 
 # By class, too, here and below: a subclass of Partial calls itself equal to it.
 @lru_cache(maxsize=1024)
 def made_spec(
-    meta: TensorMeta,
     source: Placements,
     target: Placements,
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
     mesh_id: int,  # equal meshes are still two
 ) -> DTensorSpec | None:
-    """As `other_spec`, kept."""
-    return None if source == target else DTensorSpec(mesh, target, tensor_meta=meta)
+    """As `other_spec` for any tensor, kept."""
+    return None if source == target else DTensorSpec(mesh, target)
 
 
 @lru_cache(maxsize=1024)
@@ -104,6 +103,24 @@ def _norm_ended(
         raise NotOurs("terms of a norm from what isn't pending")
     # Over an axis of one rank the norm is there already, and its power might not be.
     return norm if any(old == norm != new for (old, new), size in zip(pairs, sizes) if size > 1) else None
+
+
+def nest_anew(source: DTensorSpec, target: DTensorSpec, sizes: tuple[int, ...]) -> bool:
+    """Whether a dim is cut by other axes from some axis on: torch makes it whole up to there and cuts it again, though
+    the shards are the same where only axes of size 1 came or went."""
+    old, new = _nested(source), _nested(target)
+    for dim in {*old, *new}:
+        one, other = old.get(dim, ()), new.get(dim, ())
+        same = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+        if any(sizes[axis] > 1 for axis in (*one[same:], *other[same:])):
+            return True
+    return False
+
+
+def _nested(spec: DTensorSpec) -> dict[int, tuple[int, ...]]:
+    """The axes that cut each dim, outer to inner, those of size 1 among them."""
+    order = spec.shard_order or DTensorSpec.compute_default_shard_order(tuple(spec.placements))
+    return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
 
 def read_cuts(spec: DTensorSpec, ndim: int, sizes: tuple[int, ...]) -> Cuts:
