@@ -15,6 +15,11 @@ from mesh_harness import fake_world, needs_overlay
 
 R, S = Replicate(), Shard
 MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
+CONFIG = {
+    "op_dtype": torch.float32,
+    "out_dtype": torch.float32,
+    "backward_options": dict.fromkeys(("op_dtype", "out_dtype"), torch.float32),
+}
 
 
 @pytest.fixture
@@ -111,13 +116,6 @@ def test_no_warning_that_torch_does_not_give(mesh):
         warnings.simplefilter("error")
         for target in ((R, R), (S(0), R)):
             assert not weight.redistribute(placements=target).requires_grad
-
-
-CONFIG = {
-    "op_dtype": torch.float32,
-    "out_dtype": torch.float32,
-    "backward_options": dict.fromkeys(("op_dtype", "out_dtype"), torch.float32),
-}
 
 
 def test_arguments_have_torchs_names(mesh):

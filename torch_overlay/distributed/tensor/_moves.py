@@ -81,7 +81,7 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
     for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
         if old == new:
             continue
-        rest = old[_common(old, new) :]
+        rest = old[common(old, new) :]
         # A wanted piece has one holder on the axes of its dim. An axis that doesn't cut the target there leaves ranks
         # that want the piece at all its coordinates; one that does may happen to be where the piece is.
         axes.update([a for a in rest if a not in new])
@@ -155,7 +155,7 @@ def _by_turns(
 
 def _turn(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
     # By the group that gives up most cuts; of equals the smallest.
-    wrong = sorted({a for old, new in zip(now.orders, after.orders) for a in old[_common(old, new) :]})
+    wrong = sorted({a for old, new in zip(now.orders, after.orders) for a in old[common(old, new) :]})
     usable = (*(groups.axes or ()), *((axis,) for axis in wrong))
     given_up = {group: _without(now, after, group) for group in usable}
     for part in parts:
@@ -176,14 +176,15 @@ def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
     """`now` without its innermost cuts, as long as they are the group's and not the target's."""
     orders = []
     for old, new in zip(now.orders, after.orders):
-        depth, keep = len(old), _common(old, new)
+        depth, keep = len(old), common(old, new)
         while depth > keep and old[depth - 1] in group:
             depth -= 1
         orders.append(old[:depth])
     return now.cut(orders)
 
 
-def _common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
+def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
+    """How many axes from the outermost on two orders have in common."""
     depth, most = 0, min(len(old), len(new))
     while depth < most and old[depth] == new[depth]:
         depth += 1

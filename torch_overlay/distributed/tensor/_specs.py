@@ -9,6 +9,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from . import _regions
+from ._moves import common
 from ._regions import Cuts, NotOurs
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def nest_anew(source: DTensorSpec, target: DTensorSpec, sizes: tuple[int, ...]) 
     old, new = _nested(source), _nested(target)
     for dim in {*old, *new}:
         one, other = old.get(dim, ()), new.get(dim, ())
-        same = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+        same = common(one, other)
         if any(sizes[axis] > 1 for axis in (*one[same:], *other[same:])):
             return True
     return False
