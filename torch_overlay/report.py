@@ -9,7 +9,6 @@ from .distributed._settings import Settings
 # Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
 # An entry is ``module:function`` or the function itself; append to count something else.
 COUNTERS: list[str | Callable[[], Mapping[str, object]]] = [
-    "torch_overlay.distributed._shared_state:counters",
     "torch_overlay.distributed._process_groups:counters",
     "torch_overlay.distributed.tensor._planned:counters",
 ]

@@ -280,3 +280,12 @@ start = time.process_time(); torch_overlay.enable(); print(time.process_time() -
 def test_rows_are_values():
     assert all(dataclasses.is_dataclass(row) and hash(row) for row in series.PATCHES)
     assert len(set(series.PATCHES)) == len(series.PATCHES)
+
+
+def test_every_counter_is_there():
+    """`count` passes over modules that aren't imported, so a wrong name would never be heard of."""
+    from torch_overlay import report
+
+    for counter in report.COUNTERS:
+        module, _, name = counter.partition(":")
+        assert getattr(importlib.import_module(module), name)(), counter
