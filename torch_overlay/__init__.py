@@ -55,7 +55,11 @@ def disable(*, force: bool = False) -> None:
 
 
 def enabled(*, strict: bool | None = None, **options: Any) -> AbstractContextManager[Status]:
-    """The overlay for a block of code, then as before: off if it was off, else on with the options that it had."""
+    """The overlay for a block of code, then as before: off if it was off, else on with the options that it had.
+
+    The overlay belongs to the process, not to a thread. Of blocks in several threads that overlap, the last one to end
+    puts back what was there before the first.
+    """
     from . import overlay
 
     return overlay.enabled(strict, **options)

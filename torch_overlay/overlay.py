@@ -1,9 +1,11 @@
 """The overlay's state in this process: on or off, with which options, which rows in place. One lock guards it."""
 
 import contextlib
+import dataclasses
 import importlib
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 
 from . import choices, engine, recognise, report, series, versions
@@ -17,6 +19,7 @@ TORCH = "torch"
 
 _lock = threading.RLock()
 _session: "Session | None" = None
+_blocks: "list[Block]" = []  # the enabled() blocks that are open, in the order in which they began
 
 
 class Session:
@@ -168,20 +171,60 @@ def disable(force: bool = False) -> None:
                 set_settings(DEFAULT)
 
 
+@dataclasses.dataclass(eq=False)
+class Block:
+    """One ``with enabled()`` that is open: what it found, the options or None for off, and whose it is."""
+
+    before: Settings | None
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
+
+
 @contextlib.contextmanager
 def enabled(strict: bool | None = None, **options: object) -> Iterator[report.Status]:
     """See `torch_overlay.enabled`."""
     with _lock:
-        before: Settings | None = get_settings() if _session is not None else None
-    now = enable(strict, **options)
+        block = Block(get_settings() if _session is not None else None)
+        _blocks.append(block)  # before the overlay goes on, so that no other thread that leaves now takes it away
+    try:
+        now = enable(strict, **options)
+    except BaseException:
+        _leave(block, entered=False)
+        raise
     try:
         yield now
-    finally:
-        with _lock:
-            if before is None:
-                disable()
-            elif _session is not None:
-                set_settings(before)
+    except BaseException as error:
+        _leave_after(block, error)
+        raise
+    _leave(block)
+
+
+def _leave(block: Block, entered: bool = True) -> None:
+    """Put back what the block found; while a later one is open, which needs its own, that one will instead."""
+    with _lock:
+        place = _blocks.index(block)
+        _blocks.remove(block)
+        if _blocks[place:]:
+            _blocks[place].before = block.before
+        elif not entered:
+            return
+        elif block.before is not None:
+            if _session is not None:
+                set_settings(block.before)
+        elif all(other.thread == block.thread for other in _blocks):
+            disable()  # else another thread's block began first, and its end turns the overlay off
+
+
+def _leave_after(block: Block, error: BaseException) -> None:
+    """Leave while the block's own error is on its way: that is what comes out, whatever else goes wrong."""
+    try:
+        _leave(block)
+    except Exception as left:
+        text = f"torch_overlay.enabled() couldn't put torch back after this error: {left}"
+        add_note = getattr(error, "add_note", None)  # since Python 3.11
+        if add_note is None:
+            warnings.warn(text, stacklevel=4)
+        else:
+            add_note(text)
 
 
 def is_enabled() -> bool:

@@ -247,6 +247,92 @@ def test_enabled_restores_what_was_around_it(tree):
     assert not torch_overlay.is_enabled()
 
 
+def overlapping(*moves):
+    """What `flatten` is (None if off) after each move: (0, {...}) begins block 0 in a thread of its own, 0 ends it."""
+    left = [threading.Event() for _ in range(4)]
+    seen, threads = [], {}
+
+    def block(number, options, entered):
+        with torch_overlay.enabled(**options):
+            entered.set()
+            assert left[number].wait(60)
+
+    for move in moves:
+        number, options = move if isinstance(move, tuple) else (move, None)
+        if options is not None:
+            entered = threading.Event()
+            threads[number] = threading.Thread(target=block, args=(number, options, entered))
+            threads[number].start()
+            assert entered.wait(60)
+        else:
+            left[number].set()
+            threads[number].join()
+        seen.append(torch_overlay.options().flatten if torch_overlay.is_enabled() else None)
+    return seen
+
+
+def test_the_last_of_overlapping_blocks_turns_the_overlay_off(tree):
+    """The overlay is the process's: a block of another thread that ends first takes it from nobody."""
+    tree.rows(*ALL)
+    existing, create = {"flatten": "existing"}, {"flatten": "create"}
+    assert overlapping((0, existing), (1, create), 0, 1) == ["existing", "create", "create", None]
+    assert overlapping((0, existing), (1, create), 1, 0) == ["existing", "create", "existing", None]
+    assert overlapping((0, existing), (1, create), 0, (2, existing), 1, 2)[2:] == [
+        "create",
+        "existing",
+        "existing",
+        None,
+    ]
+    torch_overlay.enable(flatten="create")
+    assert overlapping((0, existing), (1, {}), 0, 1) == ["existing", "existing", "existing", "create"]
+
+
+def test_a_block_that_begins_while_another_is_turning_the_overlay_on_keeps_it(tree, monkeypatch):
+    """A block that isn't through its enable() yet counts, so that a faster one that leaves doesn't turn it off."""
+    from torch_overlay import overlay
+
+    tree.rows(*ALL)
+    enable, blocks = overlay.enable, [torch_overlay.enabled(), torch_overlay.enabled()]
+
+    def slow(*how, **options):
+        monkeypatch.setattr(overlay, "enable", enable)
+        thread = threading.Thread(target=blocks[1].__enter__)
+        thread.start()
+        thread.join()
+        return enable(*how, **options)
+
+    monkeypatch.setattr(overlay, "enable", slow)
+    with blocks[0]:
+        blocks[1].__exit__(None, None, None)
+        assert torch_overlay.is_enabled()
+    assert not torch_overlay.is_enabled()
+
+
+def test_a_block_that_cannot_begin_leaves_all_as_it_was(tree):
+    tree.rows(*ALL)
+    with torch_overlay.enabled(flatten="existing"):
+        with pytest.raises(errors.OptionError), torch_overlay.enabled(flatten="no"):
+            raise AssertionError
+        torch_overlay.enable(flatten="create")
+        with pytest.raises(errors.OptionError), torch_overlay.enabled(flatten="no"):
+            raise AssertionError
+        assert torch_overlay.options().flatten == "create"
+    assert not torch_overlay.is_enabled()
+
+
+def test_the_blocks_own_error_comes_out_whatever_else_goes_wrong(tree):
+    tree.rows(*ALL)
+    core = tree.get("fakelib.core")
+    with pytest.raises(KeyError, match="mine") as caught, torch_overlay.enabled():
+        core.Mesh.size = lambda self: "theirs"
+        raise KeyError("mine")
+    notes = getattr(caught.value, "__notes__", ["after this error: The overlay can't be taken away, core:Mesh.size"])
+    assert len(notes) == 1 and "after this error: The overlay can't be taken away" in notes[0], notes
+    torch_overlay.disable(force=True)
+    with pytest.raises(errors.ForeignPatch, match=r"Mesh\.size"), torch_overlay.enabled():  # nothing to hide
+        core.Mesh.size = lambda self: "theirs"
+
+
 def test_threads_that_enable_and_disable_leave_the_library_whole(tree):
     tree.rows(*ALL)
     tree.get("fakelib.late"), tree.get("fakebody")
