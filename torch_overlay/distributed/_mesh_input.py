@@ -24,7 +24,7 @@ def read_mesh(mesh: Any) -> View:
 
     Raises:
         TypeError: nothing given, or nothing that can be ranks.
-        ValueError: no rank at all, a rank that isn't a whole number, or one twice.
+        ValueError: no rank at all, a rank that isn't a whole number, is too large for int32, or stands there twice.
     """
     if mesh is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
@@ -37,6 +37,9 @@ def read_mesh(mesh: Any) -> View:
             raise ValueError(f"A mesh needs at least one rank on each axis, got a mesh of shape {tuple(given.shape)}")
         if given.is_floating_point() and not torch.equal(given.cpu(), ranks.to(given.dtype)):
             raise ValueError(f"A mesh needs whole numbers as ranks, got {given.tolist()}")
+        if not given.is_floating_point() and not torch.equal(given.cpu().long(), ranks.long()):
+            wrong = next(rank for rank in given.flatten().tolist() if not 0 <= rank <= torch.iinfo(torch.int).max)
+            raise ValueError(f"A mesh needs ranks from 0 to {torch.iinfo(torch.int).max}, got rank {wrong}")
         return View(RankMap(ranks.flatten().tolist()), MeshLayout.dense(tuple(ranks.shape)))
 
 
