@@ -188,6 +188,33 @@ CLEARER = {
 }
 
 
+# What only ours has, `permute` and `submesh_at`: what was needed and what came.
+OURS_REFUSES = {
+    "permute, an axis twice": (lambda m: m.permute(("a", "b", "b")), r"each of .* once, got \('a', 'b', 'b'\)"),
+    "permute, an axis missing": (lambda m: m.permute(("a", "b")), r"each of .* once, got \('a', 'b'\)"),
+    "shown twice": (lambda m: m.submesh_at(("b", "b"), at={}), r"no ranks in common, each once, got \['b', 'b'\]"),
+    "shown twice, once flattened": (lambda m: m.submesh_at(("ac", "a"), at={"b": 1}), r"got \['ac', 'a'\]"),
+    "size 1 shown twice": (lambda m: grid(1, 12, mesh_dim_names=("x", "y")).submesh_at(("x", "x"), at={}), "each once"),
+    "shown and fixed": (lambda m: m.submesh_at("a", at={"a": 1}), "Axis 'a' is shown, so it can't sit at one"),
+    "shown flattened, fixed": (lambda m: m.submesh_at("ac", at={"a": 1}), r"Axis 'a' is shown, .*: give \['ac'\]"),
+    "shown flattened, two fixed": (lambda m: m.submesh_at("ac", at={"b": 1, "c": 0}), "Axis 'c' is shown"),
+    "fixed outside": (lambda m: m.submesh_at("a", at={"c": 3}), "'c' has coordinates 0 to 2, got 3"),
+}
+
+
+@needs_overlay
+@pytest.mark.parametrize("what", OURS_REFUSES)
+def test_what_only_ours_has_says_what_it_needs(mesh, what):
+    call, words = OURS_REFUSES[what]
+    if what == "size 1 shown twice":  # it makes a good mesh first
+        with pytest.raises(ValueError, match=words):
+            call(mesh)
+        return
+    with changes_nothing(mesh), pytest.raises(ValueError, match=words):
+        call(mesh)
+    assert mesh.submesh_at("ac", at={"b": 0}).mesh.tolist() == [0, 1, 2, 6, 7, 8]  # what is right still works
+
+
 @pytest.mark.parametrize("what", STOCK_REFUSES)
 def test_what_stock_refuses_is_refused_in_its_words(mesh, what):
     call, kind, words = STOCK_REFUSES[what]

@@ -80,16 +80,20 @@ def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
 
     Raises:
         KeyError: a name in ``at`` that the mesh doesn't have.
-        ValueError: a coordinate outside its axis, or given for an axis that is shown.
+        ValueError: a coordinate outside its axis, or given for an axis that is shown, be it inside a flattened view;
+            an axis shown twice, be it once inside a flattened view.
     """
     layout = view_of(mesh).layout
     own = dict(zip(mesh._mesh_dim_names or (), layout.axes, strict=True))
     unknown = [name for name in at if name not in own]
     if unknown:
         raise KeyError(f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes are {list(own)}.")
-    fixed = [name for name in at if name in shown]
-    if fixed:
-        raise ValueError(f"Axis {fixed[0]!r} is shown, so it can't sit at one coordinate: give {list(shown)} or `at`.")
+    axes = select(mesh, shown)
+    if len(set(shown)) < len(shown) or not axes.joint().is_orthogonal():
+        raise ValueError(f"A view needs axes that have no ranks in common, each once, got {list(shown)}.")
+    for name in at:
+        if name in shown or not MeshLayout((*axes.axes, own[name])).joint().is_orthogonal():
+            raise ValueError(f"Axis {name!r} is shown, so it can't sit at one coordinate: give {list(shown)} or `at`.")
     index = view_of(mesh).rank_map.index(mesh._rank)
     start = 0 if index is None else layout.origin(index)
     for name, axis in own.items():
@@ -99,4 +103,4 @@ def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
             start += axis(at[name])
         elif name not in shown and index is not None:
             start += axis(axis.coordinate(index))
-    return select(mesh, shown).origin(start)
+    return axes.origin(start)

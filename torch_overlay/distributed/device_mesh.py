@@ -206,7 +206,8 @@ class _DeviceMesh:
 
         Raises:
             KeyError: a name that the mesh doesn't have.
-            ValueError: an axis both shown and fixed, a coordinate outside its axis, or none known for this rank.
+            ValueError: an axis shown twice or both shown and fixed, be it inside a flattened view, or a coordinate
+                outside its axis.
 
         >>> mesh.submesh_at("shard", at={"replicate": 1})  # what another replica's ranks see  # doctest: +SKIP
         """
