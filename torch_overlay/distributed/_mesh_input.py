@@ -91,11 +91,20 @@ def read_overrides(overrides: tuple[Override, ...] | None, ndim: int) -> tuple[O
 
 
 def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
-    """The names of the axes, or None. Raises ValueError unless there is one for each."""
+    """The names of the axes, or None: strings as a rule, but numbers and members of an Enum name axes as well.
+
+    Raises:
+        ValueError: not one for each axis, or one that can't be a key, so that no look-up would ever find it.
+    """
     if not names:
         return None
     if len(names) != ndim:
         raise ValueError(f"A mesh of {ndim} axes needs as many mesh_dim_names, got {tuple(names)}")
+    for name in names:
+        try:
+            hash(name)
+        except TypeError:
+            raise ValueError(f"A mesh needs mesh_dim_names that can be hashed, such as strings, got {name!r}") from None
     return tuple(names)
 
 
