@@ -269,6 +269,46 @@ def test_the_mesh_does_not_follow_a_tensor_that_the_caller_changes_later(mesh):
     assert made.mesh.tolist() == [3, 4] or STOCK
 
 
+def flattened_first(root):
+    """The name is a flattened view's first, and then an axis of an unflattened mesh."""
+    flat = root._flatten("dp")
+    return flat, root._unflatten(0, (2, 6), ("dp", "tp"))
+
+
+def unflattened_first(root):
+    unflattened = root._unflatten(0, (2, 6), ("dp", "tp"))
+    return root._flatten("dp"), unflattened
+
+
+def flattened_from_there(root):
+    """What is flattened has an axis of the name itself."""
+    unflattened = root._unflatten(0, (2, 6), ("dp", "tp"))
+    return unflattened._flatten("dp"), unflattened
+
+
+@pytest.mark.parametrize("order", [flattened_first, unflattened_first, flattened_from_there])
+def test_a_meshs_own_axis_comes_before_a_flattened_view_of_that_name(mesh, order):
+    """By every way of asking for it; who has no such axis gets the view. Stock's get_group, alone, took the view."""
+    with quiet():
+        flat, made = order(grid(WORLD, mesh_dim_names=("world",)))
+        own, everybody, root = (3, 9), tuple(range(WORLD)), made._get_root_mesh()
+        assert made["dp"].mesh.tolist() == list(own) and made.mesh_dim_names == ("dp", "tp")
+        assert made["dp"].get_group() is made.get_group(0) and group_ranks(made["dp"], 0) == own
+        assert flat.get_group() is flat.get_group(0) and group_ranks(flat, None) == group_ranks(flat, "dp") == everybody
+        assert root["dp"] == flat and group_ranks(root, "dp") == group_ranks(made["tp"], "dp") == everybody
+        if not STOCK:
+            assert group_ranks(made, "dp") == group_ranks(made["dp"], "dp") == own
+            assert made.permute(("tp", "dp")).get_group("dp") is made.get_group(0)
+            assert made.submesh_at("dp", at={"tp": 0}).mesh.tolist() == [0, 6]
+            assert made["tp"]["dp"] == flat
+
+
+def test_of_two_axes_of_one_name_every_look_up_takes_the_first(mesh):
+    """Stock lets a mesh have them."""
+    made = DeviceMesh("cpu", torch.arange(12).view(3, 4), mesh_dim_names=("x", "x"))
+    assert made["x"].mesh.tolist() == [3, 7, 11] == list(group_ranks(made, "x")) == list(group_ranks(made["x"], 0))
+
+
 class Axis(enum.Enum):
     DP = "dp"
     TP = "tp"

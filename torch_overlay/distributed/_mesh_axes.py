@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed import device_mesh
 
@@ -14,15 +14,24 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Names = Sequence[str]
+T = TypeVar("T")
+
+
+def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
+    """One value an axis, by the axes' names; of two axes of one name, the first, as `_get_mesh_dim_by_name` has it."""
+    found: dict[str, T] = {}
+    for name, value in zip(mesh._mesh_dim_names or (), values, strict=True):
+        found.setdefault(name, value)
+    return found
 
 
 def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
-    """The layouts of these axes, in this order.
+    """The layouts of these axes, in this order: the mesh's own, else the flattened view of that name.
 
     Raises:
         KeyError: a name that neither the mesh nor a flattened view has; lists those that would do.
     """
-    own = dict(zip(mesh._mesh_dim_names or (), view_of(mesh).layout.axes, strict=True))
+    own = _by_name(mesh, view_of(mesh).layout.axes)
     flattened = shared_state(mesh).flattened
     if not all(name in own or name in flattened for name in names):
         valid = list(dict.fromkeys([*own, *flattened]))
@@ -54,7 +63,7 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
     held = mesh.__dict__.get("_dim_group_names")
     if not held:
         return held
-    own = dict(zip(mesh._mesh_dim_names or (), held, strict=True))
+    own = _by_name(mesh, held)
     flattened = shared_state(mesh).flattened
     return [own[name] if name in own else flattened[name]._dim_group_names[0] for name in names]
 
@@ -84,7 +93,7 @@ def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
             an axis shown twice, be it once inside a flattened view.
     """
     layout = view_of(mesh).layout
-    own = dict(zip(mesh._mesh_dim_names or (), layout.axes, strict=True))
+    own = _by_name(mesh, layout.axes)
     unknown = [name for name in at if name not in own]
     if unknown:
         raise KeyError(f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes are {list(own)}.")

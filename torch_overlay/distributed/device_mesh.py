@@ -325,7 +325,7 @@ class _DeviceMesh:
         return None if group is None else group.group_name
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """This rank's group on one axis, by number or name; a flattened view's counts by its name."""
+        """This rank's group on one axis, by number or name: of the mesh's own axes, then of flattened views."""
         if not hasattr(self, "_dim_group_names"):
             raise RuntimeError("DeviceMesh process groups not initialized!")
         if self.ndim > 1 and mesh_dim is None:
@@ -335,12 +335,12 @@ class _DeviceMesh:
                 "If you want to get the list of all the ProcessGroups in the DeviceMesh,"
                 "please use `get_all_groups()` instead.",
             )
-        flattened = self._get_root_mesh()._flatten_mapping
         owner, dim = self, mesh_dim or 0
-        if isinstance(mesh_dim, str):
-            if mesh_dim in flattened:
+        if mesh_dim is not None and not isinstance(mesh_dim, int):
+            flattened = self._get_root_mesh()._flatten_mapping
+            if mesh_dim in flattened and mesh_dim not in (self._mesh_dim_names or ()):
                 owner, dim = flattened[mesh_dim], 0
-            else:
+            elif isinstance(mesh_dim, str):
                 dim = self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(dim, int):
             raise AssertionError(f"mesh_dim must be an int, got {type(mesh_dim)}")
