@@ -1,7 +1,9 @@
 """The algebra's laws, each against a slow twin: the plain list of indices."""
 
+import itertools
+
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from torch_overlay.distributed._layout import Layout, MeshLayout, row_major
@@ -112,6 +114,84 @@ def test_unflatten_then_flatten_is_the_identity(mesh, data):
             return
         raise
     assert axes.joint() == joint
+
+
+def answer(function, *arguments):
+    """What it says, or None where it refuses, in words that quote what it was given."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        assert str(function.__self__) in str(error)
+        return None
+
+
+@settings(max_examples=5 * settings.default.max_examples)
+@given(modes(), st.integers(0, 40))
+def test_outside_its_domain_a_layout_refuses(made, other):
+    """Any sizes and strides: a ValueError, or what the list of indices says."""
+    layout, indices = Layout(*made), twin(*made)
+    unique = len(set(indices)) == len(indices)
+    index = indices[other % len(indices)]
+    assert answer(layout.coordinate, index) in ((None, indices.index(index)) if unique else (None,))
+    ascending = answer(layout.ascending)
+    assert ascending is None or ascending.indices() == sorted(indices)
+    rest = answer(layout.complement, other)
+    assert rest is None or sorted(a + b for a in indices for b in rest.indices()) == list(range(other))
+    assert answer(layout.__call__, other) == (indices[other] if other < len(indices) else None)
+    assert unique or not layout.is_orthogonal()
+    if layout.is_orthogonal():  # and there it does answer
+        assert layout.coordinate(index) == indices.index(index) and layout.ascending()
+
+
+@settings(max_examples=5 * settings.default.max_examples)
+@given(st.lists(modes(), max_size=3), st.integers(0, 400))
+def test_outside_its_domain_a_mesh_refuses(made, number):
+    mesh = MeshLayout(tuple(Layout(*one) for one in made))
+    points = list(itertools.product(*(range(size) for size in mesh.sizes)))
+    point = points[number % len(points)]
+    where = {at: sum(axis(i) for axis, i in zip(mesh.axes, at, strict=True)) for at in points}
+    coordinate, origin = answer(mesh.coordinate, where[point]), answer(mesh.origin, where[point])
+    unique = len(set(where.values())) == len(points)
+    assert coordinate in ((None, point) if unique else (None,)) and origin in ((None, 0) if unique else (None,))
+    assert mesh.is_orthogonal() == (coordinate is not None) == mesh.joint().is_orthogonal()
+    assert mesh == MeshLayout(mesh.axes) and hash(mesh) == hash(MeshLayout(mesh.axes))
+
+
+@settings(max_examples=5 * settings.default.max_examples)
+@given(modes(), st.lists(modes(), min_size=1, max_size=2))
+def test_composition_with_axes_of_several_modes(made, inner):
+    """R(c) = A(B(c)) or a refusal, also where the modes of B carry into one another on a mode of A."""
+    layout, axes = Layout(*made), MeshLayout(tuple(Layout(*one) for one in inner))
+    composed = answer(layout.compose, axes)
+    if composed is not None:
+        assert composed.sizes == axes.sizes
+        for axis, found in zip(axes.axes, composed.axes, strict=True):
+            assert found.indices() == [layout(index) for index in axis.indices()]
+
+
+@pytest.mark.parametrize(
+    "sizes, strides, ask",
+    [
+        ((2, 3), (4, 1), lambda layout: layout.coordinate(4)),  # said 4 for the index of coordinate 3
+        ((2,), (0,), lambda layout: layout.coordinate(0)),  # a ZeroDivisionError
+        ((4, 2), (1, 2), lambda layout: layout.ascending()),  # gave 0, 1, 2, 3, 2, 3, 4, 5
+        ((2, 3), (4, 1), lambda layout: layout.complement(12)),
+        ((2, 2), (1, 1), lambda layout: MeshLayout((layout,)).coordinate(1)),
+        ((2,), (1,), lambda layout: MeshLayout((layout, layout)).coordinate(1)),  # said (1, 1), which is index 2
+        ((2,), (1,), lambda layout: MeshLayout((layout, layout)).origin(1)),  # said -1
+    ],
+)
+def test_what_is_not_orthogonal_is_named(sizes, strides, ask):
+    layout = Layout(sizes, strides)
+    with pytest.raises(ValueError, match=f"only (an )?orthogonal .*{layout}"):
+        ask(layout)
+
+
+def test_composition_refuses_to_carry():
+    inner = MeshLayout((Layout((2, 2), (1, 2)),))  # 0, 2, 1, 3
+    with pytest.raises(ValueError, match=r"the modes of 2:1x2:2 carry into one another"):
+        Layout((2, 3), (10, 1)).compose(inner)  # 3 is 10, and not 2 + 1
+    assert Layout((2, 4), (10, 1)).compose(inner).axes[0].indices() == [0, 2, 1, 3]
 
 
 def test_composition_refuses_to_leave_the_domain():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +49,23 @@ def _coalesce(sizes: Sequence[int], strides: Sequence[int]) -> tuple[Ints, Ints]
     return tuple(size for size, _ in kept), tuple(stride for _, stride in kept)
 
 
+def _orthogonal(axes: Iterable[Layout]) -> bool:
+    """Whether each stride is a multiple of what the modes with smaller strides span, and none is 0."""
+    modes: list[Ints] = []
+    for axis in axes:
+        if len(axis.sizes) == 1:  # nearly every axis, and four times as fast
+            modes.append(axis.strides + axis.sizes)
+        else:
+            modes.extend(zip(axis.strides, axis.sizes, strict=True))
+    modes.sort()
+    span = 1
+    for stride, size in modes:
+        if stride == 0 or stride % span:
+            return False
+        span = stride * size
+    return True
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Layout:
     """One axis: sizes and strides, canonical at birth, so that equal functions are equal values.
@@ -66,17 +83,19 @@ class Layout:
 
     sizes: Ints
     strides: Ints
+    _is_orthogonal: bool | None = field(init=False, repr=False, compare=False)  # None: not asked yet
 
     def __init__(self, sizes: Iterable[int], strides: Iterable[int] | None = None) -> None:
         sizes = tuple(sizes)
         strides = row_major(sizes) if strides is None else tuple(strides)
         if len(sizes) != len(strides):
             raise ValueError(f"a layout needs one stride a size, got sizes {sizes} and strides {strides}")
-        if any(size < 1 for size in sizes) or any(stride < 0 for stride in strides):
+        if sizes and (min(sizes) < 1 or min(strides) < 0):
             raise ValueError(f"a layout needs sizes >= 1 and strides >= 0, got sizes {sizes} and strides {strides}")
         sizes, strides = _coalesce(sizes, strides)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "strides", strides)
+        object.__setattr__(self, "_is_orthogonal", strides != (0,) if len(strides) < 2 else None)
 
     def __str__(self) -> str:
         modes = [f"{size}:{stride}" for size, stride in zip(self.sizes, self.strides, strict=True)]
@@ -109,7 +128,12 @@ class Layout:
         """The coordinate at which an orthogonal layout passes ``index``, whatever the other axes add to it.
 
         Law: ``L.coordinate(L(c) + M(d)) == c`` for orthogonal ``L``, ``M`` that together are orthogonal.
+
+        Raises:
+            ValueError: this layout isn't orthogonal, so its digits can't be read off an index.
         """
+        if not (self._is_orthogonal or self.is_orthogonal()):
+            raise ValueError(f"only an orthogonal layout has a coordinate for an index, got {self} and index {index}")
         coordinate = 0
         for size, stride in zip(self.sizes, self.strides, strict=True):
             coordinate = coordinate * size + index // stride % size
@@ -123,20 +147,25 @@ class Layout:
         return found
 
     def ascending(self) -> Layout:
-        """The same indices from the lowest to the highest, for an orthogonal layout: the set, apart from its order."""
+        """The same indices from the lowest to the highest: the set, apart from its order.
+
+        Raises:
+            ValueError: this layout isn't orthogonal, so no order of its modes need sort its indices.
+        """
+        if not (self._is_orthogonal or self.is_orthogonal()):
+            raise ValueError(f"only an orthogonal layout can be sorted by its modes, got {self}")
         modes = sorted(zip(self.strides, self.sizes, strict=True), reverse=True)
         return Layout((size for _, size in modes), (stride for stride, _ in modes))
 
     def is_sorted(self) -> bool:
-        """Whether the indices ascend with the coordinate's modes (strides descend)."""
+        """Whether the strides descend; the indices of an orthogonal layout then ascend."""
         return all(outer >= inner for outer, inner in itertools.pairwise(self.strides))
 
     def is_orthogonal(self) -> bool:
         """Whether each index is passed at most once and any index can be read back digit by digit."""
-        modes = sorted(zip(self.strides, self.sizes, strict=True))
-        if any(stride == 0 for stride, _ in modes):
-            return False
-        return all(outer[0] % (inner[0] * inner[1]) == 0 for inner, outer in itertools.pairwise(modes))
+        if self._is_orthogonal is None:
+            object.__setattr__(self, "_is_orthogonal", _orthogonal((self,)))
+        return self._is_orthogonal is True
 
     def compose(self, inner: MeshLayout) -> MeshLayout:
         """The axes that ``inner`` selects from this one. Law: ``R(c) = self(inner(c))``.
@@ -146,34 +175,43 @@ class Layout:
         MeshLayout(2:16, 4:4)
 
         Raises:
-            ValueError: ``inner`` leaves this layout's domain, or cuts a mode where it doesn't divide.
+            ValueError: ``inner`` leaves this layout's domain, cuts a mode where it doesn't divide, or has an axis whose
+                modes together carry from one mode of this layout into the next.
         """
         return MeshLayout(tuple(self._compose_axis(axis, inner) for axis in inner.axes))
 
     def _compose_axis(self, axis: Layout, inner: MeshLayout) -> Layout:
         modes: list[tuple[int, int]] = []
+        largest = [0] * len(self.sizes)  # on each mode of ours, the digit of the axis's last coordinate
         for size, stride in zip(axis.sizes, axis.strides, strict=True):
-            modes.extend(self._compose_mode(size, stride, inner))
+            if stride == 0:
+                modes.append((size, 0))
+                continue
+            for mode, steps, by in self._compose_mode(size, stride, inner):
+                modes.append((steps, by * self.strides[mode]))
+                largest[mode] += (steps - 1) * by
+        if len(axis.sizes) > 1 and any(digit >= size for digit, size in zip(largest, self.sizes, strict=True)):
+            raise ValueError(f"{self} can't be composed with {inner}: the modes of {axis} carry into one another")
         return Layout((size for size, _ in modes), (stride for _, stride in modes))
 
-    def _compose_mode(self, size: int, stride: int, inner: MeshLayout) -> list[tuple[int, int]]:
-        """One mode ``c -> self(c * stride)`` for ``c < size``, as modes of its own, outermost first."""
-        if stride == 0:
-            return [(size, 0)]
-        modes: list[tuple[int, int]] = []
-        for mine, step in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+    def _compose_mode(self, size: int, stride: int, inner: MeshLayout) -> list[tuple[int, int, int]]:
+        """One mode ``c -> self(c * stride)``, ``c < size``, outermost first: (mode of ours, steps on it, how long)."""
+        modes: list[tuple[int, int, int]] = []
+        for mode in reversed(range(len(self.sizes))):
+            mine = self.sizes[mode]
             if size == 1:
                 break
             if (size - 1) * stride < mine:
-                modes.append((size, step * stride))
+                modes.append((mode, size, stride))
                 size = 1
             elif stride % mine == 0:
                 stride //= mine
             elif mine % stride == 0 and size % (mine // stride) == 0:
-                modes.append((mine // stride, step * stride))
+                modes.append((mode, mine // stride, stride))
                 size //= mine // stride
                 stride = 1
             else:
+                step = self.strides[mode]
                 raise ValueError(f"{self} can't be composed with {inner}: {size}:{stride} doesn't divide {mine}:{step}")
         if size > 1:
             raise ValueError(f"{self} can't be composed with {inner}: it reaches beyond {self.numel} coordinates")
@@ -188,8 +226,8 @@ class Layout:
         Raises:
             ValueError: this layout isn't orthogonal, or ``cosize`` isn't a multiple of what it spans.
         """
-        if not self.is_orthogonal():
-            raise ValueError(f"only an orthogonal layout has a complement, got {self}")
+        if not (self._is_orthogonal or self.is_orthogonal()):
+            raise ValueError(f"only an orthogonal layout has a complement, got {self} and {cosize} indices")
         gaps: list[tuple[int, int]] = []
         covered = 1
         for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
@@ -211,6 +249,7 @@ class MeshLayout:
     """
 
     axes: tuple[Layout, ...]
+    _is_orthogonal: bool | None = field(default=None, init=False, repr=False, compare=False)  # None: not asked yet
 
     @classmethod
     def dense(cls, sizes: Sequence[int]) -> MeshLayout:
@@ -236,12 +275,30 @@ class MeshLayout:
         strides = itertools.chain.from_iterable(axis.strides for axis in self.axes)
         return Layout(sizes, strides)
 
+    def is_orthogonal(self) -> bool:
+        """Whether no index is passed at two coordinates and any can be read back, axis by axis, digit by digit."""
+        if self._is_orthogonal is None:
+            object.__setattr__(self, "_is_orthogonal", _orthogonal(self.axes))
+        return self._is_orthogonal is True
+
     def coordinate(self, index: int) -> Ints:
-        """The coordinates at which an orthogonal mesh passes ``index``, whatever is added from outside the mesh."""
+        """The coordinates at which an orthogonal mesh passes ``index``, whatever is added from outside the mesh.
+
+        Raises:
+            ValueError: the axes aren't orthogonal together, so an index doesn't say where it came from.
+        """
+        if not self.is_orthogonal():
+            raise ValueError(f"only orthogonal axes have coordinates for an index, got {self} and index {index}")
         return tuple(axis.coordinate(index) for axis in self.axes)
 
     def origin(self, index: int) -> int:
-        """``index`` with every coordinate of this mesh set to 0: where the copy of the mesh that holds it starts."""
+        """``index`` with every coordinate of this mesh set to 0: where the copy of the mesh that holds it starts.
+
+        Raises:
+            ValueError: as for `coordinate`.
+        """
+        if not self.is_orthogonal():
+            raise ValueError(f"only orthogonal axes have an origin for an index, got {self} and index {index}")
         return index - sum(axis(axis.coordinate(index)) for axis in self.axes)
 
     def splice(self, start: int, end: int, new: MeshLayout) -> MeshLayout:

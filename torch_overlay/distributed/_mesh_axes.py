@@ -53,7 +53,7 @@ def ascending(mesh: DeviceMesh, names: Names) -> MeshLayout:
     places = [own.index(name) for name in names if name in own]
     if not joint.is_sorted() and (len(places) < len(names) or places != sorted(places)):
         raise KeyError(f"Invalid mesh_dim_names {names} specified. Mesh dim indices should be in ascending order.")
-    if not joint.is_orthogonal():
+    if not layout.is_orthogonal():
         raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed.")
     return layout
 
@@ -79,7 +79,7 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:
         word = "meshes" if hasattr(device_mesh, "_maybe_traced_group") else "meshs"
         raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device {word}")
     layout = MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
-    if not layout.joint().is_orthogonal():
+    if not layout.is_orthogonal():
         raise RuntimeError(f"Cannot concatenate overlapping meshes: {meshes}")
     return layout
 
@@ -98,10 +98,10 @@ def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
     if unknown:
         raise KeyError(f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes are {list(own)}.")
     axes = select(mesh, shown)
-    if len(set(shown)) < len(shown) or not axes.joint().is_orthogonal():
+    if len(set(shown)) < len(shown) or not axes.is_orthogonal():
         raise ValueError(f"A view needs axes that have no ranks in common, each once, got {list(shown)}.")
     for name in at:
-        if name in shown or not MeshLayout((*axes.axes, own[name])).joint().is_orthogonal():
+        if name in shown or not MeshLayout((*axes.axes, own[name])).is_orthogonal():
             raise ValueError(f"Axis {name!r} is shown, so it can't sit at one coordinate: give {list(shown)} or `at`.")
     index = view_of(mesh).rank_map.index(mesh._rank)
     start = 0 if index is None else layout.origin(index)

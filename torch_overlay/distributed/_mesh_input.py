@@ -57,7 +57,7 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
     if layout is None or rank_map is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
     axes = from_torch(layout)
-    if not axes.joint().is_orthogonal():
+    if not axes.is_orthogonal():
         raise AssertionError("Please use a non-overlapping layout when creating a DeviceMesh.")
     if rank_map.ndim != 1:
         raise AssertionError("The rank map must be 1-dimensional")
