@@ -102,6 +102,18 @@ def test_the_same_mesh_again_makes_no_call(million):
     assert len(calls) == 0 and again.get_group("b") is million.get_group("cp")
 
 
+@pytest.mark.parametrize("what", [*VIEWS, "root", "flattened"])
+def test_the_tensor_of_a_million_ranks_is_a_view(million, what):
+    """Nothing is copied, so asking again costs what it costs at 64; the root's is the shared tensor in its shape."""
+    views = VIEWS | {"root": lambda mesh: mesh, "flattened": lambda mesh: mesh["cp", "tp"]._flatten("inner")}
+    mesh = views[what](million)
+    assert peak_of(lambda: mesh.mesh) <= KEPT
+    shared = mesh._get_root_mesh()._rank_map
+    assert mesh.mesh.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
+    assert mesh.mesh.shape == mesh.shape and mesh.mesh.dtype == torch.int32
+    assert mesh.mesh.is_contiguous() or what not in ("root", "flattened")
+
+
 def test_a_permuted_million_is_stored_once():
     """A rank map that is no identity: one copy for the root and all views."""
     with fake_world(5, 65536):

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
@@ -113,12 +114,23 @@ def check(mesh: DeviceMesh, twin: MeshTwin, rank: int) -> None:
         assert tuple(mesh.mesh.flatten().tolist()) in twin.tiles
         return
     assert mesh.mesh.tolist() == twin.nested(rank)
+    if not STOCK:
+        check_shared(mesh)
     for axis in range(mesh.ndim):
         line, group = twin.line(rank, axis), group_ranks(mesh, axis)
         assert sorted(group) == sorted(line)
         if not STOCK:
             assert group == line, "a group has the mesh's order"
             assert mesh.get_local_rank(axis) == twin.coordinate(rank)[axis]
+
+
+def check_shared(mesh: DeviceMesh) -> None:
+    """Its tensor is a view of the one that the universe shares, unless an axis steps in more than one way."""
+    shown, shared = mesh.mesh, mesh._get_root_mesh()._rank_map
+    assert (shown.dtype, shown.device.type, shown.shape) == (torch.int32, "cpu", mesh.shape)
+    if all(len(axis.stride) <= 1 for axis in mesh._layout):
+        assert shown.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
+    assert mesh._rank_map is shared
 
 
 def run(program, root: MeshTwin, rank: int) -> None:

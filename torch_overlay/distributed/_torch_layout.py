@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
 from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
 
 from ._layout import Layout, MeshLayout
@@ -26,3 +27,13 @@ def to_torch(layout: MeshLayout) -> _MeshLayout:
 def from_torch(layout: _MeshLayout) -> MeshLayout:
     """The same axes in ours. Law: ``from_torch(to_torch(x)) == x``, and the other way round."""
     return MeshLayout(tuple(Layout(axis.shape, axis.stride) for axis in layout))
+
+
+def as_tensor(layout: MeshLayout, start: int, values: torch.Tensor) -> torch.Tensor:
+    """What the copy of ``layout`` that starts at index ``start`` shows of ``values``, which has one dimension.
+
+    A view, and so as quick for a million ranks as for eight, unless an axis has several modes: no stride says it then.
+    """
+    sizes = [size for axis in layout.axes for size in axis.sizes]
+    strides = [stride for axis in layout.axes for stride in axis.strides]
+    return torch.as_strided(values, sizes, strides, start).reshape(layout.sizes)

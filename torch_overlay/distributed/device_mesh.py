@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import (
     get_rank,
     is_initialized,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ._layout import MeshLayout
 from ._mesh_axes import ascending, select, select_groups, side_by_side, start_at
@@ -38,8 +39,8 @@ from ._mesh_pickle import load_state, saved_state
 from ._mesh_state import make_view, make_window, put_state, shared_state, thread_id, torch_hash, view_of
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap
-from ._shared_state import SharedState, plain_tensor
-from ._torch_layout import from_torch, to_torch
+from ._shared_state import SharedState
+from ._torch_layout import as_tensor, from_torch, to_torch
 from ._view import View
 
 if TYPE_CHECKING:
@@ -113,10 +114,14 @@ class _DeviceMesh:
 
     @property
     def mesh(self: DeviceMesh) -> torch.Tensor:
-        """The ranks as a tensor of the mesh's shape; a rank outside the mesh sees the first copy."""
+        """The ranks as a tensor of the mesh's shape; a rank outside the mesh sees the first copy.
+
+        A view of the one tensor that the root and all its views share, wherever strides can say it.
+        """
         view = view_of(self)
         rank = get_rank() if is_initialized() else self._rank
-        return plain_tensor(view.ranks(rank), view.layout.sizes)
+        with _disable_current_modes():  # real ranks under fake tensors, the meta device and while tracing
+            return as_tensor(view.layout, view.start(rank), shared_state(self).tensor)
 
     def _compute_coordinate_on_dim(self: DeviceMesh) -> tuple[int, ...] | None:
         return view_of(self).coordinate(self._rank)
