@@ -285,6 +285,52 @@ def test_a_subclass_with_state_of_its_own_stays_as_it_is(world):
         managed.get_coordinate()
 
 
+class Filled(DeviceMesh):
+    """Fills in what torch's __init__ would, and doesn't call it."""
+
+    def __init__(self, like, rank_map):
+        self._device_type, self._mesh_dim_names, self._rank = "cpu", ("a", "b"), 3
+        self._layout = like._layout
+        self._rank_map = rank_map
+        self._flatten_rank_map = tuple(rank_map.tolist())
+        self._root_mesh, self._thread_id, self._hash = None, None, None
+        self._flatten_mapping, self._pg_registry, self._dim_group_names = {}, {}, []
+        self._coordinate_on_dim = self._compute_coordinate_on_dim()
+
+
+def says(mesh, ranks) -> bool:
+    """What such a mesh can be asked: its own ranks, as a tensor and by rank."""
+    assert mesh._rank_map is ranks and mesh._flatten_rank_map == tuple(ranks.tolist())
+    assert mesh.mesh.tolist() == ranks.reshape(2, 4).tolist() and mesh["b"].mesh.tolist() == [3, 1, 5, 7]
+    assert (mesh.get_coordinate(), mesh["a"].get_coordinate(), mesh.shape) == ((1, 0), (1,), (2, 4))
+    return mesh == mesh and hash(mesh) == hash(mesh)
+
+
+def test_a_subclass_fills_in_its_own_rank_map(world):
+    """As on stock, these are attributes: whoever sets them has set them."""
+    like = DeviceMesh("cpu", torch.arange(8).view(2, 4), _init_backend=False, _rank=3)
+    ranks = torch.tensor([0, 2, 4, 6, 3, 1, 5, 7], dtype=torch.int)
+    filled = Filled(like, ranks)
+    assert says(filled, ranks)
+    assert filled.__dict__["_rank_map"] is ranks
+
+
+@needs_package
+def test_such_a_subclass_lives_through_enable_and_disable(world):
+    """Made on either side, it answers on both."""
+    ranks = torch.tensor([0, 2, 4, 6, 3, 1, 5, 7], dtype=torch.int)
+    like = DeviceMesh("cpu", torch.arange(8).view(2, 4), _init_backend=False, _rank=3)
+    inside = Filled(like, ranks)
+    torch_overlay.disable()
+    try:
+        before = Filled(like, ranks)
+        assert says(inside, ranks) and says(before, ranks)
+        inside._rank_map = inside._rank_map
+    finally:
+        torch_overlay.enable()
+    assert says(inside, ranks) and says(before, ranks)
+
+
 def test_a_mesh_is_a_context_that_nests(world):
     """The current mesh, innermost first."""
     from torch.distributed.device_mesh import _mesh_resources

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from copy import _reconstruct  # type: ignore[attr-defined]
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,17 +101,18 @@ class _DeviceMesh:
 
     # --- what torch stores, made on request
 
-    @property
+    @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
-        """The rank at each index, one dimension, int32; one tensor for the root and all its views."""
-        held = self.__dict__.get("_rank_map")
-        return shared_state(self).tensor if held is None else held
+        """The rank at each index, one dimension, int32; one tensor for the root and all its views.
 
-    @property
+        No property: a subclass that makes its own mesh may set it.
+        """
+        return shared_state(self).tensor
+
+    @cached_property
     def _flatten_rank_map(self: DeviceMesh) -> tuple[int, ...]:
         """The same as a tuple."""
-        held = self.__dict__.get("_flatten_rank_map")
-        return shared_state(self).ranks if held is None else held
+        return shared_state(self).ranks
 
     @property
     def mesh(self: DeviceMesh) -> torch.Tensor:
