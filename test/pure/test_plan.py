@@ -155,12 +155,21 @@ def test_without_the_joint_group_one_axis_follows_the_other():
     assert shown("P P > S0 S1", groups=()) == "reduce_scatter(a) 64 B, reduce_scatter(b) 32 B"
 
 
-def test_a_wider_group_carries_an_exchange():
-    groups = ((0, 1, 2),)
-    found = case("S0 S1 R > S1 S0 R", sizes=(2, 2, 2), groups=groups)
+def test_a_wider_group_is_left_alone():
+    found = case("S0 S1 R > S1 S0 R", sizes=(2, 2, 2), groups=((0, 1, 2),))
     assert found.problem() is None
-    assert [s.axes for s in found.steps()] == [(0, 1, 2)]
-    assert sum(s.received((1, 0, 1)) for s in found.steps()) == 8
+    assert [s.axes for s in found.steps() if isinstance(s, Collective)] == [(0,), (1,)]
+    reduced = case("P P R > R R R", sizes=(2, 2, 2), groups=((0, 1, 2),))
+    assert [s.axes for s in reduced.steps()] == [(0,), (1,)]
+
+
+def test_two_collectives_reduce_by_the_group_of_all_that_talks():
+    """Neither the pending axes nor those that move have a group of their own, but both together have."""
+    for words in ("P P S0 > R R R", "S0 P P > R R S1", "P S0 P > S0 R R", "P P P > S0 R R"):
+        found = case(words, shape=(8, 8), sizes=(2, 2, 2), groups=((0, 1, 2),))
+        assert found.problem() is None
+        apart = case(words, shape=(8, 8), sizes=(2, 2, 2), groups=())
+        assert collectives(found.steps()) == 2 < collectives(apart.steps())
 
 
 def test_groups_are_read_without_order_and_without_axes_of_size_one():

@@ -2,7 +2,7 @@
 
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (uneven or empty shards, cuts that part
-on one dim, groups wider than what moves). Standard library only.
+on one dim, free axes that cut the target too). Standard library only.
 """
 
 from __future__ import annotations
@@ -53,19 +53,10 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
             return None, None
         given.append(old[common:])
         taken.append(new[common:])
-    if not _by_the_group(step, given, taken) or not _alike(step, held, wanted, given, taken):
+    if not {*itertools.chain.from_iterable(taken)} <= {*step.axes} or not _alike(step, held, wanted, given, taken):
         return None, None
     pack = _pack(step, held, taken) if not isinstance(step, AllGather) else None
     return pack, _unpack(step, wanted, given) if not isinstance(step, ReduceScatter) else None
-
-
-def _by_the_group(step: Collective, given: Cuts, taken: Cuts) -> bool:
-    """Is what changes cut by the axes of the group, each once, and does every member send to all?"""
-    axes = list(step.axes)
-    if isinstance(step, ReduceScatter):
-        return sorted(itertools.chain.from_iterable(taken)) == axes
-    # Along an axis where all hold the same, only the nearest would send.
-    return sorted(itertools.chain.from_iterable(given)) == axes and set(itertools.chain.from_iterable(taken)) <= {*axes}
 
 
 def _alike(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box, given: Cuts, taken: Cuts) -> bool:

@@ -44,13 +44,6 @@ class Groups:
         """Is there a group over exactly these axes?"""
         return len(axes) == 1 or self.axes is None or tuple(sorted(axes)) in self.axes
 
-    def around(self, axes: Collection[int]) -> tuple[int, ...] | None:
-        """The smallest group over at least these axes, or None."""
-        if self.has(axes):
-            return tuple(sorted(axes))
-        wider = [group for group in self.axes or () if set(axes).issubset(group)]
-        return min(wider, key=lambda group: (self.count(group), group), default=None)
-
     def count(self, axes: Iterable[int]) -> int:
         """How many ranks a group over these axes has."""
         return math.prod(self.sizes[a] for a in axes)
@@ -58,7 +51,7 @@ class Groups:
     def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
         """All groups over some of these axes, the biggest first."""
         joint = [tuple(sorted(axes))] if self.axes is None else [g for g in self.axes if set(g).issubset(axes)]
-        found = {*joint, *((a,) for a in axes)}
+        found = {*joint, *((a,) for a in axes)} if axes else set()
         return sorted(found, key=lambda group: (-self.count(group), group))
 
     def cover(self, axes: Collection[int]) -> list[tuple[int, ...]]:
@@ -91,6 +84,11 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
     return frozenset(axes)
 
 
+def misplaced(before: Regions, after: Regions) -> frozenset[int]:
+    """The axes whose cuts have to go: `after` doesn't have them, or has them inside of others."""
+    return frozenset([a for old, new in zip(before.orders, after.orders) for a in old[common(old, new) :]])
+
+
 def push(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
     """Cut `before` further by the allowed axes, as far as each cut is a cut of `toward` too. Needs no communication
     if these axes are free."""
@@ -114,11 +112,11 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
         return () if before == after else (Narrow(before, after),)
     plans = list(_at_once(before, after, axes, groups))
     if not groups.has(axes):
-        plans.append(_by_turns(before, after, groups, itemsize, cost))
+        plans.append(_one_group_at_a_time(before, after, groups, itemsize, cost))
     elif cost.axes and len(axes) > 1:
         # A joint group is as slow as its slowest axis. More collectives that bring no more may be faster.
         most = min(map(arriving_by, plans))
-        turns = [_by_turns(before, after, groups, itemsize, cost, parts) for parts in cost.by_speed(axes)]
+        turns = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in cost.by_speed(axes)]
         plans += [plan for plan in turns if arriving_by(plan) <= most]
     return cost.fastest(plans, itemsize)
 
@@ -127,18 +125,18 @@ def _at_once(before: Regions, after: Regions, axes: frozenset[int], groups: Grou
     # Narrowing is a view, and what is left is cut by the group alone.
     narrow = push(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
-    inner = all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders))
-    if inner and groups.has(axes):
-        gather = AllGather(narrow, after, tuple(sorted(axes)))
+    if not groups.has(axes):
+        return
+    group = tuple(sorted(axes))
+    if all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)):
+        gather = AllGather(narrow, after, group)
         yield (*first, gather)
         if gather.ranks * gather.chunk == after.most:
             return  # no padding: an all-to-all would bring the same
-    around = groups.around(axes)
-    if around is not None:
-        yield (*first, AllToAll(narrow, after, around))
+    yield (*first, AllToAll(narrow, after, group))
 
 
-def _by_turns(
+def _one_group_at_a_time(
     before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
 ) -> tuple[Step, ...]:
     """One group at a time: from the inside out, give up the cuts that the target doesn't have, and make those that it
@@ -146,30 +144,45 @@ def _by_turns(
     steps: list[Step] = []
     now = before
     while crossed(now, after):
-        then = _turn(now, after, groups, parts)
-        axes = crossed(now, then)
-        steps += cost.fastest(list(_at_once(now, then, axes, groups)), itemsize) if axes else (Narrow(now, then),)
-        now = then
+        made, now = next_collective(now, after, groups, itemsize, cost, parts)
+        steps += made
     return (*steps, *(() if now == after else (Narrow(now, after),)))
 
 
-def _turn(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
-    # By the group that gives up most cuts; of equals the smallest.
-    wrong = sorted({a for old, new in zip(now.orders, after.orders) for a in old[common(old, new) :]})
-    usable = (*(groups.axes or ()), *((axis,) for axis in wrong))
-    given_up = {group: _without(now, after, group) for group in usable}
-    for part in parts:
-        whole = tuple(axis for axis in wrong if axis in part)
-        within = [g for g in (whole, *given_up) if g and part.issuperset(g) and groups.has(g)]
-        first = {group: _without(now, after, group) for group in within}
-        if first := {group: then for group, then in first.items() if then != now}:
-            given_up = first
-            break
-    group = min(given_up, key=lambda g: (len(given_up[g].sharded), groups.count(g), g))
-    popped = given_up[group]
-    if popped == now:
-        raise AssertionError(f"{now} to {after} crosses {wrong}, but none of these cuts is the innermost of its dim")
-    return push(popped, after, popped.free)
+def next_collective(
+    now: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
+) -> tuple[tuple[Step, ...], Regions]:
+    """One collective on the way to `after`, and where it leads."""
+    then = _next_boxes(now, after, groups, parts)
+    axes = crossed(now, then)
+    return cost.fastest(list(_at_once(now, then, axes, groups)), itemsize) if axes else (Narrow(now, then),), then
+
+
+def _next_boxes(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
+    # By the group that gives up most cuts; of equals the one that leaves the smallest boxes.
+    wrong = misplaced(now, after)
+    for part in (*parts, wrong):
+        found = []
+        for group in groups.within(wrong & part):
+            popped = _without(now, after, group)
+            then = push(popped, after, popped.free)
+            if popped.sharded.isdisjoint(group) and (len(group) == 1 or groups.has(crossed(now, then))):
+                found.append((-len(group), then.most, -_unblocked(now, after, group), groups.count(group), group, then))
+        if found:
+            return min(found)[-1]
+    raise AssertionError(f"{now} to {after} crosses {sorted(wrong)}, and no group at hand gives any of these cuts up")
+
+
+def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
+    """How much the group's cuts are in the way of others that the target wants: 1 for each dim where they are, and 1
+    more where nothing else is."""
+    found = 0
+    for old, new in zip(now.orders, after.orders):
+        depth = common(old, new)
+        blocking = set(old[depth:])
+        if depth < len(new) and not blocking.isdisjoint(group):
+            found += 1 + blocking.issubset(group)
+    return found
 
 
 def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:

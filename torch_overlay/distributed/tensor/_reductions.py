@@ -4,12 +4,13 @@ are at hand: one that reduces, over all axes together, and one that moves. Stand
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ._cost import arriving_by
-from ._moves import Groups, crossed, move, push
+from ._cost import arriving_by, collectives
+from ._moves import Groups, common, crossed, misplaced, move, next_collective, push
 from ._regions import Regions
 from ._steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Steps = tuple[Step, ...]
 Way = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
+
+_ORDERS = tuple(itertools.product((False, True), repeat=2))  # axes that cut the target last, pending axes first
 
 
 @dataclass(slots=True)
@@ -54,17 +57,33 @@ class Reduction:
         """The plans that bring so few elements that the cost looks at them. Of equals the first is taken: those that
         sum in the order in which torch's own plans do."""
         found = []
+        most = self._most_collectives()
         # The lean ways are asked first, so that most of the others are known to bring too much by their beginnings.
-        ways = ((2, self.scattered), (1, self.part_whole), (3, self.moved_first), (0, self.whole), (4, self.in_one))
+        ways = (
+            (2, self.scattered),
+            (1, self.part_whole),
+            (3, self.moved_first),
+            (0, self.whole),
+            (5, self.exchanged),
+            (6, self.one_group_at_a_time),
+            (4, self.in_one),
+        )
         for place, way in ways:
             for head, now in way():
                 elements = arriving_by(head)
                 if not self._too_many(elements):
                     tail, more = self._move(now)
+                    if collectives(head) + collectives(tail) > most:
+                        continue
                     found.append((elements + more, place, (*head, *tail)))
                     self._least = min(self._least, elements + more)
         found.sort(key=lambda one: one[1])
         return [plan for elements, _, plan in found if not self._too_many(elements)]
+
+    def _most_collectives(self) -> int:
+        """As many as it takes one axis at a time, and no more than two where one group has all that talk."""
+        apart = len(self.axes | misplaced(self.before, self.after))
+        return min(apart, 2) if self.groups.has(self.axes | crossed(self.before, self.after)) else apart
 
     def _too_many(self, elements: int) -> bool:
         return elements > self._least * self.cost.thrift
@@ -110,15 +129,58 @@ class Reduction:
         if not self._too_many(arriving_by(reduced)):
             yield (*move(self.before, inner, self.groups, self.itemsize, self.cost), *reduced), now
 
+    def one_group_at_a_time(self) -> Iterator[Way]:
+        """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce the `early` axes, else move on until one
+        does; what doesn't cut the target is all-reduced in the end."""
+        if self.groups.has(self.axes | crossed(self.before, self.after)):
+            return  # the other ways take no more than two
+        for early in dict.fromkeys((self.axes, self.axes - self.after.sharded, frozenset[int]())):
+            steps: list[Step] = []
+            now = self.before
+            while self.axes & now.pending:
+                made, now = self._next_collective(now, early)
+                steps += made
+            yield tuple(steps), now
+
+    def _next_collective(self, now: Regions, early: frozenset[int]) -> Way:
+        narrow = push(now, self.after, now.free)
+        first = () if narrow == now else (Narrow(now, narrow),)
+        left = self.axes & now.pending
+        for group in self.groups.within(left):
+            then = push(narrow.settled(group), self.after, narrow.free.union(group))
+            if then.sharded.issuperset(group):
+                return (*first, ReduceScatter(narrow, then, group, self.op)), then
+        reduced = left if left.isdisjoint(self.after.sharded) else left & early
+        if reduced:
+            return (*first, *self._all_reduce(narrow, narrow, reduced)), narrow.settled(reduced)
+        made, then = next_collective(narrow, self.after, self.groups, self.itemsize, self.cost)
+        return (*first, *made), then
+
+    def exchanged(self) -> Iterator[Way]:
+        """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
+        no other rank has, and adds them up itself; then the parts move."""
+        group = self.axes | crossed(self.before, self.after)
+        if self.groups.has(self.axes) or not self.groups.has(group):
+            return
+        orders = zip(self.before.orders, self.after.orders)
+        start = self.before.cut([old[: common(old, new)] for old, new in orders]).settled(self.axes)
+        like = push(start, self.after, start.free)
+        cuts = [_spread(like, sorted(group - like.sharded)), *self._movable(start, group)]
+        for cut in dict.fromkeys(cuts):
+            if self.groups.has(self.axes | crossed(self.before, cut)):
+                yield self._exchange(cut), cut
+
     def in_one(self) -> Iterator[Way]:
         """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
         if self._too_many((self.groups.count(self.axes) - 1) * self.after.most):
             return
-        around = self.groups.around(self.axes | crossed(self.before, self.after))
-        if around is not None:
-            reduced = tuple(sorted(self.axes))
-            op, mean = (self.op, ()) if self.op != "avg" else ("sum", (Divide(self.groups.count(reduced)),))
-            yield (AllToAll(self.before, self.after, around, op, reduced), *mean), self.after
+        if self.groups.has(self.axes | crossed(self.before, self.after)):
+            yield self._exchange(self.after), self.after
+
+    def _exchange(self, then: Regions) -> Steps:
+        group, reduced = (tuple(sorted(axes)) for axes in (self.axes | crossed(self.before, then), self.axes))
+        op, mean = (self.op, ()) if self.op != "avg" else ("sum", (Divide(self.groups.count(reduced)),))
+        return (AllToAll(self.before, then, group, op, reduced), *mean)
 
     def _move(self, now: Regions) -> tuple[Steps, int]:
         """How to go on from there, and the elements that it brings."""
@@ -147,6 +209,18 @@ class Reduction:
             # Padded, and by more than one axis after the other would be: all of them where there is least padding.
             cut = _spread(start, sorted(self.axes))
             if cut not in found:
+                found.append(cut)
+                yield cut
+        if not any(self.groups.has(crossed(cut, self.after)) for cut in found):
+            yield from self._movable(start, self.axes)
+
+    def _movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
+        """Cuts of `start` along all these axes from which one collective leads on, with the groups at hand. Whose axes
+        talk in it depends on the dim that they cut, and on their order there."""
+        for (last, first), dim in itertools.product(_ORDERS, range(len(start.shape))):
+            order = sorted(axes, key=lambda a: (last and a in self.after.sharded, first and a not in self.axes, a))
+            cut = _cut_on(start, dim, order)
+            if self.groups.has(crossed(cut, self.after)):
                 yield cut
 
     def _all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> Steps:
@@ -194,6 +268,9 @@ def _spread(regions: Regions, axes: list[int]) -> Regions:
         for axis in axes:
             length = -(-length // regions.sizes[axis])
         sizes.append(math.prod([*lengths[:dim], length, *lengths[dim + 1 :]]))
-    dim = sizes.index(min(sizes))
+    return _cut_on(regions, sizes.index(min(sizes)), axes)
+
+
+def _cut_on(regions: Regions, dim: int, axes: list[int]) -> Regions:
     orders = regions.orders
     return regions.cut((*orders[:dim], orders[dim] + tuple(axes), *orders[dim + 1 :]))

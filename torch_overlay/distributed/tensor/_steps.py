@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,19 +98,14 @@ class Collective(_Change):
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
         return list(itertools.product(*ranges))
 
-    def _shared(
-        self, mine: Box, theirs: Regions, coordinate: Coordinate, among: Callable[[Coordinate], bool] | None = None
-    ) -> Iterator[tuple[int, tuple[int, ...], Box]]:
+    def _shared(self, mine: Box, theirs: Regions, coordinate: Coordinate) -> Iterator[tuple[int, tuple[int, ...], Box]]:
         """What each member has (or will have, by `theirs`) of my box: its place, its coordinate and the part of the box
-        counted from the first element of mine. Members with no part of it, or not `among`, are left out."""
-        places = list(enumerate(self.members(coordinate)))
-        if among is not None:
-            places = [(i, member) for i, member in places if among(member)]
-        members = [member for _, member in places]
+        counted from the first element of mine. Members with no part of it are left out."""
+        members = self.members(coordinate)
         dims = [_parts(mine.start[d], mine.length[d], theirs, d, members) for d in range(len(mine.start))]
-        for number, (i, member) in enumerate(places):
-            start = tuple([parts[number][0] for parts in dims])
-            length = tuple([parts[number][1] for parts in dims])
+        for i, member in enumerate(members):
+            start = tuple([parts[i][0] for parts in dims])
+            length = tuple([parts[i][1] for parts in dims])
             if 0 not in length:
                 yield i, member, Box(start, length)
 
@@ -168,7 +163,8 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True, slots=True)
 class AllToAll(Collective):
-    """Each element to whoever wants and lacks it, once, from the holder that differs from it in the fewest axes.
+    """Each element to whoever wants and lacks it, once. The members hold different parts or different terms: along each
+    of `axes` the source is cut or reduced, so that no two of them could send the same.
 
     With `op`, over the axes in `reduced` too: each rank then gets every term of its target box and reduces them.
     """
@@ -179,25 +175,19 @@ class AllToAll(Collective):
     def sends(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to whom, itself included, by member."""
         held = self.before.box(coordinate)
-        return [Piece(i, box) for i, _, box in self._shared(held, self.after, coordinate, self._near(coordinate))]
+        return [Piece(i, box) for i, _, box in self._shared(held, self.after, coordinate)]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
         """Where what comes from whom goes, itself included, by member. Terms of one sum come in the same order on
         all ranks, so that all get the same bits; the first is written, the others are added to it."""
         whole = self.after.box(coordinate)
-        shared = self._shared(whole, self.before, coordinate, self._near(coordinate))
+        shared = self._shared(whole, self.before, coordinate)
         return [Piece(i, box, any(who[a] for a in self.reduced)) for i, who, box in shared]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
         own = self.members(coordinate).index(tuple(coordinate))
         return sum(p.box.elements for p in self.receives(coordinate) if p.member != own)
-
-    def _near(self, coordinate: Coordinate) -> Callable[[Coordinate], bool]:
-        # A holder sends only to those who are where it is on every axis that it need not cross: along such an axis all
-        # hold the same, so the receiver has a nearer holder.
-        same = [(a, coordinate[a]) for a in set(self.axes) - self.before.sharded.union(self.reduced)]
-        return lambda other: all(other[a] == mine for a, mine in same)
 
 
 def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tuple[int, ...]]) -> list[tuple[int, int]]:
