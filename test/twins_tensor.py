@@ -183,12 +183,30 @@ class Case:
         for step in moves:
             if self.groups is not None and len(step.axes) > 1 and step.axes not in self.axes_at_hand():
                 return f"no group over {step.axes}"
+            if not self.concerned().issuperset(step.axes):
+                return f"{step.axes} talk, of which only {sorted(self.concerned())} have a reason to"
             for c in coordinates(self.sizes):
                 if step.received(c) > arriving(step):
                     return f"{step} brings {step.received(c)} elements to {c}, said to be {arriving(step)}"
         if not reduces and len(moves) == 1 and isinstance(moves[0], st.AllToAll):
             return self._more_than_lacking(moves[0])
         return None
+
+    def concerned(self):
+        """The axes along which a collective may talk: their placement changes, or that of an axis that cuts the same
+        dim before they do, so that torch too gathers what they cut. Of size 1 there are none."""
+        found = {a for a, (old, new) in enumerate(zip(self.source, self.target)) if old != new and self.sizes[a] > 1}
+        ends = (self.source, self.source_order), (self.target, self.target_order)
+        for axis, placement in enumerate(self.source):
+            if placement[0] == "S" and placement == self.target[axis] and self.sizes[axis] > 1:
+                before, after = (self._outer(axis, placements, order) for placements, order in ends)
+                found.update({axis} if before != after else ())
+        return found
+
+    def _outer(self, axis, placements, order):
+        """The axes that cut the dim of this one before it does."""
+        order = list(range(len(self.sizes)) if order is None else order)
+        return [a for a in order[: order.index(axis)] if self.sizes[a] > 1 and placements[a] == placements[axis]]
 
     def axes_at_hand(self):
         """The groups as sorted tuples without axes of size 1."""

@@ -71,8 +71,13 @@ def test_what_stays_pending_is_left_alone():
 
 
 def test_a_shard_that_moves_before_it_becomes_a_term_moves_once():
-    assert kinds("S0 S0 > P S0") == [AllToAll, Embed]
+    assert kinds("S0 S0 > P S0") == [AllGather, Embed, Narrow]
     assert kinds("S0 S1 > P S1") == [Embed]
+
+
+def test_a_shard_becomes_a_term_before_others_are_cut():
+    """Nobody needs to send what is zero there."""
+    assert kinds("R S0 > S0 P") == kinds("R S0 > S0 P", groups=()) == [Embed, Narrow]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ def test_every_pair_is_right_on_every_rank(reductions, shape):
     assert [found for found in problems if found[1]] == []
 
 
+@pytest.mark.parametrize("reductions", [False, True])
+@pytest.mark.parametrize("first", range(4))
+def test_every_pair_is_right_with_some_groups(reductions, first):
+    """Each pair with four of the 16 sets of joint groups, so that the pairs together see all of them."""
+    joint = [(0, 1), (0, 2), (1, 2), (0, 1, 2)]
+    sets = [some for n in range(5) for some in itertools.combinations(joint, n)]
+    found = []
+    for number, pair in enumerate(all_pairs((2, 2, 2), reductions)):
+        case = Case(*pair, [(4, 2), (5, 3)][number % 2], (2, 2, 2), sets[(5 * number + 4 * first) % len(sets)])
+        found += [(case, case.problem())] if case.problem() else []
+    assert found == []
+
+
 @pytest.mark.parametrize(("name", "reductions"), [("moves_2x2x2", False), ("reductions_2x2x2", True)])
 def test_plans_read_as_accepted(name, reductions):
     path = GOLDEN / f"{name}.txt"

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ._cost import Cost, arriving
-from ._moves import Groups, move
+from ._cost import Cost, arriving, collectives
+from ._moves import Groups, misplaced, move
 from ._reductions import Reduction
 from ._regions import NotOurs, Regions
 from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
@@ -60,15 +60,61 @@ def plan(
     made = _made_pending(source, target)
     if not made:
         return _reduce_and_move(source, target, have, itemsize, cost)
-    # First to where the new terms are: the target's boxes, still cut by the axes whose shards become terms of a sum.
+    last = _embed_last(source, target, made, have, itemsize, cost)
+    first = _embed_first(source, target, made, have, itemsize, cost)
+    # No more collectives than it takes one axis at a time with the new terms made where the shards are.
+    most = min(collectives(last), len((source.pending - target.pending) | (misplaced(source, target) - made)))
+    steps = cost.fastest([found for found in (last, first) if collectives(found) <= most], itemsize)
+    parts = math.prod(source.sizes[a] for a in made - source.sharded if target.partial[a] == "sum")
+    return steps if parts == 1 else (*steps, Divide(parts))
+
+
+def _embed_last(
+    source: Regions, target: Regions, made: frozenset[int], groups: Groups, itemsize: int, cost: Cost
+) -> tuple[Step, ...]:
+    """To the target's boxes, still cut by the axes whose shards become terms of a sum; then the zeros around them."""
     kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
     orders = [new + tuple(a for a in old if a in made) for old, new in zip(source.orders, target.orders)]
     middle = Regions(target.shape, target.sizes, tuple(orders), kept)
-    steps = list(_reduce_and_move(source, middle, have, itemsize, cost))
-    if middle.orders != target.orders:
-        steps.append(Embed(middle, target))
-    parts = math.prod(source.sizes[a] for a in made - source.sharded if target.partial[a] == "sum")
-    return tuple(steps) if parts == 1 else (*steps, Divide(parts))
+    steps = _reduce_and_move(source, middle, groups, itemsize, cost)
+    return steps if middle.orders == target.orders else (*steps, Embed(middle, target))
+
+
+def _embed_first(
+    source: Regions, target: Regions, made: frozenset[int], groups: Groups, itemsize: int, cost: Cost
+) -> tuple[Step, ...]:
+    """The zeros around each shard as soon as no other axis cuts inside of it, then to the target's boxes."""
+    steps: list[Step] = []
+    now = _with_terms(source, target, made)
+    while True:
+        outer = _with_terms(now.cut([_without_last(order, made) for order in now.orders]), target, made)
+        if outer != now:
+            steps.append(Embed(now, outer))
+            now = outer
+        if made.isdisjoint(now.sharded):
+            return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost))
+        bare = now.cut([_until_last(order, made) for order in now.orders])
+        steps += move(now, bare, groups, itemsize, cost)
+        now = bare
+
+
+def _with_terms(now: Regions, target: Regions, made: frozenset[int]) -> Regions:
+    """Pending as in the target over those of `made` that cut nothing any more."""
+    terms = made - now.sharded
+    partial = tuple([new if axis in terms else old for axis, (old, new) in enumerate(zip(now.partial, target.partial))])
+    return Regions(now.shape, now.sizes, now.orders, partial)
+
+
+def _without_last(order: tuple[int, ...], made: frozenset[int]) -> tuple[int, ...]:
+    while order and order[-1] in made:
+        order = order[:-1]
+    return order
+
+
+def _until_last(order: tuple[int, ...], made: frozenset[int]) -> tuple[int, ...]:
+    """Without what is inside of the last cut by `made`; all of it if there is none."""
+    last = max([depth for depth, axis in enumerate(order) if axis in made], default=len(order) - 1)
+    return order[: last + 1]
 
 
 def _reduce_and_move(source: Regions, target: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
