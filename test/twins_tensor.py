@@ -198,15 +198,19 @@ class Case:
         found = {a for a, (old, new) in enumerate(zip(self.source, self.target)) if old != new and self.sizes[a] > 1}
         ends = (self.source, self.source_order), (self.target, self.target_order)
         for axis, placement in enumerate(self.source):
-            if placement[0] == "S" and placement == self.target[axis] and self.sizes[axis] > 1:
+            if placement[0] in ("S", "SS") and placement == self.target[axis] and self.sizes[axis] > 1:
                 before, after = (self._outer(axis, placements, order) for placements, order in ends)
                 found.update({axis} if before != after else ())
         return found
 
     def _outer(self, axis, placements, order):
-        """The axes that cut the dim of this one before it does."""
+        """The cuts of this axis's dim before its own; where one is strided all of them, since it cuts after others."""
         order = list(range(len(self.sizes)) if order is None else order)
-        return [a for a in order[: order.index(axis)] if self.sizes[a] > 1 and placements[a] == placements[axis]]
+        dim = placements[axis][1]
+        cuts = [(a, *placements[a]) for a in order if self.sizes[a] > 1 and placements[a][0] in ("S", "SS")]
+        cuts = [cut for cut in cuts if cut[2] == dim]
+        strided = any(cut[1] == "SS" for cut in cuts)
+        return [cut for cut in cuts if strided or order.index(cut[0]) < order.index(axis)]
 
     def axes_at_hand(self):
         """The groups as sorted tuples without axes of size 1."""
