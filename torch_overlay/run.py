@@ -4,21 +4,24 @@ The program replaces this process, so that its arguments, path, ``__main__``, si
 Python would give it. What turns the overlay on is in the environment: ``_startup/sitecustomize.py`` on PYTHONPATH.
 """
 
+import dataclasses
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 
 from . import choices
 
-USAGE = """usage: python -m torch_overlay run [--no-strict] [--set OPTION=VALUE]... PROGRAM [ARGUMENT...]
+USAGE = """usage: python -m torch_overlay run [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]
 
 PROGRAM is one of
-  FILE        a Python script
+  FILE        a Python script, or a folder or zip file with a __main__.py
   -m MODULE   a module: -m pytest, -m torch.distributed.run
   -c CODE     code
+  -           a script from standard input
   COMMAND     a command on PATH that starts Python: torchrun, accelerate
 
 The overlay is on in every Python process that the program starts, from the moment torch is imported. It can't reach
@@ -26,16 +29,27 @@ processes that ignore the environment (python -E, -I or -S, env -i) or get anoth
 
   --no-strict          leave out patches whose targets aren't recognised, instead of refusing to start
   --set OPTION=VALUE   an option, as in TORCH_OVERLAY_<OPTION>; `status` lists them
+  --report             print the status to standard error when rank 0 ends: torchrun's, or else the program itself
+  --help               print this
+
+Python's own flags stand before PROGRAM and mean what they mean to python: -u, -i, -O, -B, -q, -v, -W arg, -X opt, ...
 """
 STARTUP = str(pathlib.Path(__file__).parent / "_startup")
+SWITCH = choices.PREFIX + "RUN"
+PLAIN = "bBdiOPqsuvx"  # flags of python that take nothing, in a row if need be
+CUT_OFF = "EIS"
+CHECK_PYCS = "--check-hash-based-pycs"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run it; returns only where there is nothing to run or the platform can't replace a process."""
     try:
-        settings, program = parse(argv)
-        command = command_of(program)
-        environ = environment(os.environ, settings)
+        asked = parse(argv)
+        if asked.help:
+            print(USAGE, end="")
+            return 0
+        command = command_of(asked.flags, asked.program)
+        environ = environment(os.environ, asked.settings)
         choices.from_environment(environ)  # a wrong option fails here, not in every process of the job
         choices.strict_from_environment(environ)
     except ValueError as error:
@@ -48,48 +62,127 @@ def main(argv: Sequence[str]) -> int:
     return subprocess.call(command, env=environ)
 
 
-def parse(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(environment variables that our own flags set, the program and its arguments)."""
-    settings: dict[str, str] = {}
-    rest = list(argv)
-    while rest and rest[0] in ("--no-strict", "--set"):
-        if rest.pop(0) == "--no-strict":
-            settings[choices.PREFIX + "STRICT"] = "off"
-            continue
+@dataclasses.dataclass
+class Asked:
+    """A command line, read.
+
+    settings: environment variables that our own flags set. flags: python's. program: with its arguments; -m, -c and -
+    are its first word, and -- is where what follows is a file that looks like a flag.
+    """
+
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
+    flags: list[str] = dataclasses.field(default_factory=list)
+    program: list[str] = dataclasses.field(default_factory=list)
+    help: bool = False
+
+
+def parse(argv: Sequence[str]) -> Asked:
+    """What is asked for. Our flags, and python's as python reads them, end at the program."""
+    asked, rest = Asked(), list(argv)
+    while rest and rest[0].startswith("-") and rest[0] != "-" and not asked.program:
+        word = rest.pop(0)
+        if word == "--":
+            asked.program = ["--"] if rest and rest[0].startswith("-") and rest[0] != "-" else []
+            break
+        if word.startswith("--"):
+            _read_long(asked, word, rest)
+        else:
+            _read_short(asked, word, rest)
+        if asked.help:
+            return asked
+    asked.program += rest
+    if not asked.program and "-i" not in asked.flags:
+        raise ValueError("there is no program to run")
+    return asked
+
+
+def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
+    if word == "--help":
+        asked.help = True
+    elif word == "--no-strict":
+        asked.settings[choices.PREFIX + "STRICT"] = "off"
+    elif word == "--report":
+        # The process that runs the program is this one: see _startup/sitecustomize.py for who reports.
+        asked.settings[SWITCH] = f"report:{os.getpid()}"
+    elif word == "--set":
         name, equals, value = (rest.pop(0) if rest else "").partition("=")
-        choices.choose(choices.DEFAULT, {name: value}) if equals else None
         if not equals:
             raise ValueError("--set is followed by OPTION=VALUE")
-        settings[choices.PREFIX + name.upper()] = value
-    if not rest:
-        raise ValueError("there is no program to run")
-    if rest[0] in ("-m", "-c") and len(rest) < 2:
-        raise ValueError(f"{rest[0]} is followed by {'a module' if rest[0] == '-m' else 'code'}")
-    if rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        raise ValueError(f"unknown flag {rest[0]}")
-    return settings, rest
+        choices.choose(choices.DEFAULT, {name: value})
+        asked.settings[choices.PREFIX + name.upper()] = value
+    elif word == CHECK_PYCS and rest:
+        asked.flags += [word, rest.pop(0)]
+    else:
+        raise ValueError(f"unknown flag {word}")
 
 
-def command_of(program: list[str]) -> list[str]:
-    """The command line of the program, with the flags that this Python was started with (-u, -O, -W, -X)."""
+def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
+    """A word such as -u, -OO, -uB, -Werror or -um; the argument of a flag is the rest of the word, or the next one."""
+    for place, letter in enumerate(word[1:], start=1):
+        if letter in PLAIN:
+            asked.flags.append(f"-{letter}")
+        elif letter in CUT_OFF:
+            raise ValueError(f"-{letter} makes Python skip what `run` relies on: PYTHONPATH or sitecustomize")
+        elif letter in "h?":
+            asked.help = True
+        elif letter in "WXmc":
+            if not word[place + 1 :] and not rest:
+                what = {"m": "a module", "c": "code", "W": "a filter", "X": "an option"}[letter]
+                raise ValueError(f"-{letter} is followed by {what}")
+            words = [f"-{letter}", word[place + 1 :] or rest.pop(0)]
+            if letter in "WX":
+                asked.flags += words
+            else:
+                asked.program = words
+            return
+        else:
+            raise ValueError(f"unknown flag -{letter}")
+
+
+def command_of(flags: list[str], program: list[str]) -> list[str]:
+    """The command line of the program, with these flags after those that this Python was started with."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("this Python was started with -E, -I or -S, so it and its children skip what `run` relies on")
-    # What multiprocessing, too, gives to the interpreters that it starts.
+    # What multiprocessing, too, gives to the interpreters that it starts; and what it leaves out, -u and -i.
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
-    if program[0] in ("-m", "-c") or os.path.exists(program[0]):
+    python += ["-u"] if getattr(sys.__stdout__, "write_through", False) else []
+    python += ["-i"] if sys.flags.inspect else []
+    python += flags
+    if not program or program[0] in ("-m", "-c", "-", "--"):
+        return python + program
+    missing = _no_program(program[0])
+    if missing is None:
         return python + program
     found = shutil.which(program[0])
     if found is None:
-        raise ValueError(f"there is no file {program[0]!r} and no such command on PATH")
+        raise ValueError(f"{missing} and no such command on PATH")
+    if flags:
+        raise ValueError(
+            f"{' '.join(flags)} is for Python, and {program[0]!r} is a command: give it to what that starts"
+        )
     return [found, *program[1:]]
 
 
+def _no_program(path: str) -> str | None:
+    """Why Python can't run what lies there, or None: it runs files, and folders and zip files with a main module."""
+    mains = ("__main__.py", "__main__.pyc")
+    if os.path.isdir(path):
+        if not any(os.path.exists(os.path.join(path, main)) for main in mains):
+            return f"the folder {path!r} has no __main__.py"
+    elif not os.path.exists(path):
+        return f"there is no file {path!r}"
+    elif os.path.isfile(path) and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if not set(mains) & set(archive.namelist()):
+                return f"the zip file {path!r} has no __main__.py"
+    return None
+
+
 def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program: the switch, our folder first on PYTHONPATH, and the options."""
-    path = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != STARTUP]
-    return {
-        **environ,
-        **settings,
-        choices.PREFIX + "RUN": "1",
-        "PYTHONPATH": os.pathsep.join([STARTUP, *path]),
-    }
+    """The environment of the program: the switch, our folder first on PYTHONPATH, and the options.
+
+    An empty entry of PYTHONPATH is the current folder, and stays; an empty PYTHONPATH is none.
+    """
+    given = environ.get("PYTHONPATH", "")
+    path = [folder for folder in given.split(os.pathsep) if folder != STARTUP] if given else []
+    return {**environ, SWITCH: "1", **settings, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}

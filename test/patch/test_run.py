@@ -1,12 +1,17 @@
 """`python -m torch_overlay`: real processes, and the ones that they start."""
 
+import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import pytest
+
+from torch_overlay import run
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -15,16 +20,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 def command(tmp_path):
     """Run ``python [flags] -m torch_overlay`` in a folder of its own; the finished process, its output as text."""
 
-    def run(*arguments, files=(), flags=(), path=(ROOT,), **environ):
+    def start(*arguments, files=(), flags=(), path=(ROOT,), stdin=None, **environ):
         for name, text in dict(files).items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(textwrap.dedent(text))
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TORCH_OVERLAY_")}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1", **environ}
         python = [sys.executable, *flags, "-m", "torch_overlay", *map(str, arguments)]
-        return subprocess.run(python, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=240)
+        how = {"text": True, "capture_output": True, "timeout": 240, "input": stdin}
+        return subprocess.run(python, cwd=tmp_path, env=environment, **how)
 
-    return run
+    return start
 
 
 ON = "import torch, torch_overlay; print('on' if torch_overlay.is_enabled() else 'off')\n"
@@ -144,12 +150,7 @@ def test_processes_without_torch_load_next_to_nothing(command):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run"], "no program to run"),
         (["run", "nothing.py"], "no file 'nothing.py' and no such command"),
-        (["run", "-m"], "-m is followed by a module"),
-        (["run", "-x", "a.py"], "unknown flag -x"),
-        (["run", "--set", "flatten"], "--set is followed by OPTION=VALUE"),
-        (["run", "--set", "flatten=x", "-c", ""], "flatten is one of"),
         (["nothing"], "no command 'nothing'"),
         (["status", "x"], "takes no arguments, not x"),
         ([], "usage: python -m torch_overlay COMMAND"),
@@ -158,6 +159,183 @@ def test_processes_without_torch_load_next_to_nothing(command):
 def test_a_wrong_command_line_says_so(command, arguments, words):
     done = command(*arguments)
     assert done.returncode == 2 and words in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "no program to run"),
+        ("-u", "no program to run"),
+        ("--", "no program to run"),
+        ("-m", "-m is followed by a module"),
+        ("-uc", "-c is followed by code"),
+        ("-W", "-W is followed by a filter"),
+        ("-z a.py", "unknown flag -z"),
+        ("--unknown a.py", "unknown flag --unknown"),
+        ("-E a.py", "-E makes Python skip what `run` relies on"),
+        ("-uI a.py", "-I makes Python skip"),
+        ("-S -m a", "-S makes Python skip"),
+        ("--set flatten", "--set is followed by OPTION=VALUE"),
+        ("--set flatten=x -c 1", "flatten is one of"),
+    ],
+)
+def test_what_cannot_be_read_is_said(words, message):
+    with pytest.raises(ValueError, match=message):
+        run.parse(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "program"),
+    [
+        ("a.py -u -m", "", "a.py -u -m"),
+        ("-u a.py", "-u", "a.py"),
+        ("-uB -OO a.py", "-u -B -O -O", "a.py"),
+        ("-W error a.py", "-W error", "a.py"),
+        ("-Werror -Xdev a.py", "-W error -X dev", "a.py"),
+        ("-uX importtime -m a -x", "-u -X importtime", "-m a -x"),
+        ("-qum a b", "-q -u", "-m a b"),
+        ("-cpass a", "", "-c pass a"),
+        ("-i", "-i", ""),
+        ("-i a.py", "-i", "a.py"),
+        ("- a", "", "- a"),
+        ("-u - -", "-u", "- -"),
+        ("-u -- a.py b", "-u", "a.py b"),
+        ("-- -a.py", "", "-- -a.py"),
+        ("-- - a", "", "- a"),
+        ("--check-hash-based-pycs never a.py", "--check-hash-based-pycs never", "a.py"),
+        ("--no-strict -u --set cost=plan a.py --set", "-u", "a.py --set"),
+    ],
+)
+def test_flags_are_read_as_python_reads_them(words, flags, program):
+    asked = run.parse(words.split())
+    assert (asked.flags, asked.program) == (flags.split(), program.split())
+    assert run.command_of(asked.flags, ["-", "x"])[-2 - len(asked.flags) :] == [*asked.flags, "-", "x"]
+
+
+def test_options_become_settings():
+    asked = run.parse(["--no-strict", "--set", "cost=plan", "--report", "-u", "a.py"])
+    assert asked.settings == {
+        "TORCH_OVERLAY_STRICT": "off",
+        "TORCH_OVERLAY_COST": "plan",
+        "TORCH_OVERLAY_RUN": f"report:{os.getpid()}",
+    }
+    assert run.parse(["--help"]).help and run.parse(["-uh", "a.py"]).help and not run.parse(["a.py", "-h"]).help
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, ""),
+        ("", ""),
+        (":", "::"),
+        ("a", ":a"),
+        (":a", "::a"),
+        ("a::b:", ":a::b:"),
+        ("{ours}", ""),
+        ("{ours}::a", "::a"),
+    ],
+)
+def test_empty_entries_of_the_path_stay(given, found):
+    """An empty one is the current folder; an empty path is none; our folder stands there once."""
+    given = {} if given is None else {"PYTHONPATH": given.replace(":", os.pathsep).format(ours=run.STARTUP)}
+    environ = run.environment({**given, "X": "1"}, {"Y": "2"})
+    assert environ["PYTHONPATH"] == run.STARTUP + found.replace(":", os.pathsep)
+    assert (environ["X"], environ["Y"], environ["TORCH_OVERLAY_RUN"]) == ("1", "2", "1")
+
+
+def test_what_lies_there_is_a_program_or_not(tmp_path, monkeypatch):
+    """A folder or zip file needs a main module; without one, a command of that name on PATH is meant."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain", "main", "env"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "main" / "__main__.py").write_text("")
+    (tmp_path / "a.txt").write_text("")
+    for name, inside in (("main.pyz", "__main__.py"), ("other.zip", "other.py")):
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.writestr(inside, "")
+    for name in ("main", "main.pyz", "a.txt"):
+        assert run.command_of(["-u"], [name, "x"])[-3:] == ["-u", name, "x"]
+    assert run.command_of([], ["env", "x"]) == [shutil.which("env"), "x"]
+    for name, words in (
+        ("plain", "folder 'plain' has no __main__.py and no such command"),
+        ("other.zip", "zip file 'other.zip' has no __main__.py"),
+        ("nothing", "no file 'nothing' and no such command on PATH"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run.command_of([], [name])
+    with pytest.raises(ValueError, match="-u is for Python, and 'env' is a command"):
+        run.command_of(["-u"], ["env"])
+
+
+@pytest.fixture
+def startup():
+    """sitecustomize.py as a module, not started."""
+    spec = importlib.util.spec_from_file_location("startup", os.path.join(run.STARTUP, "sitecustomize.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("switch", "rank", "torchrun", "reports", "left"),
+    [
+        ("1", None, False, False, "1"),
+        ("1", "0", True, False, "1"),
+        ("report:7", None, False, True, "report:7"),  # the program; its workers may come
+        ("report:8", None, False, False, "report:8"),  # what it starts
+        ("report:8", "0", True, True, "1"),
+        ("report:8", "1", True, False, "report:8"),
+        ("report:7", "0", False, True, "claimed"),  # launched by something like srun; or a node's own rank,
+        ("claimed", "0", True, True, "1"),  # and then torchrun's
+        ("claimed", "0", False, False, "claimed"),
+        ("claimed", None, False, False, "claimed"),
+        ("report:7", "3", False, False, "report:7"),
+    ],
+)
+def test_one_process_reports(startup, switch, rank, torchrun, reports, left):
+    environ = {"TORCH_OVERLAY_RUN": switch}
+    environ |= {"RANK": rank} if rank else {}
+    environ |= {"TORCHELASTIC_RUN_ID": "x"} if torchrun else {}
+    assert startup.reports(environ, 7, 1) == reports
+    assert environ["TORCH_OVERLAY_RUN"] == left
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyError(3)"])
+def test_the_report_comes_however_the_program_ends(command, end):
+    """Once, from the program's own process, on standard error; a worker that imports torch is silent."""
+    script = f"""
+        import multiprocessing, subprocess, sys, torch
+
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context("spawn").Process(target=print, args=("worker",))
+            worker.start(), worker.join()
+            subprocess.run([sys.executable, "-c", "import torch"], check=True)
+            print("end", flush=True)
+            {end}
+        """
+    done = command("run", "--report", "-u", "script.py", files={"script.py": script})
+    assert done.stdout == "worker\nend\n" and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
+    assert done.returncode == {"": 0, "s": 3, "r": 1}[end[:1]]
+
+
+def test_torchruns_rank_0_reports(command):
+    """And not torchrun itself, even where the node has a RANK of its own."""
+    script = "import torch, os; print('rank', os.environ['RANK'], flush=True)"
+    flags = ["--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    program = ["-m", "torch.distributed.run", *flags, "script.py"]
+    done = command("run", "--report", *program, files={"script.py": script}, RANK="0")
+    assert done.returncode == 0 and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
+
+
+def test_a_program_from_standard_input(command):
+    """``-``, with -X and -W, and the current folder through an empty entry of PYTHONPATH."""
+    files = {"here.py": "print('here')", "folder/__main__.py": "import sys; print('main', sys.argv)"}
+    code = "import sys, os; print(sys.argv, sys.flags.dev_mode, sys.warnoptions[-1]); os.chdir('/'); import here"
+    done = command("run", "-X", "dev", "-Wignore", "-", "x", files=files, path=("", ROOT), stdin=code)
+    assert done.stdout == "['-', 'x'] True ignore\nhere\n", done.stderr
+    assert command("run", "folder", "x").stdout == "main ['folder', 'x']\n"
+    done = command("run", "--help")
+    assert done.returncode == 0 and done.stdout == run.USAGE
 
 
 def test_an_environment_that_would_be_ignored_is_refused(command):

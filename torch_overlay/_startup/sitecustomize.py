@@ -4,9 +4,11 @@ Python's ``site`` runs this file because `python -m torch_overlay run` puts its 
 processes inherit. A ``sitecustomize`` that would have run without us runs too.
 """
 
+import atexit
 import os
 import sys
 
+SWITCH = "TORCH_OVERLAY_RUN"  # 1; or report:PID where PID runs the program; or claimed by a rank 0
 NAME = "sitecustomize"
 # The overlay goes on when the last of these has been imported: torch brings the other on all supported releases.
 AWAITED = ("torch", "torch.distributed.device_mesh")
@@ -17,12 +19,37 @@ def start() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     # The program sees the path that it would have had; its children get the folder from the environment.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
-    if os.environ.get("TORCH_OVERLAY_RUN") == "1":
-        watch(os.path.dirname(here))
+    if os.environ.get(SWITCH, "").partition(":")[0] in ("1", "report", "claimed"):
+        watch(os.path.dirname(here), reports(os.environ, os.getpid(), os.getppid()))
     run_next()
 
 
-def watch(package: str) -> None:
+def reports(environ, pid: int, parent: int) -> bool:
+    """Whether this process prints the status when it ends, of all those that `run --report` brings about: rank 0.
+
+    That is a process whose launcher made it rank 0, or, where nobody set a rank, the one that runs the program (the
+    very process that `run` was, or its child where a process can't be replaced). Data loaders, compile workers and the
+    like inherit the rank, so the first takes the request away from those that it starts. One launcher may start
+    another (RANK is set on a cluster's nodes, and again by torchrun), so torchrun's own rank 0 takes it over.
+    """
+    asked, _, program = environ[SWITCH].partition(":")
+    rank = environ.get("RANK")
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environ
+    if asked not in ("report", "claimed") or (asked == "claimed" and not by_torchrun):
+        return False
+    if rank == "0":
+        environ[SWITCH] = "1" if by_torchrun else "claimed"
+        return True
+    return rank is None and asked == "report" and program == str(pid if os.name == "posix" else parent)
+
+
+def report(overlay, pid: int) -> None:
+    """Print the status, unless this is a fork of the process that was to, or turned out to be torchrun itself."""
+    if os.getpid() == pid and "torch.distributed.launcher.api" not in sys.modules:
+        print(overlay.status(), file=sys.stderr)
+
+
+def watch(package: str, reporting: bool) -> None:
     """Wait for torch, with the very torch_overlay that this file lies in, wherever the program would find another."""
     # Our folder's parent is on the path for these imports only: a checkout, say, has more in it than the package.
     parent = os.path.dirname(package)
@@ -39,6 +66,8 @@ def watch(package: str) -> None:
             import torch_overlay
 
             torch_overlay.enable()
+            if reporting:
+                atexit.register(report, torch_overlay, os.getpid())
 
     arrived: list[str] = []
     hook = AfterImport(AWAITED, imported)
