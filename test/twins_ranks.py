@@ -101,9 +101,10 @@ class Case:
     dtype: str = "float32"
     source_order: tuple[int, ...] | None = None
     target_order: tuple[int, ...] | None = None
-    flatten: str = "any"
+    flatten: str = "whole"
     contiguous: bool = True
     public: bool = False
+    beside: bool = False  # another mesh over all ranks, used by a second thread meanwhile
 
     def problem(self, mesh: DeviceMesh, rank: int) -> str | None:
         """Run it on this rank; what is wrong with the result, or None."""

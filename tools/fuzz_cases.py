@@ -1,4 +1,5 @@
-"""Random cases for real ranks: meshes permuted, partial, flattened and reordered, all types and reductions."""
+"""Random cases for real ranks: meshes permuted, partial, flattened and reordered, all types and reductions, some beside
+another mesh that a second thread uses."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def random_mesh(rng: random.Random, world: int) -> MeshRecipe:
         rng.shuffle(ranks)
     names = NAMES[: len(sizes)]
     subsets = ["".join(c) for n in range(2, len(names) + 1) for c in itertools.combinations(names, n)]
-    flattened = tuple(group for group in subsets if rng.random() < 0.4)
+    often = rng.choice([0, 0.4])  # half of the meshes have nothing flattened
+    flattened = tuple(group for group in subsets if rng.random() < often)
     return MeshRecipe(tuple(ranks), sizes, _view(rng, names), flattened)
 
 
@@ -90,9 +92,10 @@ def random_case(rng: random.Random, mesh: MeshRecipe) -> Case:
         _dtype(rng, {p[1] for p in (*source, *target) if p[0] == "P"}),
         source_order,
         target_order,
-        rng.choice(["any", "any", "any", "existing", "create"]),
+        rng.choice(["whole", "whole", "whole", "existing", "create"]),
         rng.random() < 0.8,
         plain and not grown and rng.random() < 0.5,
+        rng.random() < 0.15,
     )
 
 

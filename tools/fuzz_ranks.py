@@ -12,10 +12,12 @@ import logging
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,6 +27,7 @@ SAID = {
     "unsupported": "said to be unsupported",
     ".mesh.make()": "making the mesh",
 }
+NEIGHBOUR = "a mesh over all ranks that no case is about"
 START_SECONDS, MOST_SHOWN = 120, 3
 OUTCOMES = ("right", "wrong", "raised", "hung")
 CASES_PER_WORLD = 300  # then new processes, for on stock every mesh leaves groups and their threads behind
@@ -141,7 +144,10 @@ def _rank(rank: int, size: int, file: str, stock: bool, pipe: Connection) -> Non
         world_size=size,
         timeout=datetime.timedelta(seconds=60),
     )
-    meshes: dict[Any, Any] = {}
+    from torch.distributed.device_mesh import init_device_mesh
+
+    sizes = (2, size // 2) if size % 2 == 0 else (size,)
+    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh("cpu", sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
     pipe.send(("ready", ""))
     while (case := pipe.recv()) is not None:
         pipe.send(_answer(case, meshes, rank, stock))
@@ -155,19 +161,47 @@ def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[
             import torch_overlay
 
             torch_overlay.enable(flatten=case.flatten)
-        if case.mesh not in meshes:
-            meshes[case.mesh] = case.mesh.make()
-        found = case.problem(meshes[case.mesh], rank)
+        key = case.mesh, case.flatten  # the option says which groups are made with a mesh
+        if key not in meshes:
+            meshes[key] = case.mesh.make()
+        if case.beside:
+            found = _beside(meshes[NEIGHBOUR], lambda: case.problem(meshes[key], rank))
+        else:
+            found = case.problem(meshes[key], rank)
     except Exception:  # whatever it is, the case is worth printing
         return "raised", traceback.format_exc()
     return ("wrong", found) if found else ("right", "")
+
+
+def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
+    """What is wrong with work, or with sums over the axes of another mesh in a second thread at the same time."""
+    import torch
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    wrong: list[float] = []
+
+    def sums() -> None:
+        for step in range(4):
+            local = torch.full((8,), float(step + 1), dtype=torch.float64)
+            total = DTensor.from_local(local, mesh, [Partial()] * mesh.ndim, run_check=False)
+            found = total.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
+            if not torch.all(found == (step + 1) * mesh.size()):
+                wrong.append(found[0].item())
+
+    thread = threading.Thread(target=sums, daemon=True)
+    thread.start()
+    problem = work()
+    thread.join(30)
+    if thread.is_alive():
+        return "a thread that uses another mesh hangs"
+    return problem or (f"another mesh has {wrong} in a second thread" if wrong else None)
 
 
 def _counted() -> dict[str, int]:
     from torch_overlay.distributed.tensor._planned import counters
 
     found = counters()
-    del found["plans in the cache"]
+    del found["plans in the cache"], found["collectives that more groups would save"]
     fallbacks: Any = found.pop("redistributions by torch's own code")
     return {**found, **{f"torch's own code: {why}": n for why, n in fallbacks.items()}}  # type: ignore[dict-item]
 

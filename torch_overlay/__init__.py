@@ -24,6 +24,7 @@ __all__ = [
     "is_enabled",
     "options",
     "parallel_dims",
+    "prepare",
     "private_groups",
     "status",
 ]
@@ -77,7 +78,7 @@ def options() -> Settings:
 
     >>> import torch_overlay
     >>> torch_overlay.options().flatten
-    'any'
+    'whole'
     """
     from . import overlay
 
@@ -96,7 +97,9 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "private_groups":
-        return importlib.import_module(f"{__name__}.distributed._process_groups").private_groups
+        return importlib.import_module(f"{__name__}.distributed._universe").private_groups
+    if name == "prepare":
+        return importlib.import_module(f"{__name__}.distributed._mesh_groups").prepare
     if name in ("draw", "explain", "parallel_dims"):  # rooms; explain can be called, too
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

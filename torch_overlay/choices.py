@@ -33,15 +33,21 @@ def switch(name: str, value: object) -> bool:
     raise OptionError(f"{name} is on or off (True or False), not {value!r}")
 
 
-def one_of(*words: str) -> Callable[[str, object], str]:
-    """A reader for an option that takes one of these words."""
+def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[str, object], str]:
+    """A reader for an option that takes one of these words; ``formerly`` says what an old spelling is called now."""
 
     def read(name: str, value: object) -> str:
-        if value in words:
-            return str(value)
-        raise OptionError(f"{name} is one of {', '.join(map(repr, words))}, not {value!r}")
+        if isinstance(value, str) and value in words:
+            return value
+        now = (formerly or {}).get(str(value).lower())
+        hint = f". What was {value!r} is {now!r} now" if now else ""
+        raise OptionError(f"{name} is one of {', '.join(map(repr, words))}, not {value!r}{hint}")
 
     return read
+
+
+# Before groups were kept apart by universe and lane, `share_groups` was a switch, and "any" group served.
+SHARING = {text: "world" if on else "off" for text, on in SWITCH.items()}
 
 
 def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] | None:
@@ -76,9 +82,9 @@ def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] |
 
 
 READERS: dict[str, Callable] = {
-    "share_groups": switch,
+    "share_groups": one_of("names", "ranks", "world", "off", formerly=SHARING),
     "create": one_of("members", "world"),
-    "flatten": one_of("any", "existing", "create"),
+    "flatten": one_of("whole", "existing", "create", formerly={"any": "whole"}),
     "check_mesh": switch,
     "cost": one_of("stock", "plan"),
     "topology": topology,

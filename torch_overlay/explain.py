@@ -72,9 +72,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--permute", metavar="AXES", help="number the ranks along the axes in this order, slowest first")
     made.add_argument(
         "--flatten",
-        choices=("any", "existing", "create"),
-        default="any",
-        help="the overlay may use any group there is, only --flattened ones, or make what it needs (default: any)",
+        choices=("whole", "existing", "create"),
+        default="whole",
+        help="the groups over several axes: one over all of them, only --flattened ones, or all sets (default: whole)",
     )
     made.add_argument(
         "--flattened", action="append", default=[], metavar="AXES", help="axes that the program flattened, as dp,cp"

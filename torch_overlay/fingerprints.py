@@ -104,6 +104,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "DeviceMesh._hash_key": "1d1202ee2ac77cfed2a89abb642acf47",
             "DeviceMesh._init_one_process_group": "8a6b1a79ac5dd086a808d44134229bb8",
             "DeviceMesh._stable_hash": "cfacd5f4abc7323694fc00760e3a22ea",
+            "DeviceMesh.abort": "9e6f470eb8d918b569afcc8628882ea7",
             "DeviceMesh.get_group": "4d58f73a892ac52c88b2d05f18760ce7",
             "DeviceMesh.mesh": "dd5b6df4907c264cdf12c27f37604514",
             "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",

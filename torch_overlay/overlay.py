@@ -8,7 +8,9 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 
+from . import __version__ as version
 from . import choices, engine, recognise, report, series, versions
+from .distributed import _settings
 from .distributed._settings import DEFAULT, Settings, get_settings, set_settings
 from .errors import ChangedTarget, OverlayError, UnknownRelease
 from .import_hook import AfterImport
@@ -130,6 +132,7 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
             return _again(_session, strict, options)
         session.begin()
         set_settings(settings)
+        _settings.build = f"torch {release.name}, torch_overlay {version}"
         _session = session
         if session.waiting:
             session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
@@ -243,7 +246,7 @@ def status() -> report.Status:
     with _lock:
         release = _session.release.text if _session else _release_text()
         rows = tuple(_row(patch) for patch in series.PATCHES)
-        return report.Status(_session is not None, release, rows, options(), report.count())
+        return report.Status(_session is not None, release, rows, options(), report.count(), report.groups())
 
 
 def _release_text() -> str:

@@ -1,10 +1,15 @@
 """`Status`: what the overlay is doing in this process, as a value that prints as plain text."""
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from .distributed._settings import Settings
+if TYPE_CHECKING:
+    from .distributed._settings import Settings
+    from .show.groups import Listing
 
 # Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
 # An entry is ``module:function`` or the function itself; append to count something else.
@@ -26,13 +31,15 @@ class RowStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """The overlay in this process. ``counts`` is what was made and shared since torch was imported."""
+    """The overlay in this process. ``counts`` is what was made and shared since torch was imported, ``groups`` the
+    process groups of meshes in the world of now, None if there is none."""
 
     enabled: bool
     release: str
     rows: tuple[RowStatus, ...]
     options: Settings
     counts: tuple[tuple[str, object], ...] = ()
+    groups: Listing | None = None
 
     def __str__(self) -> str:
         """A few lines of plain text, each patch with its state."""
@@ -44,6 +51,8 @@ class Status:
             why = f": {row.why}" if row.why else ""
             lines.append(f"  {_short(row.target):{width}}  {row.kind if row.state == 'on' else row.state}{why}")
         lines += ["", "counts"] + [f"  {name}: {_text(value)}" for name, value in self.counts or [("none", "yet")]]
+        if self.groups is not None:
+            lines += ["", "groups", *(f"  {line}" for line in str(self.groups).splitlines())]
         lines += ["", "options"]
         lines += [f"  {f.name}: {_text(getattr(self.options, f.name))}" for f in dataclasses.fields(self.options)]
         return "\n".join(lines)
@@ -64,6 +73,15 @@ def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
     return str(value)
+
+
+def groups() -> Listing | None:
+    """The process groups of meshes, if there can be any yet; imports nothing."""
+    if "torch_overlay.distributed._universe" not in sys.modules:
+        return None
+    from .show.groups import listing
+
+    return listing()
 
 
 def count() -> tuple[tuple[str, object], ...]:

@@ -34,6 +34,7 @@ _ADDED = (
     "_rank_map",
     "_flatten_rank_map",
     "_preserve_rank_order",
+    "__copy__",
     "__deepcopy__",
     "permute",
     "submesh_at",
@@ -48,9 +49,11 @@ SHARED_STATE = "pytorch/pytorch#175571"
 SAFE_MERGING = "pytorch/pytorch#194457"
 
 
-def _mesh(name: str, kind: Kind = Kind.REPLACE, until: str | None = None, ends: str = SHARED_STATE) -> Patch:
+def _mesh(
+    name: str, kind: Kind = Kind.REPLACE, since: str | None = None, until: str | None = None, ends: str = SHARED_STATE
+) -> Patch:
     """A row for one attribute of DeviceMesh; the mesh rows make sense only together."""
-    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, until=until, ends=ends, unit="mesh")
+    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, since, until, ends, unit="mesh")
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -62,7 +65,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
+    # Torch's own, from 2.15 on, would abort the default group of a mesh that has it, and none that redistributions use.
     _mesh("abort", Kind.ADD, until="2.15.0", ends="pytorch/pytorch#173815"),
+    _mesh("abort", since="2.15.0"),
     Patch(
         f"{MESH}:_normalize_backend_override",
         f"{OURS}.device_mesh:_normalize_backend_override",

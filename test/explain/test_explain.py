@@ -216,14 +216,15 @@ def test_group_that_the_user_flattened_is_at_hand(mesh):
     assert torch_overlay.explain(given_, "S1,S0").overlay.collectives == 1
 
 
-@pytest.mark.parametrize("flatten, collectives", [("any", 1), ("existing", 3), ("create", 1)])
+@pytest.mark.parametrize("flatten, collectives", [("whole", 1), ("existing", 3), ("create", 1)])
 def test_which_groups_it_may_use_is_the_options_say(mesh, flatten, collectives, monkeypatch):
-    """Also while the overlay is off, for what it would do. The world's group is there; nobody flattened the mesh."""
-    given_ = tensor(mesh, [Shard(0), Shard(0), Shard(1)])
+    """Also while the overlay is off, for what it would do with a mesh made under it. Nobody flattened the mesh."""
     monkeypatch.setenv("TORCH_OVERLAY_FLATTEN", flatten)
-    assert torch_overlay.explain(given_, "S1,S1,S0").overlay.collectives == collectives
+    placements = [Shard(0), Shard(0), Shard(1)]
+    assert torch_overlay.explain(tensor(mesh, placements), "S1,S1,S0").overlay.collectives == collectives
     with torch_overlay.enabled():
-        assert torch_overlay.explain(given_, "S1,S1,S0").overlay.collectives == collectives
+        made = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+        assert torch_overlay.explain(tensor(made, placements), "S1,S1,S0").overlay.collectives == collectives
 
 
 def test_bad_calls_say_what_is_needed(mesh):

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import STOCK, needs_overlay, open_groups
 from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views, make_root
-from way import needs_mesh_check
+from way import needs_mesh_check, needs_package
 
 CPU = torch.device("cpu")
 
@@ -49,10 +49,11 @@ class GroupCases:
     @needs_overlay
     def test_equal_axes_share_on_every_rank_and_the_names_agree(self):
         """The same object on each rank, and one name for it on all its ranks."""
-        one = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        other = make_root(range(WORLD), (WORLD,), ("w",))._unflatten(0, (2, 4), ("rows", "columns"))
-        self.assertTrue(one.get_group("tp") is other.get_group("columns"))
-        self.assertTrue(one.get_group("dp") is other.get_group("rows"))
+        root = make_root(range(WORLD), (WORLD,), ("w",))
+        one = root._unflatten(0, (2, 4), ("dp", "tp"))
+        other = root._unflatten(0, (2, 4, 1), ("dp", "tp", "pp"))
+        self.assertTrue(one.get_group("tp") is other.get_group("tp"))
+        self.assertTrue(one.get_group("dp") is other.get_group("dp"))
         for axis in ("dp", "tp"):
             group = one.get_group(axis)
             names = [None] * group.size()
@@ -116,20 +117,23 @@ class GroupCases:
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         self.assertTrue(mesh.get_group("tp") is not own)
         again = [dist.new_group([0, 1, 2, 3]), dist.new_group([4, 5, 6, 7])][self.rank // 4]
-        self.assertTrue(init_device_mesh("cpu", (2, 4)).get_group(1) is mesh.get_group("tp"))
+        self.assertTrue(init_device_mesh("cpu", (2, 4)).get_group(1) not in (own, again))
         for group in (own, again, mesh.get_group("tp")):
             total = torch.ones(1)
             dist.all_reduce(total, group=group)
             self.assertEqual(total.item(), 4)
 
-    @needs_overlay
-    def test_a_loop_of_meshes_makes_no_new_groups(self):
+    @needs_package
+    def test_a_loop_of_meshes_makes_no_new_groups_if_they_are_shared_across_the_world(self):
         """Real ones, built five times."""
+        import torch_overlay
+
         seen = []
-        for _ in range(5):
-            mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-            mesh["a", "c"]._flatten("ac")
-            seen.append(len(open_groups()))
+        with torch_overlay.enabled(share_groups="world"):
+            for _ in range(5):
+                mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+                mesh["a", "c"]._flatten("ac")
+                seen.append(len(open_groups()))
         self.assertEqual(seen, [seen[0]] * 5)
 
     @needs_overlay
@@ -160,13 +164,17 @@ class GroupCases:
 
     @needs_overlay
     def test_abort_ends_a_mesh_s_groups_once(self):
-        """Shared by two axes or not; the world lives, and a new mesh works."""
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        again = mesh["tp",]._flatten("tp_again")
-        self.assertTrue(again.get_group() is mesh.get_group("tp"))
+        """Those of its views and redistributions, too; the world and a neighbour live, and a new mesh works."""
+        mesh, neighbour = (init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp")) for _ in range(2))
+        mesh["tp",]._flatten("tp_again")
+        mesh._flatten("all")
+        before = len(open_groups())
         dist.barrier()
         mesh.abort()
+        self.assertEqual(before - len(open_groups()), 4)
+        self.assertTrue(dist.is_initialized())
         dist.barrier()
         new = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        self.assertEqual(funcol.all_reduce(torch.ones(1), "sum", (new, 1)).item(), 4)
+        for one in (new, neighbour):
+            self.assertEqual(funcol.all_reduce(torch.ones(1), "sum", (one, 1)).item(), 4)
         self.assertEqual(len(gathered(True)), WORLD)

@@ -1,9 +1,11 @@
 """How many groups real trainers get: integers, each with what stock makes beside it."""
 
+import itertools
+
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
 
-from mesh_harness import STOCK, counted_groups, fake_world, group_ranks, needs_overlay, open_groups, quiet
+from mesh_harness import STOCK, counted_groups, fake_world, group_ranks, needs_overlay, open_groups, overlay, quiet
 
 DEGREES = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)
 
@@ -28,56 +30,68 @@ def axes_of(meshes):
     return [(mesh, axis) for mesh in meshes for axis in range(mesh.ndim)]
 
 
+# Groups on a rank, the world's own not counted: one a lane, or one for each set of ranks; and one for the whole.
+SHARED = {"names": (10 + 1, 5 + 1), "ranks": (9 + 1, 2 + 1), "off": (18, 5)}
+
+
+@pytest.mark.parametrize("share", SHARED)
 @pytest.mark.parametrize("rank", [0, 37, 63])
-def test_torchtitan_makes_one_group_for_each_set_of_ranks(rank):
-    """64 ranks: the world's group and 9 new ones on each rank; stock makes 18 for the same 9 sets."""
-    with fake_world(rank, 64), counted_groups() as calls:
+def test_torchtitan_makes_one_group_for_each_lane(rank, share):
+    """64 ranks, 9 different sets of ranks: stock makes 18 groups on each rank."""
+    with overlay(share_groups=share), fake_world(rank, 64), counted_groups() as calls:
         meshes = torchtitan_views(64, **DEGREES)
         sets = {group_ranks(mesh, axis) for mesh, axis in axes_of(meshes)} - {tuple(range(64))}
         assert len(sets) == 9
-        assert len(open_groups()) - 1 == (18 if STOCK else 9)
-        assert sorted(calls.of(rank)) == sorted(sets) or STOCK
+        assert len(open_groups()) - 1 == (18 if STOCK else SHARED[share][0])
+        whole = {tuple(range(64))} if share != "off" else set()
+        assert set(calls.of(rank)) == sets | whole or STOCK
         assert all(rank in group_ranks(mesh, axis) for mesh, axis in axes_of(meshes))
 
 
 @needs_overlay
-def test_equal_axes_of_torchtitan_hold_the_same_object():
-    """Whatever the view and the name: tensor parallelism is one group."""
+def test_an_axis_of_torchtitan_is_one_group_in_whatever_view():
+    """By its name; over equal ranks, axes of other names have groups of their own, whose collectives may overlap."""
     with fake_world(5, 64):
         _, loading, _, storage, dense, sparse = torchtitan_views(64, **DEGREES)
         for axis in ("pp", "cp", "tp"):
             assert loading.get_group(axis) is storage.get_group(axis) is dense.get_group(axis)
-        assert loading.get_group("batch") is dense.get_group("dp")
+        assert loading.get_group("batch") is not dense.get_group("dp")
         assert storage.get_group("dp_replicate") is sparse.get_group("dp_replicate")
+    with overlay(share_groups="ranks"), fake_world(5, 64):
+        _, loading, _, _, dense, _ = torchtitan_views(64, **DEGREES)
+        assert loading.get_group("batch") is dense.get_group("dp")
 
 
-def test_accelerate_flattens_one_axis_three_times_for_nothing():
-    """accelerate on FSDP and TP, 8 x 8: 2 groups on each rank; stock makes 5."""
-    with fake_world(0, 64), quiet():
+@pytest.mark.parametrize("share", SHARED)
+def test_accelerate_flattens_one_axis_three_times(share):
+    """accelerate on FSDP and TP, 8 x 8: stock makes 5 groups on each rank over 2 sets of ranks."""
+    with overlay(share_groups=share), fake_world(0, 64), quiet():
         mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("dp_shard", "tp"))
         flat = [mesh["dp_shard",]._flatten(name) for name in ("dp", "dp_shard_cp", "dp_cp")]
-        assert len(open_groups()) - 1 == (5 if STOCK else 2)
+        assert len(open_groups()) - 1 == (5 if STOCK else SHARED[share][1])
         assert {group_ranks(one, 0) for one in flat} == {group_ranks(mesh, "dp_shard")}
 
 
+@pytest.mark.parametrize("share", ["names", "ranks"])
 @pytest.mark.parametrize("world", [64, pytest.param(8192, marks=needs_overlay)])
-def test_axes_of_size_one_cost_nothing_at_any_scale(world):
-    """(1, W, 1, 1): one group of one rank serves all; stock asks for one per rank and axis (3 W calls)."""
-    with fake_world(3, world), counted_groups() as calls:
+def test_axes_of_size_one_cost_little_at_any_scale(world, share):
+    """(1, W, 1, 1): one call for each axis of one rank; stock makes one for every rank and axis (3 W calls)."""
+    with overlay(share_groups=share), fake_world(3, world), counted_groups() as calls:
         mesh = init_device_mesh("cpu", (1, world, 1, 1), mesh_dim_names=("pp", "dp", "cp", "tp"))
-        assert len(calls) == 3 * world if STOCK else len(calls) <= 2
+        assert len(calls) == (3 * world if STOCK else 3)
         assert [group_ranks(mesh, axis) for axis in ("pp", "cp", "tp")] == [(3,)] * 3
         assert group_ranks(mesh, "dp") == tuple(range(world))
+        assert len(set(mesh._dim_group_names)) == 4, "a loop that destroys the group of every axis must find each once"
 
 
 @needs_overlay
 def test_a_rank_calls_only_for_its_own_groups_where_members_create():
-    """(64, 8, 8): 3 calls on a rank, not one for each of the 1,088 groups, where the release can leave others out."""
+    """(64, 8, 8): 3 calls on a rank and one for the whole, not one for each of the 1,088 groups."""
     with fake_world(9, 4096), counted_groups() as calls:
         mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("a", "b", "c"))
         assert [len(group_ranks(mesh, axis)) for axis in "abc"] == [64, 8, 8]
-        assert len(calls.of(9)) == 3
-        assert len(calls) == 3 or not members_create()
+        assert [len(ranks) for ranks in calls.of(9)] == [64, 8, 8, 4096]
+        assert len(calls) == 4 or not members_create()
 
 
 def members_create() -> bool:
@@ -88,12 +102,14 @@ def members_create() -> bool:
 
 
 @needs_overlay
-def test_a_mesh_rebuilt_in_a_loop_makes_no_new_groups():
-    """Roots, slices and flattens again and again: after the first turn everything is found."""
-    with fake_world(2, 8):
-        for turn in range(5):
+@pytest.mark.parametrize("share, more", [("names", 5), ("world", 0)])
+def test_a_mesh_rebuilt_in_a_loop(share, more):
+    """As on stock each turn makes its groups (dp, tp, x, y and the whole); shared across the world,
+    all are found after the first turn."""
+    with overlay(share_groups=share), fake_world(2, 8):
+        groups = []
+        for _ in range(4):
             mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-            mesh["dp"], mesh._flatten("all"), mesh._unflatten("tp", (2, 2), ("x", "y"))
-            if turn == 0:
-                first = open_groups()
-        assert open_groups() == first
+            mesh["dp"], mesh._flatten("all"), mesh._unflatten("tp", (4, 1), ("x", "y"))
+            groups.append(len(open_groups()))
+        assert [after - before for before, after in itertools.pairwise(groups)] == [more] * 3

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from mesh_harness import needs_overlay
-from way import needs_mesh_check
+from way import needs_mesh_check, needs_package
 
 pytestmark = [needs_overlay, needs_mesh_check]
 RANKS, SECONDS = 4, 8
@@ -34,6 +34,22 @@ def different_order(rank: int):
     return DeviceMesh("cpu", [0, 1, 3, 2] if rank == 3 else [0, 1, 2, 3])
 
 
+def different_options(rank: int):
+    import torch_overlay
+
+    if rank == 1:
+        torch_overlay.enable(flatten="existing")
+    return grid(2, 2)
+
+
+def different_versions(rank: int):
+    from torch_overlay.distributed import _settings
+
+    if rank == 0:
+        _settings.build += ".1"
+    return grid(2, 2)
+
+
 def one_stays_away(rank: int):
     if rank == 3:
         time.sleep(SECONDS)
@@ -48,7 +64,8 @@ def one_dies(rank: int):
 
 
 # In the order in which the ranks play them: the checks compare meshes, the death comes last and is met without.
-SCENES = [different_shapes, different_names, different_order, one_stays_away, one_dies]
+SCENES = [different_shapes, different_names, different_order, different_options, different_versions]
+SCENES += [one_stays_away, one_dies]
 
 
 def play(rank: int, port: int, said) -> None:
@@ -98,10 +115,17 @@ def met():
 
 
 @pytest.mark.parametrize(
-    "scene, who", [("different_shapes", "[2]"), ("different_names", "[1, 3]"), ("different_order", "[3]")]
+    "scene, who",
+    [
+        ("different_shapes", "[2]"),
+        ("different_names", "[1, 3]"),
+        ("different_order", "[3]"),
+        pytest.param("different_options", "ranks [1] run torch", marks=needs_package),
+        pytest.param("different_versions", "ranks [0] run torch", marks=needs_package),
+    ],
 )
 def test_every_rank_is_told_who_builds_another_mesh(met, scene, who):
-    """At once, not after the timeout."""
+    """Or runs another release, version of the package or option. At once, not after the timeout."""
     for rank in range(RANKS):
         what, seconds = met[scene, rank]
         assert what.startswith("RuntimeError") and who in what, what

@@ -1,14 +1,30 @@
 """What shares a group and what does not; on the fake backend, where only the bookkeeping is real."""
 
+import contextlib
+import copy
 import datetime
+import gc
+import pickle
+import sys
+import weakref
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
+from torch_overlay.distributed._group_table import Kind
+from torch_overlay.distributed._group_table import find_group as find_group_by_name
+from torch_overlay.distributed._layout import MeshLayout
+from torch_overlay.distributed._process_groups import Request, _default_serves
+from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._universe import current_world
+from torch_overlay.distributed._view import View
+from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
 
 pytestmark = needs_overlay
 
@@ -19,35 +35,71 @@ def world():
         yield
 
 
+@contextlib.contextmanager
+def fake_world_as(rank):
+    """The test's world, in which this process is another rank."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+    yield
+
+
 def grid(*names: str, **how) -> DeviceMesh:
     return init_device_mesh("cpu", (2, 4), mesh_dim_names=names or ("dp", "tp"), **how)
 
 
-def test_names_differ_and_the_group_is_one():
-    """Two roots of one layout, other names: the same groups, which carry all their names."""
-    one, other = grid("dp", "tp"), grid("rows", "columns")
+def test_two_meshes_are_two_universes():
+    """As on stock: equal meshes, and not one group in common but the default one."""
+    one, other = grid(), grid()
+    assert one == other and hash(one) == hash(other)
+    assert not set(one._dim_group_names) & set(other._dim_group_names)
+
+
+def test_an_axis_is_one_group_in_all_views_of_a_mesh():
+    """Slices, an axis unflattened twice under the same names, copies: a lane is a name over ranks in one universe."""
+    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    first, second = (mesh._unflatten(0, (2, 2, 2), names) for names in (("a", "b", "c"), ("a", "x", "c")))
+    assert first.get_group("c") is second.get_group("c") is first["b", "c"].get_group("c")
+    assert first.get_group("b") is not second.get_group("x"), "other names are other lanes"
+    flat = [first["b", "c"]._flatten(name).get_group() for name in ("bc", "fsdp")]
+    assert flat[0] is not flat[1] and group_ranks(first["bc"], 0) == group_ranks(first["fsdp"], 0)
+
+
+@pytest.mark.parametrize("share", ["ranks", "world"])
+def test_names_differ_and_the_group_is_one(share):
+    """Within a universe, or across: the same groups, which carry all their names."""
+    with overlay(share_groups=share):
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+        one, other = (mesh._unflatten(0, (2, 4), names) for names in (("dp", "tp"), ("rows", "columns")))
+        apart = grid("p", "q")
     assert one.get_group("tp") is other.get_group("columns")
     assert one != other, "sharing a group doesn't make meshes equal"
     described = one.get_group("tp").group_desc
     assert "tp" in described and "columns" in described
+    assert (apart.get_group("q") is one.get_group("tp")) == (share == "world")
 
 
-def test_the_same_ranks_by_another_way_share():
+def test_the_same_ranks_by_another_way_share_if_asked():
     """A slice flattened, an axis unflattened, an explicit rank list: what counts is the ranks in order."""
-    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-    flat = mesh["b", "c"]._flatten("bc")
-    assert flat.get_group() is grid().get_group("tp")
-    assert DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]]).get_group(1) is flat.get_group()
+    with overlay(share_groups="world"):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        flat = mesh["b", "c"]._flatten("bc")
+        assert flat.get_group() is grid().get_group("tp")
+        assert DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]]).get_group(1) is flat.get_group()
 
 
-def test_the_world_serves_the_layout_that_is_the_whole_world():
-    """In rank order, whatever the way to it; in another order it is another group."""
-    assert grid()._flatten("all").get_group() is dist.group.WORLD
-    assert init_device_mesh("cpu", (8,)).get_group() is dist.group.WORLD
-    backwards = DeviceMesh("cpu", list(range(7, -1, -1)))
-    assert backwards.get_group() is not dist.group.WORLD
-    assert group_ranks(backwards, 0) == tuple(range(7, -1, -1))
-    assert backwards.get_local_rank() == backwards.get_coordinate()[0] == 6
+@pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
+def test_the_world_serves_the_axis_that_is_the_whole_world(share):
+    """In rank order, whatever the way to it; in another order it is another group. It serves no other axis."""
+    with overlay(share_groups=share):
+        mesh = grid()
+        assert mesh._flatten("all").get_group() is dist.group.WORLD
+        assert init_device_mesh("cpu", (8,)).get_group() is dist.group.WORLD
+        joint = find_group(mesh, (0, 1), 1) if joint_axes(mesh) else None
+        assert joint is None or share == "off" or joint.name != dist.group.WORLD.group_name
+        backwards = DeviceMesh("cpu", list(range(7, -1, -1)))
+        assert backwards.get_group() is not dist.group.WORLD
+        assert group_ranks(backwards, 0) == tuple(range(7, -1, -1))
+        assert backwards.get_local_rank() == backwards.get_coordinate()[0] == 6
 
 
 def test_an_order_is_part_of_what_a_group_is():
@@ -57,22 +109,111 @@ def test_an_order_is_part_of_what_a_group_is():
     assert (group_ranks(there, 0), group_ranks(back, 0)) == ((0, 1), (1, 0))
 
 
-def test_private_groups_are_shared_with_nobody():
-    """Made anew inside the block, and not found later."""
+@pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
+def test_private_groups_are_shared_with_nobody(share):
+    """Made anew inside the block, not found later, and not the default group even for the whole world."""
     import torch_overlay
 
-    shared = grid()
+    with overlay(share_groups=share):
+        before = grid()
+        with torch_overlay.private_groups():
+            own, also_own, world = grid(), grid(), init_device_mesh("cpu", (8,))
+        later = grid()
+        groups = [mesh.get_group("tp") for mesh in (before, own, also_own)]
+        assert len(set(map(id, groups))) == 3
+        assert (later.get_group("tp") is groups[0]) == (share == "world")
+        assert world.get_group() is not dist.group.WORLD
+
+
+FORMS = {
+    "slice": lambda mesh: mesh["dp"],
+    "flatten": lambda mesh: mesh._flatten("all"),
+    "unflatten": lambda mesh: mesh._unflatten("tp", (2, 2), ("x", "y")),
+    "permute": lambda mesh: mesh.permute(("tp", "dp")),
+    "concatenate": lambda mesh: DeviceMesh._concatenate([mesh["dp"], mesh["tp"]]),
+    "submesh_at": lambda mesh: mesh.submesh_at("tp", at={"dp": 0}),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda mesh: pickle.loads(pickle.dumps(mesh)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_privacy_is_kept_by_views_copies_and_pickles(form):
+    """Their value tells them from the same of a mesh that isn't private, and what they make is their own."""
+    import torch_overlay
+
+    public = FORMS[form](grid())
     with torch_overlay.private_groups():
-        own, also_own = grid(), grid()
-    later = grid()
-    groups = [mesh.get_group("tp") for mesh in (shared, own, also_own)]
-    assert len(set(map(id, groups))) == 3
-    assert later.get_group("tp") is groups[0]
+        mesh, other = grid(), grid()
+    view = FORMS[form](mesh)
+    assert view != public and hash(view) != hash(public) and view._stable_hash() != public._stable_hash()
+    assert view != FORMS[form](other), "two private meshes aren't one"
+    assert view == FORMS[form](mesh)
+    assert dist.group.WORLD not in view.get_all_groups() + view._flatten("flat").get_all_groups()
+    plain = [*grid().get_all_groups(), *other.get_all_groups()]
+    assert not set(map(id, view.get_all_groups())) & set(map(id, plain))
+
+
+def test_a_sharding_is_not_kept_for_an_equal_mesh_that_is_private():
+    """DTensor's caches go by the mesh: a result of a private mesh lives on that mesh."""
+    import torch_overlay
+
+    meshes = [grid()]
+    with torch_overlay.private_groups():
+        meshes.append(grid())
+    for mesh in (*meshes, *meshes[::-1]):
+        given = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), Shard(0)], run_check=False)
+        assert (given + given).device_mesh._dim_group_names == mesh._dim_group_names
+
+
+def test_a_view_made_in_a_private_block_has_a_group_of_its_own():
+    """Its mesh isn't private, so who flattens the same again, outside, gets another one."""
+    import torch_overlay
+
+    meshes = [grid() for _ in range(2)]
+    with torch_overlay.private_groups():
+        flat = meshes[0]._flatten("all")
+    assert flat.get_group() is not dist.group.WORLD and meshes[1]._flatten("all").get_group() is dist.group.WORLD
+
+
+def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_mesh():
+    """Nor do its slices and copies; another thread may redistribute over the whole of another view."""
+    import torch_overlay
+
+    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    plain = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
+    with torch_overlay.private_groups():
+        own = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
+    assert joint_axes(plain) and not set(own._dim_group_names) & set(plain._dim_group_names)
+    for view in (own, own["a", "b"], copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
+        assert not joint_axes(view)
+    with pytest.raises(RuntimeError, match="prepare makes groups that all views of a mesh share"):
+        torch_overlay.prepare(own)
+
+
+def test_an_answer_about_joint_groups_changes_when_its_reasons_do():
+    """A later view with other options of the same names, and groups that were there and are asked for now."""
+    import torch_overlay
+
+    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    first = root._unflatten(0, (2, 4), ("x", "y"))
+    assert joint_axes(first) == {(0, 1)}
+    root._unflatten(0, (2, 4), ("x", "y"), backend_override={"x": ("fake", fake_options())})
+    with overlay(flatten="existing"):
+        assert joint_axes(first) == set()
+        torch_overlay.prepare(first)
+        assert joint_axes(first) == {(0, 1)}
+    assert joint_axes(first["x"]._unflatten("x", (2, 1), ("p", "q"))) == set() and joint_axes(first) == {(0, 1)}
 
 
 def test_share_groups_off_is_stock():
-    with overlay(share_groups=False):
+    with overlay(share_groups="off"):
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+        one, other = (mesh._unflatten(0, (2, 4), ("dp", "tp")) for _ in range(2))
+        assert one.get_group("tp") is not other.get_group("tp")
         assert grid().get_group("tp") is not grid().get_group("tp")
+        assert one["tp"].get_group() is one.get_group("tp") and not joint_axes(one)
 
 
 def test_groups_of_the_user_are_never_taken():
@@ -92,24 +233,32 @@ def test_meshes_from_groups_neither_take_nor_give():
 
 
 def test_backend_and_options_are_part_of_the_key():
-    """Another backend is another group; equal backends by value share."""
-    plain, fake = grid(), grid(backend_override={"tp": "fake"})
-    assert plain.get_group("dp") is fake.get_group("dp")
-    again = grid(backend_override={"tp": "fake"})
-    assert again.get_group("tp") is fake.get_group("tp")
-
-
-def test_options_of_equal_value_share_and_others_do_not():
-    """Two objects that say the same are the same; another timeout is another group."""
+    """Equal backends and options by value share; another backend or timeout is another group."""
 
     def options(seconds):
         made = fake_options()
         made._timeout = datetime.timedelta(seconds=seconds)
         return made
 
-    ten, same, twenty = (grid(backend_override={"tp": ("fake", options(s))}) for s in (10, 10, 20))
-    assert ten.get_group("tp") is same.get_group("tp")
-    assert ten.get_group("tp") is not twenty.get_group("tp")
+    with overlay(share_groups="world"):
+        plain, fake = grid(), grid(backend_override={"tp": "fake"})
+        assert plain.get_group("dp") is fake.get_group("dp")
+        assert grid(backend_override={"tp": "fake"}).get_group("tp") is fake.get_group("tp")
+        ten, same, twenty = (grid(backend_override={"tp": ("fake", options(s))}) for s in (10, 10, 20))
+        assert ten.get_group("tp") is same.get_group("tp")
+        assert ten.get_group("tp") is not twenty.get_group("tp")
+
+
+def test_options_that_cannot_be_compared_are_kept_once():
+    """Each request used to append them to a list of the world."""
+
+    class Opaque(type(fake_options())):
+        secret = object()
+
+    options = Opaque()
+    assert Kind.of(("fake", options)) == Kind.of(("fake", options)) != Kind.of(("fake", Opaque()))
+    assert len({Kind.of(("fake", options)) for _ in range(100)}) == 1
+    assert sys.getrefcount(options) < 50
 
 
 def fake_options():
@@ -146,9 +295,229 @@ def test_no_stale_group_after_the_world_is_made_anew():
 
 
 def test_every_handle_of_an_aborted_mesh_is_gone():
-    """abort() ends the groups of the mesh; a new mesh of the same layout gets live ones."""
-    mesh = grid()
-    ended = mesh.get_all_groups()
+    """abort() ends the groups of the mesh, of its views and of its redistributions, and nothing else; a new mesh of the
+    same layout gets live ones."""
+    mesh, neighbour = grid(), grid()
+    flat, everything = mesh["tp"]._flatten("again"), mesh._flatten("all")
+    assert everything.get_group() is dist.group.WORLD
+    ended = [*mesh.get_all_groups(), flat.get_group(), find_group_by_name(find_group(mesh, (0, 1), 1).name)]
     mesh.abort()
     assert not set(map(id, ended)) & set(map(id, open_groups()))
+    assert dist.is_initialized() and dist.group.WORLD in open_groups()
+    assert set(map(id, neighbour.get_all_groups())) <= set(map(id, open_groups()))
     assert grid().get_group("tp") in open_groups()
+
+
+def test_abort_leaves_groups_that_another_mesh_uses():
+    with overlay(share_groups="world"):
+        mesh, neighbour = grid(), grid("dp", "other")
+        assert mesh.get_group("dp") is neighbour.get_group("dp")
+        own = mesh["tp"]._unflatten(0, (2, 2), ("x", "y")).get_group("x")
+        mesh.abort()
+        assert own not in open_groups() and set(neighbour.get_all_groups()) <= set(open_groups())
+
+
+def test_groups_that_are_destroyed_are_freed():
+    """Of meshes that redistributed, too: what plans remember goes with the mesh. The joint group goes a turn later."""
+    seen = []
+    for _ in range(5):
+        mesh = grid()
+        given = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
+        given.full_tensor(), given.redistribute(placements=[Shard(1), Shard(0)])
+        seen += [weakref.ref(group) for group in mesh.get_all_groups()]
+        for group in mesh.get_all_groups():
+            dist.destroy_process_group(group)
+        del mesh, given, group
+        gc.collect()
+    assert [ref() for ref in seen] == [None] * 10 and len(open_groups()) == 2
+
+
+def test_a_view_made_again_after_its_groups_were_destroyed_works():
+    """Whatever else is built in between."""
+    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    for _ in range(3):
+        mesh = root._unflatten(0, (2, 4), ("dp", "tp"))
+        total = DTensor.from_local(torch.ones(2), mesh, [Partial(), Partial()], run_check=False)
+        total.redistribute(placements=[Replicate(), Replicate()])
+        for group in mesh.get_all_groups():
+            dist.destroy_process_group(group)
+        grid()
+        gc.collect()
+
+
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda mesh: pickle.loads(pickle.dumps(mesh))}
+ORIGINALS = {
+    "an axis over the world with a group of its own": lambda: init_device_mesh(
+        "cpu", (8,), mesh_dim_names=("dp",), backend_override={"dp": "fake"}
+    ),
+    "a group of the user's": lambda: DeviceMesh.from_group(dist.new_group([0, 1, 2, 3]), "cpu", mesh_dim_names=("x",)),
+    "a window": lambda: grid().submesh_at("tp", at={"dp": 0}),
+    "a mesh whose groups are gone": lambda: destroyed(grid()),
+}
+
+
+def destroyed(mesh):
+    for group in mesh.get_all_groups():
+        dist.destroy_process_group(group)
+    return mesh
+
+
+@pytest.mark.parametrize("original", ORIGINALS)
+@pytest.mark.parametrize("form", COPIES)
+def test_copies_have_the_groups_of_the_original(form, original):
+    """Not the default group, and not those of an equal mesh, even if their own are gone."""
+    grid()
+    mesh = ORIGINALS[original]()
+    grid()
+    assert COPIES[form](mesh)._dim_group_names == mesh._dim_group_names
+
+
+def test_a_mesh_of_another_process_finds_the_first_of_its_kind(monkeypatch):
+    """Its number there may be none here: the mesh over these ranks that was built first has its groups."""
+    meshes = [grid() for _ in range(3)]
+    saved = pickle.dumps(meshes[2])
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+    here = [grid() for _ in range(2)]
+    loaded = pickle.loads(saved)
+    assert loaded._dim_group_names == here[0]._dim_group_names and joint_axes(loaded) == joint_axes(here[0])
+    grid()
+    assert pickle.loads(saved)._dim_group_names not in [mesh._dim_group_names for mesh in here]
+
+
+def test_a_mesh_that_was_loaded_first_plans_as_those_that_were_not_looked_at():
+    """Before the mesh that it came from is here again."""
+    saved = pickle.dumps(grid())
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+    early, late = pickle.loads(saved), pickle.loads(saved)
+    assert early.mesh.shape == (2, 4)
+    built = grid()
+    assert joint_axes(early) == joint_axes(late) == joint_axes(built) != set()
+
+
+def test_shared_across_the_world_a_group_ends_with_its_last_user():
+    with overlay(share_groups="world"):
+        meshes = [grid(), grid()]
+        groups = meshes[0].get_all_groups()
+        meshes[0].abort()
+        assert set(map(id, groups)) <= set(map(id, open_groups()))
+        meshes[1].abort()
+        assert not set(map(id, groups)) & set(map(id, open_groups()))
+
+
+@pytest.mark.parametrize("share", ["names", "ranks", "off"])
+def test_destroying_the_groups_of_one_mesh_ends_nothing_else(share):
+    """In a loop over all groups, as on stock, axes of one rank included; then the mesh is built again."""
+
+    def build():
+        return init_device_mesh("cpu", (2, 1, 4, 1), mesh_dim_names=("dp", "pp", "tp", "cp"))
+
+    with overlay(share_groups=share):
+        mesh, neighbour = build(), build()
+        mesh["dp", "tp"]._flatten("all")
+        for group in mesh.get_all_groups():
+            dist.destroy_process_group(group)
+        assert set(map(id, neighbour.get_all_groups())) <= set(map(id, open_groups()))
+        again = build()
+        assert set(map(id, again.get_all_groups())) <= set(map(id, open_groups()))
+        with pytest.raises(RuntimeError, match="is gone"):
+            DTensor.from_local(torch.ones(2), mesh, [Shard(0), *[Replicate()] * 3], run_check=False).full_tensor()
+
+
+def test_a_loop_that_builds_and_destroys_keeps_no_group():
+    """The joint group has no name that its owner could find it by; it goes with the others."""
+    counts = []
+    for _ in range(4):
+        for group in grid().get_all_groups():
+            dist.destroy_process_group(group)
+        counts.append((len(open_groups()), len(current_world().universes)))
+    assert [groups for groups, _ in counts] == [2] * 4, "the world's, and the joint group of the last turn"
+
+
+@pytest.mark.parametrize("axes, sizes, names", [((0,), (2, 4), "dp"), ((0, 1), (2, 4), "dp, tp")])
+def test_a_plan_whose_group_is_gone_says_so(axes, sizes, names):
+    """Of a plan that was made before, and of one that is made after; there is no second plan."""
+    mesh = grid()
+    source = [Shard(0) if axis in axes else Replicate() for axis in range(2)]
+
+    def gather(size):
+        return DTensor.from_local(torch.ones(size), mesh, source, run_check=False).full_tensor()
+
+    assert gather(2).numel() > 2
+    dist.destroy_process_group(find_group_by_name(find_group(mesh, axes, 1).name))
+    for size in (2, 3):
+        with pytest.raises(RuntimeError, match=rf"needs the process group over {names} of .*destroyed it"):
+            gather(size)
+
+
+def test_a_group_is_not_made_again_where_only_some_can_know_that_it_is_gone():
+    """Made by all ranks together: the members of another copy would not come."""
+    with overlay(create="world", share_groups="world"):
+        dist.destroy_process_group(grid().get_group("tp"))
+        with pytest.raises(RuntimeError, match=r"axis 'tp' over ranks .* was destroyed here"):
+            grid()
+
+
+def test_a_flattened_view_on_another_backend_is_no_joint_group():
+    """It was flattened for something else; the right one is used although it comes later."""
+    with overlay(flatten="existing"):
+        mesh = init_device_mesh(
+            "cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"), backend_override={"a": ("fake", None)}
+        )
+        slow = fake_options()
+        slow._timeout = datetime.timedelta(seconds=5)
+        mesh["b", "c"]._flatten("other", backend_override=("fake", slow))
+        assert joint_axes(mesh) == set()
+        right = mesh["b", "c"]._flatten("right")
+        assert joint_axes(mesh) == {(1, 2)}
+        assert find_group(mesh, (1, 2), 1).name == right.get_group().group_name
+
+
+def test_only_a_user_asks_for_groups_in_the_middle_of_a_step():
+    """Slices, permutations and redistributions make none, whatever `flatten` says; `prepare` makes those of a mesh."""
+    import torch_overlay
+
+    for policy, made in (("existing", 0), ("whole", 1), ("create", 4)):
+        with overlay(flatten=policy):
+            before = len(open_groups())
+            mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+            assert len(open_groups()) == before + 3 + made
+            views = [mesh["a", "b"], mesh.permute(("c", "a", "b")), DeviceMesh._concatenate([mesh["c"], mesh["a"]])]
+            for view in views:
+                DTensor.from_local(torch.ones(8), view, [Shard(0)] * view.ndim, run_check=False).full_tensor()
+            assert len(open_groups()) == before + 3 + made
+            torch_overlay.prepare(mesh["a", "b"])
+            assert (0, 1) in joint_axes(mesh) and (0, 1) in joint_axes(mesh["a", "b"])
+            torch_overlay.prepare(mesh)
+            assert len(joint_axes(mesh)) == 4 and len(open_groups()) == before + 3 + 4
+    with pytest.raises(RuntimeError, match="prepare needs a mesh with process groups"):
+        torch_overlay.prepare(DeviceMesh("cpu", [[0, 1], [2, 3]], _init_backend=False))
+
+
+def test_one_group_for_the_whole_of_a_universe():
+    """However many views of all its ranks there are; a part that is unflattened has one for that part."""
+    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    views = [root._unflatten(0, sizes, names) for sizes, names in (((2, 4), ("p", "q")), ((2, 2, 2), ("a", "b", "c")))]
+    wholes = [find_group(view, range(view.ndim), 1) for view in (*views, views[1].permute(("b", "a", "c")))]
+    assert len({group.name for group in wholes}) == 1 and not wholes[2].in_order
+    assert wholes[0].name != dist.group.WORLD.group_name
+    part = views[0]._unflatten("q", (2, 2), ("x", "y"))["x", "y"]
+    assert joint_axes(part) == set(), "slicing makes none"
+
+
+def test_ranks_outside_a_mesh_make_no_joint_groups():
+    with fake_world_as(7):
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
+        assert len(open_groups()) == 1 and mesh.get_coordinate() is None
+
+
+@pytest.mark.parametrize("device_type, served", [("cpu", True), ("cuda", False)])
+def test_what_a_host_has_decides_nothing(device_type, served, monkeypatch):
+    """On a gloo world an axis of all ranks has the default group if the mesh is for the CPU, on every host alike."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked what this host has"))
+    monkeypatch.setattr(distributed_c10d, "get_backend", lambda group=None: "gloo")
+    universe = current_world().open_universe(RankMap.identity(8), None)
+    view = View(RankMap.identity(8), MeshLayout.dense((8,)))
+    group = _default_serves(dist.group.WORLD, universe, Request(view, "dp", (None, None), device_type))
+    assert group == served

@@ -293,9 +293,22 @@ class Filled(DeviceMesh):
         self._layout = like._layout
         self._rank_map = rank_map
         self._flatten_rank_map = tuple(rank_map.tolist())
-        self._root_mesh, self._thread_id, self._hash = None, None, None
+        self._root_mesh, self._thread_id, self._hash, self._preserve_rank_order = None, None, None, False
         self._flatten_mapping, self._pg_registry, self._dim_group_names = {}, {}, []
         self._coordinate_on_dim = self._compute_coordinate_on_dim()
+
+
+class Spare(DeviceMesh):
+    """Sets no more than its own methods need."""
+
+    def __init__(self, like, rank_map):
+        self._layout, self._rank_map, self._rank, self._root_mesh = like._layout, rank_map, 3, None
+
+
+def test_a_subclass_that_sets_little_has_its_tensor(world):
+    ranks = torch.tensor([0, 2, 4, 6, 3, 1, 5, 7], dtype=torch.int)
+    like = DeviceMesh("cpu", torch.arange(8).view(2, 4), _init_backend=False, _rank=3)
+    assert Spare(like, ranks).mesh.tolist() == [[0, 2, 4, 6], [3, 1, 5, 7]]
 
 
 def says(mesh, ranks) -> bool:

@@ -82,10 +82,10 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def overlay(on: bool) -> Iterator[None]:
-    """The overlay on inside, or torch as released."""
+def overlay(on: bool, **options: str) -> Iterator[None]:
+    """The overlay on inside, with these options, or torch as released."""
     if on:
-        with torch_overlay.enabled():
+        with torch_overlay.enabled(**options):
             yield
         return
     assert not torch_overlay.is_enabled(), "stock torch is asked for, but the overlay is on"

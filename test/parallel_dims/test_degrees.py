@@ -185,12 +185,13 @@ def test_describe_is_the_glossary(dims):
     assert dims.describe() == GLOSSARY
 
 
-def test_describe_says_who_shares():
-    """16 ranks as FSDP and TP: batch, fsdp and loss are the same ranks, ep is tp, axes of degree 1 have one group."""
-    with overlay(True), fake_world(3, 16):
+@pytest.mark.parametrize("share, shared, groups", [("names", False, 11), ("ranks", True, 7)])
+def test_describe_says_who_shares(share, shared, groups):
+    """16 ranks as FSDP and TP: batch, fsdp, efsdp and loss are the same ranks, and ep is tp."""
+    with overlay(True, share_groups=share), fake_world(3, 16):
         lines = ParallelDims(tp=2, ep=2).build("cpu").describe().splitlines()
     rows = {line.split()[0]: line for line in lines if line}
-    assert rows["fsdp"].endswith("  efsdp, batch, loss")
-    assert rows["tp"].endswith("  ep") and rows["ep"].endswith("  tp")
-    assert rows["pp"].endswith("  dp_replicate, etp, cp")
-    assert lines[-1] == "4 process groups for 11 axes"
+    assert rows["fsdp"].endswith("  efsdp, batch, loss" if shared else "  -")
+    assert rows["tp"].endswith("  ep" if shared else "  -") and rows["ep"].endswith("  tp" if shared else "  -")
+    assert rows["pp"].endswith("  -")
+    assert lines[-1] == f"{groups} process groups for 11 axes"

@@ -37,17 +37,23 @@ def open_groups() -> list[tuple[int, ...]]:
     ]
 
 
+# Groups of the recipe by `share_groups`, with a world mesh and without: then three meshes are three universes.
+RECIPES = {("names", True): 9 + 1, ("names", False): 13 + 3, ("world", True): 9 + 1, ("world", False): 9 + 1}
+
+
 @pytest.mark.parametrize("rank", [0, 37, 63])
-@pytest.mark.parametrize("world_group", [True, False])
-def test_the_recipe_takes_nine_groups(calls, rank, world_group):
-    """64 ranks: nine groups, and one of this rank alone for etp, which is 1; stock takes 13 to 27 for the same sets."""
-    with overlay(True), fake_world(rank, 64):
+@pytest.mark.parametrize("share, world_group", RECIPES)
+def test_the_groups_of_the_recipe(calls, rank, share, world_group):
+    """64 ranks, nine sets: one group each and one for the whole, or for each mesh its own; and one of this rank alone
+    for etp, which is 1. Stock takes 13 to 27."""
+    with overlay(True, share_groups=share), fake_world(rank, 64):
         dims = RECIPE.build("cpu", world_group=world_group)
         groups = open_groups()
-        assert len([ranks for ranks in groups if len(ranks) > 1]) == len(set(groups) - {(rank,)}) == 9
-        assert groups.count((rank,)) == 1 and len(groups) == 10
+        assert len([ranks for ranks in groups if len(ranks) > 1]) == RECIPES[share, world_group]
+        assert groups.count((rank,)) == 1 and len(set(groups)) == 9 + 1 + 1
         assert sorted(ranks for ranks in calls if rank in ranks) == sorted(groups)
-        assert set(groups) == {group_ranks(dims[axis], axis) for axis in dims.axes} - {tuple(range(64))}
+        axes = {group_ranks(dims[axis], axis) for axis in dims.axes}
+        assert set(groups) | {tuple(range(64))} == axes | {tuple(range(64))}
 
 
 @pytest.mark.parametrize("world_group", [True, False])
@@ -61,19 +67,20 @@ def test_stock_takes_a_group_for_each_axis_of_each_mesh(world_group):
 
 @pytest.mark.parametrize("on", [True, False], ids=["overlay", "stock"])
 @pytest.mark.parametrize("world", [16, 64])
-def test_axes_of_degree_one_cost_one_call_for_this_rank_alone(calls, on, world):
-    """FSDP alone: all axes with more than one rank are the world; the others take one group that needs nobody."""
+def test_axes_of_degree_one_need_nobody(calls, on, world):
+    """FSDP alone: all axes with more than one rank are the world; each of the six others has a group of this rank
+    alone, so that each can be destroyed. On stock, where a mesh of such axes asks all ranks, one stands in for all."""
     with overlay(on), fake_world(3, world):
         dims = ParallelDims().build("cpu")
-        assert calls == [(3,)] == open_groups()
+        assert calls == [(3,)] * (6 if on else 1) == open_groups()
         assert dims.enabled == ("world", "fsdp", "efsdp", "batch", "loss")
         alone = {dims[axis].get_group().group_name for axis in dims.axes if axis not in dims.enabled}
-        assert len(alone) == 1
+        assert len(alone) == (6 if on else 1)
         assert all(dims[axis].get_group() is dist.group.WORLD for axis in dims.enabled)
 
 
-def test_a_second_build_takes_nothing(calls):
-    with overlay(True), fake_world(5, 64):
+def test_a_second_build_takes_nothing_if_groups_are_shared_across_the_world(calls):
+    with overlay(True, share_groups="world"), fake_world(5, 64):
         first = RECIPE.build("cpu")
         made = len(calls)
         again = RECIPE.build("cpu")
@@ -83,13 +90,13 @@ def test_a_second_build_takes_nothing(calls):
 
 @pytest.mark.parametrize("world", AT_SCALE)
 def test_groups_at_scale(calls, world):
-    """A rank asks for its own ten groups at any size, and they have the right ranks."""
+    """A rank asks for its own ten groups and one for the whole at any size, and they have the right ranks."""
     degrees = AT_SCALE[world]
     rank = world // 3
     with overlay(True), fake_world(rank, world):
         dims = ParallelDims(**degrees).build("cpu")
         groups = open_groups()
-        assert len(calls) == len(groups) == 10
+        assert len(calls) == len(groups) == 11
         p, rest = divmod(rank, world // degrees["pp"])
         stage = range(p * (world // degrees["pp"]), (p + 1) * (world // degrees["pp"]))
         assert set(dims["loss"].mesh.tolist()) == {other for other in stage if other % 4 == rank % 4}
@@ -101,7 +108,7 @@ def test_groups_at_scale(calls, world):
 
 def kept_by_build(world: int) -> int:
     """Bytes of Python memory that the meshes and groups of one rank hold after building, and their peak on the way."""
-    with overlay(True):
+    with overlay(True, flatten="existing"):  # without the group for the whole, which holds all ranks
         for _ in range(2):  # the second time everything that is imported or cached once is there
             with fake_world(world // 3, world):
                 gc.collect()

@@ -17,10 +17,13 @@ def test_every_option_has_a_reader_and_its_default_passes_it():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("share_groups", "maybe", "share_groups is on or off .* not 'maybe'"),
-        ("share_groups", 2, "not 2"),
+        ("share_groups", "maybe", "share_groups is one of 'names', 'ranks', 'world', 'off', not 'maybe'$"),
+        ("share_groups", True, "not True. What was True is 'world' now"),
+        ("share_groups", "on", "not 'on'. What was 'on' is 'world' now"),
+        ("share_groups", False, "not False. What was False is 'off' now"),
         ("create", "some", "create is one of 'members', 'world', not 'some'"),
-        ("flatten", None, "flatten is one of 'any', 'existing', 'create', not None"),
+        ("flatten", None, "flatten is one of 'whole', 'existing', 'create', not None$"),
+        ("flatten", "any", "not 'any'. What was 'any' is 'whole' now"),
         ("check_mesh", 1.0, "check_mesh is on or off"),
         ("cost", "cheap", "cost is one of 'stock', 'plan'"),
         ("topology", "tp", "topology is a mapping like"),
@@ -41,7 +44,7 @@ def test_a_wrong_value_says_what_it_takes(name, value, words):
 
 
 def test_texts_and_values_mean_the_same():
-    given = {"share_groups": False, "check_mesh": True, "create": "world", "topology": {"tp": (1e9, 1e-6)}}
+    given = {"share_groups": "off", "check_mesh": True, "create": "world", "topology": {"tp": (1e9, 1e-6)}}
     texts = {"SHARE_GROUPS": "off", "CHECK_MESH": "1", "CREATE": "world", "TOPOLOGY": "tp=1e9:1e-6"}
     environ = {"TORCH_OVERLAY_" + name: text for name, text in texts.items()}
     assert choices.from_environment(environ) == choices.choose(DEFAULT, given)

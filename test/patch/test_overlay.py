@@ -209,18 +209,18 @@ def test_a_second_enable_changes_only_what_it_names(tree, monkeypatch):
     torch_overlay.enable(flatten="existing")
     torch_overlay.enable(check_mesh=True)
     now = torch_overlay.options()
-    assert (now.cost, now.flatten, now.check_mesh, now.share_groups) == ("plan", "existing", True, True)
+    assert (now.cost, now.flatten, now.check_mesh, now.share_groups) == ("plan", "existing", True, "names")
     torch_overlay.disable()
     assert _settings.get_settings() is _settings.DEFAULT
-    assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("any", "plan")
+    assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("whole", "plan")
     torch_overlay.enable()
-    assert torch_overlay.options().flatten == "any"
+    assert torch_overlay.options().flatten == "whole"
 
 
 def test_a_wrong_option_changes_nothing(tree):
     tree.rows(*ALL)
     with pytest.raises(errors.OptionError, match="did you mean 'flatten'"):
-        torch_overlay.enable(flaten="any")
+        torch_overlay.enable(flaten="whole")
     assert not torch_overlay.is_enabled() and "fakelib" not in sys.modules
 
 
@@ -371,7 +371,7 @@ def test_status_reads_as_text(tree, monkeypatch):
         "  core.Mesh.note   added",
         "  inner.work       waiting: until fakelib.late.inner is imported",
         "  groups: made 2, shared 7",
-        "  share_groups: on",
+        "  share_groups: names",
         "  topology: (('tp', 1000000000.0, 1e-06),)",
     ):
         assert line in text.splitlines(), f"{line!r} isn't in\n{text}"
@@ -384,5 +384,5 @@ def test_an_undo_that_fails_still_turns_the_overlay_off(tree):
     tree.get("fakebody").calls = None  # so that the hook's undo raises
     with pytest.raises(errors.OverlayError, match="The overlay is off, but not everything went back"):
         torch_overlay.disable()
-    assert not torch_overlay.is_enabled() and sys.meta_path == finders and torch_overlay.options().flatten == "any"
+    assert not torch_overlay.is_enabled() and sys.meta_path == finders and torch_overlay.options().flatten == "whole"
     assert tree.get("fakelib.core").make() == ("stock", 1)

@@ -351,7 +351,7 @@ def test_an_environment_that_would_be_ignored_is_refused(command):
 def test_status_prints_the_table(command):
     done = command("status")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("torch_overlay is on, ") and "\noptions\n  share_groups: on" in done.stdout
+    assert done.stdout.startswith("torch_overlay is on, ") and "\noptions\n  share_groups: names" in done.stdout
 
 
 def test_a_command_on_the_path_is_found(command):

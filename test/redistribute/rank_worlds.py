@@ -28,46 +28,32 @@ def counted() -> dict:
 class WorldCases:
     """Cases for ``EightRanks``."""
 
-    @needs_overlay
+    @needs_package
     def test_the_policies_for_groups(self):
-        """any: whatever group is there, the world's too; existing: what the user flattened; create: what it takes."""
+        """whole: one over all axes; existing: what the user flattened; create: one for each set of axes."""
         import torch_overlay
 
         whole = torch.arange(70.0).reshape(35, 2)
-        cube = make_root(SHUFFLED, (2, 2, 2), ("a", "b", "c"))
-        pair = cube["a", "b"]
-        try:
-            torch_overlay.enable(flatten="existing")
-            self.assertEqual([gathers(cube, whole), gathers(pair, whole)], [(3, True), (2, True)])
-            torch_overlay.enable(flatten="any")  # the world is there, a group of a and b isn't
-            self.assertEqual([gathers(cube, whole), gathers(pair, whole)], [(1, True), (2, True)])
-            torch_overlay.enable(flatten="create")
-            self.assertEqual([gathers(cube, whole), gathers(pair, whole)], [(1, True), (1, True)])
-            torch_overlay.enable(flatten="any")  # which finds what was created
-            self.assertEqual(gathers(pair, whole), (1, True))
-            torch_overlay.enable(flatten="existing")
-            self.assertEqual(gathers(pair, whole), (2, True))
-            cube["a", "b"]._flatten("ab")
-            self.assertEqual(gathers(pair, whole), (1, True))
-        finally:
-            torch_overlay.enable(flatten="any")
+        expected = {"existing": (3, 2), "whole": (1, 2), "create": (1, 1)}
+        for policy, counts in expected.items():
+            with torch_overlay.enabled(flatten=policy):
+                cube = make_root(SHUFFLED, (2, 2, 2), ("a", "b", "c"))
+                pair = cube["a", "b"]
+                found = [gathers(cube, whole), gathers(pair, whole)]
+                self.assertEqual(found, [(count, True) for count in counts], policy)
+                torch_overlay.prepare(pair)  # which its owner may do under any of them
+                self.assertEqual(gathers(pair, whole), (1, True), policy)
+                other = make_root(SHUFFLED, (2, 2, 2), ("a", "b", "c"))
+                other["a", "b"]._flatten("ab")
+                self.assertEqual(gathers(other["a", "b"], whole), (1, True), policy)
+        with torch_overlay.enabled(flatten="existing"):  # what `whole` and `create` made isn't used
+            self.assertEqual([gathers(other, whole), gathers(other["b", "c"], whole)], [(2, True), (2, True)])
 
     @needs_overlay
-    def test_another_mesh_over_the_same_ranks_lends_its_groups(self):
-        grid = make_root(range(WORLD), (4, 2), ("x", "y"))
+    def test_another_mesh_over_the_same_ranks_lends_nothing(self):
+        make_root(range(WORLD), (4, 2), ("x", "y"))
         cube = make_root(range(WORLD), (2, 2, 2), ("a", "b", "c"))
-        self.assertEqual(gathers(cube["a", "b"], torch.arange(12.0)), (1, True))
-        self.assertEqual(grid["x"].get_group().size(), 4)
-
-    @needs_overlay
-    def test_private_groups_stay_private(self):
-        import torch_overlay
-
-        mesh = make_root(range(WORLD), (2, 2, 2), ("a", "b", "c"))
-        with torch_overlay.private_groups():
-            own = make_root(range(WORLD), (4, 2), ("x", "y"))
-        self.assertEqual(gathers(mesh["a", "b"], torch.arange(12.0)), (2, True))
-        self.assertEqual(gathers(own, torch.arange(16.0)), (1, True))  # the world is everybody's
+        self.assertEqual(gathers(cube["a", "b"], torch.arange(12.0)), (2, True))
 
     def test_a_new_world_has_new_groups(self):
         """The same mesh in a world made anew: the plans of the old one, whose groups are gone, aren't run."""

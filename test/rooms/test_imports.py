@@ -12,7 +12,14 @@ PACKAGE = house.sources("torch_overlay")
 UPSTREAM = "torch_overlay.distributed"
 # Where torch comes in: the rooms named as torch's public files, and these. What else is new there is pure: plain ints
 # and tuples, tested in milliseconds without torch. Naming one more room here is a decision, not a formality.
-TORCH_ROOMS = ("_torch_", "_mesh_", "_shared_state", "_group_table", "_process_groups")  # meshes and groups
+TORCH_ROOMS = (
+    "_torch_",
+    "_mesh_",
+    "_shared_state",
+    "_universe",
+    "_group_table",
+    "_process_groups",
+)  # meshes and groups
 TORCH_ROOMS += ("_redistribute", "_safe_merging", "_run", "_specs", "_joint_groups")  # running a plan
 TORCH_ROOMS += ("_dtensor_spec", "_pair", "_planned")  # finding one
 TORCH_ROOMS += ("_collective_utils", "_kept")  # its cost, and torch's own code beside it

@@ -19,7 +19,7 @@ INTERNAL = {"AssertionError", "PatchError", "AttributeError", "LookupError", "No
 ROOMS = ("choices", "engine", "import_hook", "overlay", "recognise", "run", "versions")
 FILES = tuple(f"{house.PACKAGE}/{room}.py" for room in ROOMS)
 # What has no words of its own: the verdict before it has a row.
-FRAMES = {"… This rank, …, builds …."}
+FRAMES = {"… This rank, …, …s …."}
 
 
 def text_of(node: ast.AST) -> str:

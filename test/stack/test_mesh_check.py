@@ -35,7 +35,7 @@ class TestCompare(TestCase):
         store = dist.HashStore()
         for rank, line in lines.items():
             store.set(f"mesh/{rank}", line)
-        return _mesh_check._compare(store, "mesh", size, 0.2)
+        return _mesh_check._verdict(store, "mesh", size, 0.2, _mesh_check.MESH)
 
     def test_all_the_same(self) -> None:
         self.assertEqual(self._verdict({0: "(a=2)", 1: "(a=2)"}, 2), "same")

@@ -33,16 +33,22 @@ class TestSharedGroups(TestCase):
 
     def test_one_call_for_each_axis(self) -> None:
         init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
-        self.assertEqual(len(self.calls), 3)
+        self.assertEqual([len(ranks) for ranks in self.calls[:3]], [4, 4, 4])
         self.assertTrue(all(5 in ranks for ranks in self.calls))
 
-    def test_axes_over_the_same_ranks_share(self) -> None:
-        mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b"))
-        other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("x", "y", "z"))
+    def test_an_axis_has_one_group_in_all_views(self) -> None:
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        one = mesh._unflatten(0, (4, 16), ("a", "b"))
         before = len(self.calls)
-        flat = other["y", "z"]._flatten("yz")
-        self.assertEqual(flat.get_group(), mesh.get_group("b"))
-        self.assertEqual(len(self.calls), before)
+        other = mesh._unflatten(0, (4, 16), ("a", "z"))
+        self.assertEqual(one.get_group("a"), other.get_group("a"))
+        self.assertNotEqual(one.get_group("b"), other.get_group("z"))
+        self.assertEqual(len(self.calls), before + 1)
+
+    def test_two_meshes_share_nothing(self) -> None:
+        one, other = (init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b")) for _ in range(2))
+        self.assertEqual(one, other)
+        self.assertNotEqual(one.get_group("b"), other.get_group("b"))
 
     def test_the_world_serves_the_axis_that_is_the_world(self) -> None:
         mesh = init_device_mesh("cpu", (64,))

@@ -40,10 +40,10 @@ def test_a_suite_and_the_processes_that_it_starts_are_under_it(suite):
         CODE = "import torch, torch_overlay; print(torch_overlay.is_enabled(), torch_overlay.options().flatten)"
 
         def test_here():
-            assert torch_overlay.is_enabled() and torch_overlay.options().flatten == "any"
+            assert torch_overlay.is_enabled() and torch_overlay.options().flatten == "whole"
 
         def test_there():
-            assert subprocess.check_output([sys.executable, "-c", CODE], text=True) == "True any\\n"
+            assert subprocess.check_output([sys.executable, "-c", CODE], text=True) == "True whole\\n"
         """,
         *FLAG,
     )

@@ -58,7 +58,7 @@ def _judge(report: Report, arguments: argparse.Namespace) -> None:
     for world in worlds:
         calls = report.row(CALLS, ranks=world, **{"class": OURS}).overlay
         # Nine sets of several ranks, and this rank alone for etp, which is 1.
-        report.targets.append(Target(f"new_group calls of a rank, {world:,} ranks", calls or 0, 10))
+        report.targets.append(Target(f"new_group calls of a rank, {world:,} ranks", calls or 0, 11))
     if {4096, 65536} <= set(worlds):
         small, large = (_bytes_a_rank(report, world) for world in (4096, 65536))
         report.targets.append(Target("bytes for each rank of its groups, 65,536 over 4,096 ranks", large / small, 1.25))

@@ -29,14 +29,17 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     if arguments.ranks % 8:
         raise SystemExit(f"bench groups: --ranks must be a multiple of 8, got {arguments.ranks}")
     found = {}
-    for side in SIDES:
-        print(f"groups: counting on {side}", file=sys.stderr)
-        found[side] = process.fresh("groups:count", side=side, ones=arguments.ones)
-    for recipe in found[STOCK]:
-        for name in (GROUPS, SETS, CALLS):
-            row = Row(name, "", found[STOCK][recipe][name], found[OVERLAY][recipe][name], {"recipe": recipe})
-            report.rows.append(row)
-    for recipe, bound in (("torchtitan", 9), ("accelerate", 2)):
+    for side, share in ((STOCK, None), (OVERLAY, "names"), (OVERLAY, "ranks")):
+        print(f"groups: counting on {side}{f', {share} shared' if share else ''}", file=sys.stderr)
+        found[share] = process.fresh("groups:count", side=side, share=share, ones=arguments.ones)
+    for share in ("names", "ranks"):
+        for recipe, stock in found[None].items():
+            where = {"recipe": recipe if share == "names" else f"{recipe}, ranks"}
+            report.rows += [
+                Row(name, "", stock[name], found[share][recipe][name], where) for name in (GROUPS, SETS, CALLS)
+            ]
+    bounds = {"torchtitan": 10 + 1, "torchtitan, ranks": 9 + 1, "accelerate": 5 + 1, "accelerate, ranks": 2 + 1}
+    for recipe, bound in bounds.items():
         row = report.row(GROUPS, recipe=recipe)
         report.targets.append(Target(f"groups of a rank, {recipe}", row.overlay, bound))
     report.targets.append(Target("new_group calls of (1, W, 1, 1)", report.row(CALLS, recipe="ones").overlay, 6))
@@ -44,7 +47,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         f"torchtitan: 64 ranks, {', '.join(f'{k} {v}' for k, v in TITAN.items())}, five views and a flattened one",
         f"accelerate: (8, 8), one axis flattened three times; ones: (1, {arguments.ones}, 1, 1); "
         f"loop: (2, 4) with a slice, a flatten and an unflatten, built {REBUILDS} times",
-        "groups of one rank, the world's own not counted",
+        "groups of one rank, the world's own not counted, one for the whole mesh among the overlay's; recipes with "
+        '"ranks" run under share_groups="ranks"',
     ]
     if arguments.ranks:
         _time_real_groups(arguments, report)
@@ -66,8 +70,8 @@ def _time_real_groups(arguments: argparse.Namespace, report: Report) -> None:
 # --- counts, in a process of one side
 
 
-def count(side: str, ones: int) -> dict[str, dict[str, int]]:
-    """Groups, distinct rank sets and calls of each recipe on one rank."""
+def count(side: str, share: str | None, ones: int) -> dict[str, dict[str, int]]:
+    """Groups, distinct rank sets and calls of each recipe on one rank, and under the overlay with what is shared."""
     recipes = {
         "torchtitan": (64, torchtitan),
         "accelerate": (64, accelerate),
@@ -77,7 +81,7 @@ def count(side: str, ones: int) -> dict[str, dict[str, int]]:
     from .fake_world import GroupCounter, fake_world
 
     found = {}
-    with on(side):
+    with on(side, **({"share_groups": share} if share else {})):
         for name, (world, recipe) in recipes.items():
             with fake_world(world // 2 + 1, world), GroupCounter() as counter:
                 recipe(world)

@@ -15,14 +15,18 @@ _REDISTRIBUTION = "torch.distributed.tensor"
 
 
 @contextlib.contextmanager
-def on(side: str) -> Iterator[None]:
-    """Run the block on this side; raises RuntimeError if the overlay is on already, since stock would not be stock."""
+def on(side: str, **options: str) -> Iterator[None]:
+    """Run the block on this side, under the overlay with these options.
+
+    Raises:
+        RuntimeError: the overlay is on already, so stock would not be stock.
+    """
     if torch_overlay.is_enabled():
         raise RuntimeError(f"the overlay is on already: what is measured as {side!r} would be something else")
     if side == STOCK:
         yield
         return
-    with torch_overlay.enabled():
+    with torch_overlay.enabled(**options):
         yield
 
 

@@ -84,7 +84,7 @@ class Prefix:
 
     def _targets(self) -> dict[str, list[str]]:
         """Names to lay down, by file; those that the tree has already are left to it."""
-        rows = {row.target: row for row in ROWS}
+        rows = {row.target: row for row in ROWS if self.tree.release.in_range(row)}
         refused: list[str] = []
         found: dict[str, list[str]] = {}
         for target in dict.fromkeys(target for message in self.messages for target in message.rows):

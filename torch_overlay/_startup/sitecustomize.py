@@ -7,6 +7,8 @@ processes inherit. A ``sitecustomize`` that would have run without us runs too.
 import atexit
 import os
 import sys
+import types
+from collections.abc import MutableMapping
 
 SWITCH = "TORCH_OVERLAY_RUN"  # 1; or report:PID where PID runs the program; or claimed by a rank 0
 NAME = "sitecustomize"
@@ -24,7 +26,7 @@ def start() -> None:
     run_next()
 
 
-def reports(environ, pid: int, parent: int) -> bool:
+def reports(environ: MutableMapping[str, str], pid: int, parent: int) -> bool:
     """Whether this process prints the status when it ends, of all those that `run --report` brings about: rank 0.
 
     That is a process whose launcher made it rank 0, or, where nobody set a rank, the one that runs the program (the
@@ -43,7 +45,7 @@ def reports(environ, pid: int, parent: int) -> bool:
     return rank is None and asked == "report" and program == str(pid if os.name == "posix" else parent)
 
 
-def report(overlay, pid: int) -> None:
+def report(overlay: types.ModuleType, pid: int) -> None:
     """Print the status, unless this is a fork of the process that was to, or turned out to be torchrun itself."""
     if os.getpid() == pid and "torch.distributed.launcher.api" not in sys.modules:
         print(overlay.status(), file=sys.stderr)

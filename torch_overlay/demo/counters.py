@@ -37,8 +37,8 @@ class GroupCounter:
 
     @staticmethod
     def groups() -> int:
-        """Process groups that this rank is in, the world among them."""
-        return len(c10d._world.pg_map)
+        """Process groups of several ranks that this rank is in, the world among them: each may be a communicator."""
+        return sum(group.size() > 1 for group in c10d._world.pg_map)
 
 
 def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:

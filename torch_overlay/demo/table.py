@@ -58,7 +58,7 @@ def summary(result: Result) -> str:
 
 def _group_rows(result: Result) -> list[str]:
     rows = [
-        _count("process groups a rank", result, lambda side: side.groups),
+        _count("groups of several ranks", result, lambda side: side.groups),
         _count("new_group calls a rank", result, lambda side: side.new_group_calls),
         _row("mesh build, ms", result, lambda side: 1000 * side.build_seconds, "{:.1f}"),
     ]

@@ -1,18 +1,38 @@
-"""Compare meshes across ranks before groups are made, so that a mismatch is an error on every rank and not a hang.
+"""Compare ranks before groups are made, so that a mismatch is an error on every rank and not a hang.
 
 Every rank puts a line about its mesh into the default group's store; rank 0 compares them and answers all. Costs each
-rank two store operations, rank 0 one for each rank.
+rank two store operations a mesh, rank 0 one for each rank; and the same once more for each world, in which ranks
+compare what their groups and plans depend on beside the mesh.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from datetime import timedelta
+from typing import NamedTuple
 
 from torch.distributed import distributed_c10d
 
-from ._group_table import group_table
+from . import _settings
 from ._settings import get_settings
+from ._universe import current_world
+
+
+class Words(NamedTuple):
+    """How an error speaks of what is compared.
+
+    Attributes:
+        all: what all ranks must do.
+        some: what a rank does, followed by its line.
+    """
+
+    all: str
+    some: str
+
+
+MESH = Words("build the same mesh", "build")
+PROCESS = Words("run the same release with the same options", "run")
 
 
 def check_same_mesh(mesh: str) -> None:
@@ -27,25 +47,38 @@ def check_same_mesh(mesh: str) -> None:
     world = distributed_c10d._get_default_group()
     if not get_settings().check_mesh or world.size() == 1 or distributed_c10d.get_backend(world) == "fake":
         return
-    table = group_table()
-    table.meshes += 1
+    ours = current_world()
+    ours.compared += 1  # before anything is compared: keys are used once
+    if ours.compared == 1:
+        _compare("mesh_check/process", _process(), PROCESS)
+    _compare(f"mesh_check/{ours.compared}", mesh, MESH)
+
+
+def _process() -> str:
+    """What groups and plans depend on beside the meshes, as one line."""
+    settings = get_settings()
+    said = [f"{field.name}={getattr(settings, field.name)!r}" for field in dataclasses.fields(settings)]
+    return ", ".join([_settings.build, *said])
+
+
+def _compare(prefix: str, line: str, words: Words) -> None:
+    world = distributed_c10d._get_default_group()
     store = distributed_c10d._world.pg_map[world][1]
-    prefix = f"mesh_check/{table.meshes}"
     seconds = _timeout_seconds(world)
-    store.set(f"{prefix}/{world.rank()}", mesh)
+    store.set(f"{prefix}/{world.rank()}", line)
     verdict: str | None
     if world.rank() == 0:
-        verdict = _compare(store, prefix, world.size(), 0.8 * seconds)
+        verdict = _verdict(store, prefix, world.size(), 0.8 * seconds, words)
         store.set(f"{prefix}/verdict", verdict)
     else:
         verdict = _read(store, f"{prefix}/verdict", seconds)
         if verdict is None:
             raise RuntimeError(
                 f"Ranks compare their meshes before making groups, and rank 0 didn't answer within {seconds:g} s. "
-                f"This rank builds {mesh}. See whether rank 0 died or skips this mesh."
+                f"This rank {words.some}s {line}. See whether rank 0 died or skips this mesh."
             )
     if verdict != "same":
-        raise RuntimeError(f"{verdict} This rank, {world.rank()}, builds {mesh}.")
+        raise RuntimeError(f"{verdict} This rank, {world.rank()}, {words.some}s {line}.")
 
 
 def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
@@ -65,7 +98,7 @@ def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None
     return store.get(key).decode()
 
 
-def _compare(store: distributed_c10d.Store, prefix: str, size: int, seconds: float) -> str:
+def _verdict(store: distributed_c10d.Store, prefix: str, size: int, seconds: float, words: Words) -> str:
     deadline = time.monotonic() + seconds
     said: dict[str, list[int]] = {}
     missing: list[int] = []
@@ -82,5 +115,5 @@ def _compare(store: distributed_c10d.Store, prefix: str, size: int, seconds: flo
         )
     if len(said) == 1:
         return "same"
-    views = "; ".join(f"ranks {ranks} build {line}" for line, ranks in said.items())
-    return f"All {size} ranks must build the same mesh, and they differ: {views}."
+    views = "; ".join(f"ranks {ranks} {words.some} {line}" for line, ranks in said.items())
+    return f"All {size} ranks must {words.all}, and they differ: {views}."

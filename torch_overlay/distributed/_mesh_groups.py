@@ -1,29 +1,54 @@
-"""The groups of a mesh's axes: made when the mesh is, found by name afterwards."""
+"""The groups of a mesh: one for each axis and, for redistributions, some over several axes together. Made when the mesh
+is, or when its owner asks; found by name afterwards."""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import device_mesh
-from torch.distributed.distributed_c10d import (
-    ProcessGroup,
-    _cleanup_process_group_global_state,
-    _resolve_process_group,
-)
+from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
 
+from ._group_table import Kind, find_group
+from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
 from ._mesh_pickle import UNBOUND, bind_groups
-from ._mesh_state import shared_state, view_of
-from ._process_groups import Request, axis_group
+from ._mesh_state import is_apart, shared_state, view_of
+from ._process_groups import Request, axis_group, makes_communicators
 from ._rank_map import short
+from ._settings import get_settings
+from ._universe import Joint, Universe, current_world, join_universe, making_private, universe_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._layout import MeshLayout
     from ._mesh_input import Override
+
+
+def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
+    """Give a new mesh the groups of its axes, and those that redistributions over several axes use.
+
+    If it is a root and made inside a block of `private_groups`, its universe is private.
+    """
+    shared = shared_state(mesh)
+    if making_private.get() and mesh._root_mesh is None:
+        shared.private = current_world().next_private(shared.rank_map)
+    mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
+    make_joint_groups(mesh)
+
+
+def finish_view(mesh: DeviceMesh) -> None:
+    """Give a view with new axes, which have their groups, those that redistributions over several axes use."""
+    mark_apart(mesh)
+    make_joint_groups(mesh)
+
+
+def mark_apart(mesh: DeviceMesh) -> None:
+    """Note of a new view whether it was made in a block of `private_groups`; see `is_apart`."""
+    if making_private.get() and shared_state(mesh).private is None:
+        mesh.__dict__["_apart"] = True
 
 
 def make_groups(
@@ -31,16 +56,147 @@ def make_groups(
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
     shared = shared_state(mesh)
-    view = view_of(mesh).show(layout)
     check_same_mesh(_describe(mesh, layout, names, overrides))
+    universe = universe_of(shared)
     found: list[str] = []
-    for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
-        name = names[number] if names else f"dim_{number}"
-        group = axis_group(Request(view, axis, name, override, mesh._device_type))
+    for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):
+        view = view_of(mesh).show(MeshLayout((axis,)))
+        group = axis_group(universe, Request(view, name, override, mesh._device_type))
         if group is not None:
             shared.registry[group.group_name] = group
             found.append(group.group_name)
     return found
+
+
+def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
+    """What the axes of a mesh are called, of one without names as well; this is the lane of their groups."""
+    return [str(name) for name in names] if names else [f"dim_{number}" for number in range(ndim)]
+
+
+def make_joint_groups(mesh: DeviceMesh) -> None:
+    """The groups over several axes of a new mesh that `options.flatten` asks for."""
+    policy, large = get_settings().flatten, _large(mesh)
+    if len(large) < 2 or is_apart(mesh):
+        return
+    if policy == "create":
+        _make_joint(mesh, _subsets(large), asked_for=False)
+    # With sharing off, views of one universe share nothing, and they would share this one.
+    elif policy == "whole" and get_settings().share_groups != "off" and not _costs_memory_at_once():
+        _make_joint(mesh, [large], asked_for=False)
+
+
+def _costs_memory_at_once() -> bool:
+    return makes_communicators(distributed_c10d._get_default_group())
+
+
+def prepare(mesh: DeviceMesh) -> None:
+    """Make a group for each set of two or more axes of a mesh, which redistributions over them then use.
+
+    Collective: all ranks of the mesh call it, and all ranks of the world where these make every group. A mesh of n axes
+    of more than one rank has 2^n - n - 1 such sets. On NCCL a group takes memory from its first collective on.
+
+    Raises:
+        RuntimeError: the mesh has no groups, is a private view of a mesh that isn't private, or a member didn't take
+            part within the timeout.
+
+    >>> prepare(mesh["dp", "cp", "tp"])  # then P,P,S0 -> R,R,R takes two collectives  # doctest: +SKIP
+    """
+    if "_dim_group_names" not in mesh.__dict__:
+        raise RuntimeError(f"prepare needs a mesh with process groups, and {mesh} was made without")
+    if is_apart(mesh):
+        raise RuntimeError(
+            f"prepare makes groups that all views of a mesh share, and {mesh} was made inside private_groups() from a "
+            "mesh that isn't private. Make the root mesh inside, and prepare that."
+        )
+    _make_joint(mesh, _subsets(_large(mesh)), asked_for=True)
+
+
+def _large(mesh: DeviceMesh) -> tuple[int, ...]:
+    return tuple(axis for axis, size in enumerate(view_of(mesh).layout.sizes) if size > 1)
+
+
+def _subsets(axes: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    return itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
+
+
+def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]], asked_for: bool) -> None:
+    universe, view = universe_of(shared_state(mesh)), view_of(mesh)
+    names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
+    overrides = [override_of(mesh, universe, axis) for axis in range(len(view.layout.axes))]
+    for axes in subsets:
+        kind = _common_kind([overrides[axis] for axis in axes])
+        if kind is None:
+            continue  # groups that can do different things can't be joined
+        layout = view.layout.select(axes).joint().ascending()
+        made = universe.joint.get((layout, kind))
+        if made is not None:
+            universe.version += asked_for and not made.asked_for
+            made.asked_for |= asked_for
+            continue
+        name, override = ",".join(names[axis] for axis in axes), overrides[axes[0]]
+        request = Request(view.show(MeshLayout((layout,))), name, override, mesh._device_type, joint=True)
+        group = axis_group(universe, request)
+        universe.joint[layout, kind] = Joint(group.group_name if group is not None else "", asked_for)
+        universe.version += 1
+
+
+def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
+    """The backend and options that an axis of a mesh has; of a group that wasn't made here, its backend."""
+    held = mesh.__dict__.get("_dim_group_names")
+    if not held:
+        return (None, None)  # this rank is outside
+    known = universe.overrides.get(held[axis]) if universe is not None else None
+    if known is not None:
+        return known
+    group = find_group(held[axis])
+    if group is None or group is distributed_c10d._get_default_group():
+        return (None, None)
+    return (distributed_c10d.get_backend(group), None)
+
+
+def _common_kind(overrides: Sequence[Override]) -> Kind | None:
+    kinds = {Kind.of(override) for override in overrides}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
+    """The name of the group over several axes of a mesh, in whatever order it holds their ranks; None if there is none.
+
+    The same on all ranks, since it follows from the mesh calls of this universe and the options: a group that was made
+    for redistributions, else a view that somebody flattened, on the backend and with the options that the axes have.
+    """
+    shared, view = shared_state(mesh), view_of(mesh)
+    join_universe(shared)
+    universe = shared.universe
+    kind = _common_kind([override_of(mesh, universe, axis) for axis in axes])
+    if kind is None:
+        return None
+    wanted = view.layout.select(axes).joint().ascending()
+    made = universe.joint.get((wanted, kind)) if universe is not None and not is_apart(mesh) else None
+    if made is not None and (made.asked_for or get_settings().flatten != "existing"):
+        return made.group_name
+    for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
+        if is_apart(flattened):
+            continue
+        names = flattened.__dict__.get("_dim_group_names")
+        alike = names and view_of(flattened).layout.axes[0].ascending() == wanted
+        if alike and Kind.of(override_of(flattened, universe, 0)) == kind:
+            return names[0]
+    return None
+
+
+def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
+    """Part of every cache's key: it changes when `joint_group_name` may answer differently.
+
+    A view that is flattened may make no group and still bring one within reach; under the same name an equal mesh may
+    have another view, over other axes or with a group of its own.
+    """
+    shared = shared_state(mesh)
+    join_universe(shared)
+    universe = shared.universe
+    made = (universe.serial, universe.version) if universe is not None else ()
+    flattened = [(name, *v.__dict__.get("_dim_group_names", ())) for name, v in list(shared.flattened.items())]
+    return (*made, *flattened) if flattened else made
 
 
 def _describe(mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:
@@ -53,7 +209,8 @@ def _describe(mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None,
     asked = [f"{backend or ''}{'+options' if options else ''}" for backend, options in overrides]
     backends = f", backends {asked}" if any(asked) else ""
     strides = ", ".join(str(axis) for axis in layout.axes)
-    return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}"
+    private = ", private" if shared_state(mesh).private else ""
+    return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}{private}"
 
 
 def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessGroup:
@@ -78,18 +235,3 @@ def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessG
             )
         root._pg_registry[name] = _resolve_process_group(name)
     return device_mesh._get_pg_from_name(root, name)
-
-
-def abort_groups(mesh: DeviceMesh) -> None:
-    """Abort every group of a root mesh and its views, each once, and take them out of torch's books."""
-    groups: dict[str, ProcessGroup] = {}
-    for name in (*mesh.__dict__.get("_dim_group_names", ()), *mesh._pg_registry):
-        try:
-            groups[name] = _resolve_process_group(name)
-        except RuntimeError:
-            continue  # gone already
-    for group in groups.values():
-        group.abort()
-    for group in groups.values():
-        _cleanup_process_group_global_state(group)
-    mesh._pg_registry.clear()

@@ -7,39 +7,47 @@ never by its name, since names depend on the order in which a process made its g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import ProcessGroup, get_rank, get_world_size, is_initialized
+from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
-from ._group_table import group_table
+from ._group_table import find_group
 from ._layout import MeshLayout
 from ._mesh_state import shared_state, thread_id, view_of
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
+from ._universe import current_world, join_universe
 from ._view import View
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ._group_table import GroupTable
+
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
+# The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
+UNKNOWN = (0, None, "")
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What torch's own DeviceMesh would pickle, without what is true only in this process."""
+    """What torch's own DeviceMesh would pickle, without what is true only in this process, and the universe."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None
+    world = current_world().token if is_initialized() else ""
+    state["_universe"] = (shared.universe.number if shared.universe else shared.saved_number, shared.private, world)
     return state
 
 
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it."""
     mesh.__dict__.update(state)
+    mesh.__dict__.setdefault("_universe", UNKNOWN)
     mesh._pg_registry = {}
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
@@ -50,39 +58,83 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
         mesh._thread_id = thread_id()
     mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     if "_dim_group_names" in state:
-        bind_groups(mesh, view)
+        _bind(mesh, view, *mesh.__dict__["_universe"])
 
 
-def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
-    """Find this rank's group on each axis by its ranks; an axis without one gets a name that says so."""
-    view = view or view_of(mesh)
+def bind_groups(mesh: DeviceMesh) -> None:
+    """Find this rank's group on each axis anew; an axis without one keeps a name that says so."""
+    shared = shared_state(mesh)
+    join_universe(shared)
+    _bind(mesh, view_of(mesh), shared.saved_number, shared.private)
+
+
+def _bind(mesh: DeviceMesh, view: View, number: int | None, private: str | None, world: str = "") -> None:
     saved = mesh._dim_group_names
+    if is_initialized() and world == current_world().token and not any(name.startswith(UNBOUND) for name in saved):
+        # Saved in this process and world: the names are right, also those of groups that users made.
+        mesh._pg_registry = {name: group for name in saved if (group := find_group(name)) is not None}
+        return
     mesh._dim_group_names = []
     if view.coordinate(mesh._rank) is None:
         return
-    for number, axis in enumerate(view.layout.axes):
-        ranks = view.show(MeshLayout((axis,))).ranks(mesh._rank)
-        group = _find_group(ranks, saved[number] if number < len(saved) else "")
-        if group is None:
-            mesh._dim_group_names.append(f"{UNBOUND}{ranks}")
-        else:
-            mesh._dim_group_names.append(group.group_name)
+    for axis, layout in enumerate(view.layout.axes):
+        wanted = _Wanted(
+            view.show(MeshLayout((layout,))).ranks(mesh._rank),
+            str(mesh._mesh_dim_names[axis]) if mesh._mesh_dim_names else f"dim_{axis}",
+            saved[axis] if axis < len(saved) else "",
+        )
+        name = _find(wanted, view.rank_map, number, private) if is_initialized() else None
+        mesh._dim_group_names.append(name or f"{UNBOUND}{wanted.ranks}")
+        group = find_group(name) if name else None
+        if group is not None:
             mesh._pg_registry[group.group_name] = group
 
 
-def _find_group(ranks: list[int], saved_name: str) -> ProcessGroup | None:
-    """A group over exactly these ranks in this order: a mesh's if there is one, else one of the saved name."""
-    if not is_initialized():
+class _Wanted(NamedTuple):
+    """The group of an axis of a loaded mesh: its ranks in order, the axis, and the name that the group had."""
+
+    ranks: list[int]
+    lane: str
+    saved_name: str
+
+
+def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
+    """The name of a group over exactly these ranks in this order.
+
+    If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
+    it is told so. Else it is a live one: of another universe over the same ranks, of any, or one that torch made before
+    this code was in place.
+    """
+    world = current_world()
+    saved_from = world.find_universe(rank_map, private, number)
+    if saved_from is not None and saved_from.number == number:
+        name = _of_table(saved_from.table, wanted)
+        if name is not None:
+            return name
+    if wanted.ranks == list(range(get_world_size())) and private is None:
+        return distributed_c10d._get_default_group().group_name
+    if private is not None:
         return None
-    if ranks == list(range(get_world_size())):
-        return distributed_c10d._get_default_group()
-    table = group_table()
-    for key in (table.key(ranks, (None, None)), *(key for key in table.groups if key[0] == tuple(ranks))):
-        group = table.find(key)[1]
-        if group is not None:
-            return group
-    world = distributed_c10d._world
-    fitting = [group for group in world.pg_names if list(world.pg_group_ranks[group]) == ranks]
-    named = [group for group in fitting if world.pg_names.get(group) == saved_name]
+    tables = [saved_from.table] if saved_from else []
+    tables += [*(known.table for known in world.universes if known.private is None), world.table]
+    names = (_of_table(table, wanted) for table in tables)
+    return next((name for name in names if name and find_group(name)), None) or _of_torch(wanted)
+
+
+def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
+    """The group over these ranks that serves an axis of this name; of several, the one of the saved name."""
+    alike = [
+        entry.group_name
+        for key, entry in list(table.entries.items())
+        if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
+    ]
+    return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
+
+
+def _of_torch(wanted: _Wanted) -> str | None:
+    """A group that torch made before this code was in place: the one of the saved name, else a mesh's."""
+    books = distributed_c10d._world
+    fitting = [group for group in books.pg_names if list(books.pg_group_ranks[group]) == wanted.ranks]
+    named = [group for group in fitting if books.pg_names.get(group) == wanted.saved_name]
     made_for_meshes = [group for group in fitting if getattr(group, "group_desc", "").startswith("mesh_")]
-    return next(iter(named + made_for_meshes), None)
+    return next((group.group_name for group in (*named, *made_for_meshes)), None)

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import get_backend, is_initialized
 from ._rank_map import RankMap
 from ._shared_state import SharedState
 from ._torch_layout import from_torch, to_torch
+from ._universe import join_universe
 from ._view import View
 
 if TYPE_CHECKING:
@@ -51,13 +52,18 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
     """Read the state off a mesh that holds only what torch stores; costs as much as the rank map is long, once."""
     held = mesh.__dict__
     root = held.get("_root_mesh")
+    number, private, _ = held.pop("_universe", (None, None, ""))  # of a loaded mesh, see `saved_state`
     if root is None or root is mesh:
-        shared = SharedState(RankMap(held["_flatten_rank_map"]))
-        shared.flattened = held["_flatten_mapping"]
-        shared.registry = held["_pg_registry"]
+        # A subclass that makes its own mesh may set less than torch does.
+        ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
+        shared = SharedState(RankMap(ranks), private)
+        shared.saved_number = number
+        join_universe(shared)
+        shared.flattened = held.setdefault("_flatten_mapping", {})
+        shared.registry = held.setdefault("_pg_registry", {})
     else:
         shared = shared_state(root)
-        shared.registry.update(held["_pg_registry"])
+        shared.registry.update(held.get("_pg_registry", {}))
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
     _living[id(mesh)] = mesh  # overlay only
@@ -80,12 +86,21 @@ def make_view(
     return _finish(mesh, parent, group_names)
 
 
+def copy_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
+    copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, mesh.__dict__.get("_dim_group_names"))
+    copied._root_mesh = mesh._root_mesh
+    copied._flatten_mapping = mesh._flatten_mapping
+    copied._pg_registry = mesh._pg_registry
+    return copied
+
+
 def make_window(
     parent: DeviceMesh, layout: MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
 ) -> DeviceMesh:
     """The copy of ``layout`` at index ``start``, as a root of its own."""
     view = view_of(parent).window(layout, start)
-    shared = SharedState(view.rank_map)
+    shared = SharedState(view.rank_map, shared_state(parent).private)
     mesh = _blank(parent, None, names)
     put_state(mesh, view, shared)
     mesh._flatten_mapping = shared.flattened
@@ -94,6 +109,14 @@ def make_window(
         if name in shared_state(parent).registry:
             shared.registry[name] = shared_state(parent).registry[name]
     return _finish(mesh, parent, group_names)
+
+
+def is_apart(mesh: DeviceMesh) -> bool:
+    """Whether it is a view of a mesh that isn't private, made in a block of `private_groups`, or a view of such a view.
+
+    Its axes have groups of their own, and it doesn't use those that redistributions over other views share.
+    """
+    return "_apart" in mesh.__dict__
 
 
 def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None) -> DeviceMesh:
@@ -106,6 +129,8 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
     mesh._pg_registry = {}
     mesh._thread_id = parent._thread_id
     mesh._hash = None
+    if is_apart(parent):
+        mesh.__dict__["_apart"] = True
     return mesh
 
 
@@ -132,7 +157,9 @@ class _Hashed:
 def torch_hash(mesh: DeviceMesh) -> int:
     """What torch's own code hashes an equal mesh to."""
     ranks = _Hashed(view_of(mesh).rank_map.ranks_hash)
-    key = (ranks, mesh._layout, mesh._device_type, mesh._mesh_dim_names, mesh._thread_id)
+    key: tuple[Any, ...] = (ranks, mesh._layout, mesh._device_type, mesh._mesh_dim_names, mesh._thread_id)
+    if shared_state(mesh).private is not None:
+        key = (*key, shared_state(mesh).private)
     ordered = "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__  # since 2.15 a part of a mesh's value
     return hash((*key, mesh._preserve_rank_order) if ordered else key)
 
@@ -150,6 +177,7 @@ def settle() -> None:  # overlay only
             continue
         shared = held.pop("_shared_state")
         del held["_view"]
+        held.pop("_apart", None)
         held.setdefault("_rank_map", shared.tensor)
         held.setdefault("_flatten_rank_map", shared.ranks)
     _living.clear()

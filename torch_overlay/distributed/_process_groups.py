@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,19 +10,18 @@ from torch.distributed import config as dist_config
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from ._group_table import GroupTable, group_table, making_for_mesh, needs_device_group
+from ._group_table import Entry, GroupTable, Key, Kind, compact, describe
 from ._layout import Layout
 from ._rank_map import short
 from ._settings import get_settings
+from ._universe import Universe, making_for_mesh, making_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from ._mesh_input import Override
     from ._view import View
-
-_private: contextvars.ContextVar[bool] = contextvars.ContextVar("private_groups", default=False)
 
 
 @dataclass
@@ -54,77 +51,80 @@ def counters() -> dict[str, int]:
     }
 
 
-@contextlib.contextmanager
-def private_groups() -> Iterator[None]:
-    """Give the meshes made inside groups that nobody shares, for one block of code.
-
-    Collectives on one group run one after the other; two that should overlap need a group each.
-
-    >>> with private_groups():  # doctest: +SKIP
-    ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
-    """
-    token = _private.set(True)
-    try:
-        yield
-    finally:
-        _private.reset(token)
-
-
 @dataclass(frozen=True)
 class Request:
-    """One axis of a mesh that wants its group.
+    """A view of one axis that wants its group.
 
     Attributes:
-        view: the mesh's view, for its rank map.
-        axis: the layout of the axis.
-        name: what the axis is called, for people.
+        view: of the one axis.
+        name: what the axis is called.
         override: the backend and options that the user gave for it.
         device_type: the mesh's, for finding the timeout of the default group.
+        joint: whether the group is for redistributions over several axes, and not for an axis that the user made.
     """
 
     view: View
-    axis: Layout
     name: str
     override: Override
     device_type: str
-
-    def ranks(self, start: int) -> list[int]:
-        """The ranks of the copy of the axis that starts at this index, in the mesh's order."""
-        return [self.view.rank_map[start + offset] for offset in self.axis.indices()]
-
-    def own_start(self, rank: int) -> int | None:
-        """Where the copy that holds ``rank`` starts; None on a rank outside."""
-        index = self.view.rank_map.index(rank)
-        return None if index is None else index - self.axis(self.axis.coordinate(index))
+    joint: bool = False
 
     def covers_world(self, world_size: int) -> bool:
-        """Whether the axis is the whole world in rank order, which the default group serves."""
-        if self.axis.numel != world_size or self.override != (None, None):
+        """Whether the axis is the whole world in rank order, which the default group may serve."""
+        if self.view.layout.numel != world_size or self.override != (None, None):
             return False
-        if self.axis == Layout((world_size,)) and self.view.rank_map.is_identity:
+        if self.view.layout.axes[0] == Layout((world_size,)) and self.view.rank_map.is_identity:
             return True
-        return self.ranks(0) == list(range(world_size))
+        return self.view.ranks(self.view.rank_map[0]) == list(range(world_size))
 
 
-def axis_group(request: Request) -> ProcessGroup | None:
+def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     """The group of this rank along one axis: shared if it was made, else created; None on a rank outside the mesh.
 
     Collective: where the backend lets members create alone, the members call it; else every rank of the world does.
 
     Raises:
-        RuntimeError: a member didn't take part within the timeout.
+        RuntimeError: a member didn't take part within the timeout, or the group was made and then destroyed.
     """
     world = distributed_c10d._get_default_group()
-    private = _private.get()
-    if not private and get_settings().share_groups and request.override == (None, None):
-        group_table().remember(request.view.rank_map, request.axis)
-    if not private and request.covers_world(world.size()) and not needs_device_group(world):
+    if _default_serves(world, universe, request):
         _counted.shared += 1
+        if request.name not in universe.by_default:
+            universe.by_default.append(request.name)
         return world
-    if members_create(world, request.override[0]):
-        start = request.own_start(distributed_c10d.get_rank())
-        return None if start is None else _group_of(request, request.ranks(start), private, members=True)
-    return _groups_of_all(request, private)
+    alone = members_create(world, request.override[0])
+    if not alone:
+        copies = [request.view.ranks(request.view.rank_map[start]) for start in request.view.copies()]
+    elif request.view.coordinate(distributed_c10d.get_rank()) is not None:
+        copies = [request.view.ranks(distributed_c10d.get_rank())]
+    else:
+        return None
+    table = _table(universe)
+    keys = _keys(table, universe.private is not None, request, copies)
+    if alone:
+        table.forget_gone(keys[0])
+    calls = _counted.calls
+    found = table.get_or_make(keys, lambda missing: _make(request, missing, alone))
+    mine = next((entry for entry in found if entry.group_name), None)
+    if mine is None:
+        return None
+    _counted.made += _counted.calls > calls
+    _counted.shared += _counted.calls == calls
+    mine.users.add(universe.serial)
+    universe.overrides[mine.group_name] = request.override
+    mine.serves_axis |= not request.joint
+    return _named(mine, request.name)
+
+
+def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
+    """Whether the axis gets the default group, as torch gives it to an axis that is the whole world.
+
+    A gloo world can't serve device tensors, so an axis of another device's mesh gets a group of its own. What the mesh
+    is for decides, and not what this host has, which may differ from host to host.
+    """
+    if request.joint or universe.private or making_private.get() or not request.covers_world(world.size()):
+        return False
+    return request.device_type == "cpu" or distributed_c10d.get_backend(world) != "gloo"
 
 
 def members_create(world: ProcessGroup, backend: str | None) -> bool:
@@ -132,39 +132,49 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
     MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
     """
-    if get_settings().create != "members" or getattr(dist_config, "use_torchcomms", False):
+    if get_settings().create != "members" or makes_communicators(world):
         return False
-    return world.bound_device_id is None and (backend or distributed_c10d.get_backend(world)).lower() != "mpi"
+    return (backend or distributed_c10d.get_backend(world)).lower() != "mpi"
 
 
-def _group_of(request: Request, ranks: list[int], private: bool, members: bool) -> ProcessGroup | None:
-    table = group_table()
-    share = get_settings().share_groups and not private
-    key = table.key(ranks, request.override)
-    if share:
-        made, group = table.find(key)
-        if made:
-            if group is not None:
-                _counted.shared += 1
-                _add_name(table, group, request.name)
-            return group
-    group = _new_group(request, ranks, members)
-    if share:
-        table.groups[key] = group
-    if group is not None:
-        _counted.made += 1
-        table.names[group.group_name] = [request.name]
+def makes_communicators(world: ProcessGroup) -> bool:
+    """Whether a group has its communicator, and the memory of one, from the moment it is made."""
+    return world.bound_device_id is not None or getattr(dist_config, "use_torchcomms", False)
+
+
+def _table(universe: Universe) -> GroupTable:
+    return universe.world.table if get_settings().share_groups == "world" and not universe.private else universe.table
+
+
+def _keys(table: GroupTable, private: bool, request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
+    """The keys of all copies, in the lane that the options give to the axis."""
+    policy = get_settings().share_groups
+    # A group of one rank is no communicator. With one for each name, a loop that destroys the groups of all axes works.
+    named = policy in ("names", "off") or request.view.layout.numel == 1
+    lane = request.name if named and not request.joint else None
+    keys = [Key(compact(ranks), Kind.of(request.override), lane) for ranks in copies]
+    apart = not request.joint and (policy == "off" or (making_private.get() and not private))
+    return [table.next_number(key) for key in keys] if apart else keys
+
+
+def _named(entry: Entry, name: str) -> ProcessGroup | None:
+    group = entry.group
+    if group is not None and name not in entry.names:
+        entry.names.append(name)
+        if len(entry.names) > 1:
+            group._set_group_desc("mesh_" + ",".join(entry.names))
     return group
 
 
-def _add_name(table: GroupTable, group: ProcessGroup, name: str) -> None:
-    names = table.names.setdefault(group.group_name, [])
-    if name not in names:
-        names.append(name)
-        group._set_group_desc("mesh_" + ",".join(names))
+def _make(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
+    """New groups of these ranks."""
+    if not alone and _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
+        made = _split(request, copies)
+        return [made if distributed_c10d.get_rank() in ranks else None for ranks in copies]
+    return [_new_group(request, ranks, alone) for ranks in copies]
 
 
-def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGroup | None:
+def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
     backend, options = request.override
     _counted.calls += 1
     token = making_for_mesh.set(True)
@@ -174,13 +184,13 @@ def _new_group(request: Request, ranks: list[int], members: bool) -> ProcessGrou
             timeout=_timeout(request),
             backend=backend,
             pg_options=options,
-            use_local_synchronization=members,
+            use_local_synchronization=alone,
             group_desc=f"mesh_{request.name}",
             sort_ranks=False,
         )
     except RuntimeError as error:
         raise RuntimeError(
-            f"The process group of mesh axis {request.name!r} needs all of ranks {short(ranks)}, and rank "
+            f"The process group of mesh {describe([request.name])} needs all of ranks {short(ranks)}, and rank "
             f"{distributed_c10d.get_rank()} could not reach them: {error}. See whether one of them died or builds "
             "another mesh (the option check_mesh compares them)."
         ) from error
@@ -204,48 +214,22 @@ def _timeout(request: Request) -> timedelta | None:
     return None
 
 
-def _groups_of_all(request: Request, private: bool) -> ProcessGroup | None:
-    """Every rank makes, or takes part in making, the group of every copy of the axis."""
-    copies = [request.ranks(start) for start in request.view.copies(request.axis)]
-    if _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
-        return _split(request, copies, private)
-    table = group_table()
-    keys = [table.key(ranks, request.override) for ranks in copies]
-    known = [table.find(key)[0] for key in keys]
-    if not all(known):
-        # The copies are made together, so they are missed together: only members see that a group was destroyed.
-        for key in keys:
-            table.groups.pop(key, None)
-    mine: ProcessGroup | None = None
-    for ranks in copies:
-        group = _group_of(request, ranks, private, members=False)
-        if distributed_c10d.get_rank() in ranks:
-            mine = group
-    return mine
-
-
 def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]) -> bool:
     """Whether one split of the default group gives all the groups.
 
     The world must be bound to a device and its backend must be able to; torch sorts a split's ranks up to 2.13.
     """
-    torchcomms = getattr(dist_config, "use_torchcomms", False)
-    if (world.bound_device_id is None and not torchcomms) or not torch.accelerator.is_available():
+    device = world.bound_device_id or torch.accelerator.current_accelerator()
+    if not makes_communicators(world) or device is None:
         return False
-    parent = world._get_backend(torch.accelerator.current_accelerator())
+    parent = world._get_backend(device)
     if backend is not None and parent.name() != backend:
         return False
+    torchcomms = getattr(dist_config, "use_torchcomms", False)
     return (torchcomms or parent.supports_splitting) and all(ranks == sorted(ranks) for ranks in copies)
 
 
-def _split(request: Request, copies: list[list[int]], private: bool) -> ProcessGroup | None:
-    table = group_table()
-    share = get_settings().share_groups and not private
-    keys = [table.key(ranks, request.override) for ranks in copies]
-    mine = next((key for key in keys if distributed_c10d.get_rank() in key[0]), None)
-    if share and all(table.find(key)[0] for key in keys):
-        _counted.shared += mine is not None
-        return None if mine is None else table.groups[mine]
+def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
     _counted.calls += 1
     made = distributed_c10d.split_group(
         parent_pg=distributed_c10d._get_default_group(),
@@ -254,10 +238,4 @@ def _split(request: Request, copies: list[list[int]], private: bool) -> ProcessG
         split_ranks=copies,
         group_desc=f"mesh_{request.name}",
     )
-    group = None if made is None or made == GroupMember.NON_GROUP_MEMBER else made
-    if share:
-        table.groups.update(dict.fromkeys(keys))
-        if mine is not None:
-            table.groups[mine] = group
-    _counted.made += group is not None
-    return group
+    return None if made is None or made == GroupMember.NON_GROUP_MEMBER else made

@@ -15,9 +15,9 @@ class Settings:
     ``topology`` is one ``(axis name, bytes per second, seconds of latency)`` for each axis that the user described.
     """
 
-    share_groups: bool = True
+    share_groups: str = "names"
     create: str = "members"
-    flatten: str = "any"
+    flatten: str = "whole"
     check_mesh: bool = False
     cost: str = "stock"
     topology: tuple[tuple[str, float, float], ...] | None = None
@@ -25,6 +25,9 @@ class Settings:
 
 DEFAULT = Settings()
 _current = DEFAULT
+
+# Which release this code belongs to, for people; ranks compare it. Whoever turns it on says so.
+build = ""
 
 
 def get_settings() -> Settings:

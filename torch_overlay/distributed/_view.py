@@ -38,15 +38,17 @@ class View:
     def ranks(self, rank: int) -> list[int]:
         """Every rank of the copy that ``rank`` sees, row-major."""
         start = self.start(rank)
+        if self.rank_map.is_identity and self.layout.joint() == Layout((self.layout.numel,)):
+            return list(range(start, start + self.layout.numel))
         return [self.rank_map[start + offset] for offset in self.layout.joint().indices()]
 
     def show(self, layout: MeshLayout) -> View:
         """Another layout over the same ranks."""
         return View(self.rank_map, layout)
 
-    def copies(self, axis: Layout) -> list[int]:
-        """The index at which each copy of ``axis`` starts, over the whole rank map."""
-        return axis.complement(self.rank_map.numel).indices()
+    def copies(self) -> list[int]:
+        """The index at which each copy of the layout starts, over the whole rank map."""
+        return self.layout.joint().complement(self.rank_map.numel).indices()
 
     def window(self, layout: MeshLayout, start: int) -> View:
         """The copy of ``layout`` at index ``start`` as a universe of its own: what another rank sees."""

@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import (
-    ProcessGroup,
-    get_rank,
-    is_initialized,
-)
+from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initialized
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._layout import MeshLayout
+from ._mesh_abort import abort_groups
 from ._mesh_axes import ascending, select, select_groups, side_by_side, start_at
-from ._mesh_groups import abort_groups, group_by_name, make_groups
+from ._mesh_groups import finish_view, group_by_name, make_groups, make_own_groups, mark_apart
 from ._mesh_input import (
     check_device_type,
     check_in_world,
@@ -37,11 +34,12 @@ from ._mesh_input import (
     read_sizes,
 )
 from ._mesh_pickle import load_state, saved_state
-from ._mesh_state import make_view, make_window, put_state, shared_state, thread_id, torch_hash, view_of
+from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, torch_hash, view_of
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap
 from ._shared_state import SharedState
 from ._torch_layout import as_tensor, from_torch, to_torch
+from ._universe import current_world
 from ._view import View
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ class _DeviceMesh:
             self._setup_world_group_and_device()
             if view.layout.axes:
                 check_in_world(shared.rank_map)
-            self._dim_group_names = make_groups(self, view.layout, self._mesh_dim_names, overrides)
+            make_own_groups(self, overrides)
         self._thread_id = thread_id()
         self._rank = get_rank() if _rank is None else _rank
         self._coordinate_on_dim = view.coordinate(self._rank)
@@ -132,7 +130,8 @@ class _DeviceMesh:
 
     def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
         view = view_of(self)
-        return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id
+        private = shared_state(self).private
+        return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id, private
 
     def __hash__(self: DeviceMesh) -> int:
         """Of the ranks as a tuple, however they are stored, so that equal meshes always hashed alike."""
@@ -147,7 +146,8 @@ class _DeviceMesh:
             return False
         mesh: DeviceMesh = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
         traits = ("_mesh_dim_names", "_device_type", "_thread_id", "_preserve_rank_order")
-        return view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
+        alike = view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
+        return alike and shared_state(self).private == shared_state(mesh).private
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""
@@ -159,16 +159,16 @@ class _DeviceMesh:
     def __setstate__(self: DeviceMesh, state: dict[str, Any]) -> None:
         load_state(self, state)
 
+    def __copy__(self: DeviceMesh) -> DeviceMesh:
+        """Another mesh of the same universe, as a deep copy is: there is nothing more to copy."""
+        return self.__deepcopy__({}) if type(self) is DeviceMesh else _reconstruct(self, None, *self.__reduce_ex__(4))
+
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
         if type(self) is not DeviceMesh:
             return _reconstruct(self, memo, *self.__reduce_ex__(4))
-        copied = make_view(self, view_of(self).layout, self._mesh_dim_names, self.__dict__.get("_dim_group_names"))
-        copied._root_mesh = self._root_mesh
-        copied._flatten_mapping = self._flatten_mapping
-        copied._pg_registry = self._pg_registry
-        memo[id(self)] = copied
-        return copied
+        memo[id(self)] = copy_mesh(self)
+        return memo[id(self)]
 
     # --- views
 
@@ -233,7 +233,7 @@ class _DeviceMesh:
         mine = view_of(self).show(layout).start(self._rank)
         return [
             make_window(self, layout, start, (mesh_dim_name,), own if start == mine else [])
-            for start in view_of(self).copies(axis)
+            for start in view_of(self).show(layout).copies()
         ]
 
     # --- views that need groups
@@ -261,7 +261,9 @@ class _DeviceMesh:
         groups = None
         if "_dim_group_names" in self.__dict__:
             groups = make_groups(root, layout, names, overrides)
-        root._flatten_mapping[mesh_dim_name] = make_view(root, layout, names, groups)
+        flattened = make_view(root, layout, names, groups)
+        mark_apart(flattened)
+        root._flatten_mapping[mesh_dim_name] = flattened
 
     def _create_unflatten_mesh(
         self: DeviceMesh,
@@ -289,7 +291,10 @@ class _DeviceMesh:
         if "_dim_group_names" in self.__dict__:
             groups = list(self._dim_group_names)
             groups[dim : dim + 1] = make_groups(self, new, mesh_dim_names, backend_override)
-        return make_view(self, layout.splice(dim, dim + 1, new), names, groups)
+        unflattened = make_view(self, layout.splice(dim, dim + 1, new), names, groups)
+        if groups is not None:
+            finish_view(unflattened)
+        return unflattened
 
     @staticmethod
     def _concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
@@ -328,8 +333,8 @@ class _DeviceMesh:
         sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Override, preserve_rank_order: bool = False
     ) -> str | None:
         view = View(RankMap(rank_map.tolist()), from_torch([sub_layout]))
-        group = axis_group(Request(view, view.layout.axes[0], dim_name, backend_override, "cpu"))
-        return None if group is None else group.group_name
+        request = Request(view, str(dim_name), backend_override, "cpu")
+        return getattr(axis_group(current_world().open_universe(view.rank_map, None), request), "group_name", None)
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
         """This rank's group on one axis, by number or name: of the mesh's own axes, then of flattened views."""

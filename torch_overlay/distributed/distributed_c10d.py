@@ -19,11 +19,11 @@ def _process_group_name(ranks: list[int], use_hashed_name: bool) -> GroupName:
     other names is left to calls that every rank makes.
     """
     if use_hashed_name:
-        from ._group_table import GroupTable, group_table  # which imports this module
+        from ._universe import World, current_world  # which imports this module
 
         # Without a world it is the world itself that is named.
-        table = group_table() if distributed_c10d.is_initialized() else GroupTable()
-        return table.member_name(ranks)
+        world = current_world() if distributed_c10d.is_initialized() else World()
+        return world.member_name(ranks)
     world = distributed_c10d._world
     number, world.group_count = world.group_count, world.group_count + 1
     return distributed_c10d.GroupName(str(number))

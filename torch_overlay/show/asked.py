@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
@@ -108,8 +107,8 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
 
 
 def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] | None:
-    """For which sets of axes the overlay has a group: what it would use now, or, while it is off, the meshes that were
-    flattened and the world."""
+    """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
+    made under it would have."""
     from .. import is_enabled
     from ..distributed.tensor._joint_groups import joint_axes
 
@@ -120,8 +119,8 @@ def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] 
     root = mesh._get_root_mesh()
     known = {from_torch(flat._layout).joint().ascending() for flat in root._flatten_mapping.values()}
     layout = from_torch(mesh._layout)
-    if settings.flatten == "any" and dist.is_initialized() and mesh.size() == dist.get_world_size():
-        known.add(layout.joint().ascending())
+    if settings.flatten == "whole":
+        known.add(from_torch(root._layout).joint().ascending())
     return frozenset(
         subset
         for count in range(2, mesh.ndim + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ..distributed._layout import row_major
@@ -79,7 +78,7 @@ def laid_out(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int
 def groups_at_hand(
     flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]
 ) -> frozenset[tuple[int, ...]] | None:
-    """For which sets of axes a mesh that is the whole world has a group, by `options.flatten`.
+    """For which sets of axes a new mesh has a group, by `options.flatten`.
 
     Args:
         flattened: the sets of axes that the user flattened.
@@ -87,8 +86,8 @@ def groups_at_hand(
     if flatten == "create":
         return None
     found = {tuple(sorted(axes)) for axes in flattened}
-    if flatten == "any" and math.prod(sizes) > 1:
-        found.add(tuple(range(len(sizes))))  # the world's own group
+    if flatten == "whole":
+        found.add(tuple(axis for axis, size in enumerate(sizes) if size > 1))
     return frozenset(found)
 
 

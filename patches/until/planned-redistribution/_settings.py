@@ -7,6 +7,6 @@ import dataclasses
 class Settings:
     """What a user may choose about groups."""
 
-    share_groups: bool = True
+    share_groups: str = "names"
     create: str = "members"
     check_mesh: bool = False

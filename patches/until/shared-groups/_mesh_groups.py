@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from ._mesh_state import shared_state
+from ._mesh_state import shared_state, view_of
 from ._torch_layout import to_torch
 
 if TYPE_CHECKING:
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
     from ._layout import MeshLayout
     from ._mesh_input import Override
+
+
+def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
+    """Give a mesh the groups of its axes."""
+    mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
+
+
+def make_joint_groups(mesh: DeviceMesh) -> None:
+    """None yet."""
 
 
 def make_groups(
@@ -37,3 +46,7 @@ def make_groups(
             shared.registry[group] = _resolve_process_group(group)
             found.append(group)
     return found
+
+
+def finish_view(mesh: DeviceMesh) -> None:
+    """Nothing to do yet."""

@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import get_world_size, is_initialized
+from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
+
+from ._layout import MeshLayout
+from ._mesh_state import shared_state, thread_id, view_of
+from ._rank_map import RankMap
+from ._torch_layout import from_torch
+from ._view import View
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import ProcessGroup
 
 
-def _find_group(ranks: list[int], saved_name: str) -> ProcessGroup | None:
+def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
+    """What is pickled of a mesh, without what is true only in this process."""
+    shared = shared_state(mesh)
+    state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state.pop("_pg_registry", None)
+    state["_rank_map"] = shared.tensor
+    state["_flatten_rank_map"] = shared.ranks
+    state["_hash"] = None
+    return state
+
+
+def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
+    """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it."""
+    mesh.__dict__.update(state)
+    mesh._pg_registry = {}
+    mesh._hash = None
+    if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
+        return
+    view = View(RankMap(state["_flatten_rank_map"]), from_torch(state["_layout"]))
+    if is_initialized():
+        mesh._rank = get_rank()
+        mesh._thread_id = thread_id()
+    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    if "_dim_group_names" in state:
+        bind_groups(mesh, view)
+
+
+def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
+    """Find this rank's group on each axis by its ranks; an axis without one gets a name that says so."""
+    view = view or view_of(mesh)
+    saved = mesh._dim_group_names
+    mesh._dim_group_names = []
+    if view.coordinate(mesh._rank) is None:
+        return
+    for number, axis in enumerate(view.layout.axes):
+        ranks = view.show(MeshLayout((axis,))).ranks(mesh._rank)
+        group = _find(ranks, saved[number] if number < len(saved) else "")
+        if group is None:
+            mesh._dim_group_names.append(f"{UNBOUND}{ranks}")
+        else:
+            mesh._dim_group_names.append(group.group_name)
+            mesh._pg_registry[group.group_name] = group
+
+
+def _find(ranks: list[int], saved_name: str) -> ProcessGroup | None:
     """A group over exactly these ranks, which torch sorts: the one of the saved name, else a mesh's."""
     if not is_initialized():
         return None

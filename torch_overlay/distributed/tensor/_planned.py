@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,20 +17,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _resolve_process_group, is_initialized
+from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
+from .._group_table import find_group as resolve
+from .._mesh_groups import joint_groups_known
+from .._mesh_state import shared_state, view_of
 from .._settings import get_settings
+from .._shared_state import states
 from ._cost import collectives
-from ._joint_groups import Group, find_group, forget_groups, groups_known
+from ._joint_groups import Group, find_group, gone
 from ._pair import Pair
-from ._plan import line
+from ._plan import line, plan
 from ._regions import NotOurs, Regions
 from ._run import Local, runners
-from ._specs import made_spec
-from ._steps import Narrow, Step
+from ._steps import Collective, Narrow, Step
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
+
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED_PLANS = 4096
@@ -48,7 +53,9 @@ class Planned(NamedTuple):
         ends: what each coordinate holds before and after.
         itemsize: the bytes of an element.
         names: of the mesh's axes.
-        borrowed: the names of groups that serve other meshes and may be destroyed with them.
+        groups: by name, the axes that each serves.
+        runs: how often it ran, the only item.
+        pair: what it was made from.
         trim: whether the last step leaves a view of something bigger, or torch a copy where there is nothing to do.
         aliases: whether that is the local tensor itself.
     """
@@ -59,7 +66,9 @@ class Planned(NamedTuple):
     ends: tuple[Regions, Regions]
     itemsize: int
     names: tuple[str, ...] | None
-    borrowed: tuple[str, ...]
+    groups: dict[str, tuple[int, ...]]
+    runs: list[int]
+    pair: Pair
     trim: bool
     aliases: bool
 
@@ -69,9 +78,6 @@ class Planned(NamedTuple):
         return line(*self.ends, self.steps, self.itemsize, self.names)
 
 
-_plans: OrderedDict[Any, Planned | str] = OrderedDict()
-_pairs: dict[Any, Pair] = {}  # what the plans for all shapes of a tensor have in common
-_epoch = 0  # of the groups that the plans know; see `groups_known`
 _counted: Counter[str] = Counter()
 
 
@@ -81,17 +87,39 @@ def counters() -> dict[str, object]:
     return {
         "redistributions by plan": _counted["planned"],
         "plans made": _counted["made"],
-        "plans in the cache": len(_plans),
+        "plans in the cache": sum(len(shared.remembered["plans"]) for shared in list(states)),
+        "collectives that more groups would save": missing_groups(),
         "redistributions by torch's own code": fallbacks,
     }
 
 
+def missing_groups() -> dict[str, int]:
+    """The calls that would make groups which plans lacked, with the collectives that each would have saved so far."""
+    found: Counter[str] = Counter()
+    plans = [made for shared in list(states) for made in list(shared.remembered["plans"].values())]
+    for made in [made for made in plans if not isinstance(made, str) and collectives(made.steps) > 1]:
+        before, after = made.ends
+        best = plan(before, after, made.itemsize, cost=made.pair.cost)
+        wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
+        lacked = dict.fromkeys(axes for axes in wanted if axes not in made.pair.joint)
+        saved = (collectives(made.steps) - collectives(best)) * made.runs[0]
+        if saved > 0 and lacked:
+            found[" and ".join(_call(axes, made.names) for axes in lacked)] += saved
+    return dict(found.most_common())
+
+
+def _call(axes: tuple[int, ...], names: tuple[str, ...] | None) -> str:
+    """The mesh call that makes a group over some axes."""
+    if not names:
+        return f"a group over axes {axes} of a mesh without names"
+    chosen = [str(names[axis]) for axis in axes]
+    return f"mesh[{', '.join(map(repr, chosen))}].flatten({'_'.join(chosen)!r})".replace("'", '"')
+
+
 def forget_plans(_: None = None) -> None:
-    """Empty the cache of plans, and of all that keeps meshes and groups."""
-    _plans.clear()
-    _pairs.clear()
-    made_spec.cache_clear()
-    forget_groups()
+    """Forget what redistributions found out about all meshes."""
+    for shared in list(states):
+        shared.remembered.clear()
 
 
 def count_fallback(reason: str) -> None:
@@ -104,12 +132,23 @@ def _kind(reason: str) -> str:
     return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
 
 
-def run_plan(found: Planned, local: torch.Tensor) -> torch.Tensor:
-    """What this rank holds after the steps, from what it held before."""
+def run_plan(found: Planned, local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """What this rank holds after the steps, from what it held before.
+
+    Raises:
+        RuntimeError: a collective failed; if its group was destroyed, says which.
+    """
     _counted["planned"] += 1
+    found.runs[0] += 1
     result = local
-    for run in found.run:
-        result = run(result)
+    try:
+        for run in found.run:
+            result = run(result)
+    except RuntimeError as error:
+        missing = [axes for name, axes in found.groups.items() if resolve(name) is None]
+        if missing:
+            raise RuntimeError(gone(mesh, missing[0])) from error
+        raise
     if not found.trim:
         return result
     return result.clone() if found.aliases else result.contiguous()
@@ -128,10 +167,12 @@ def find_plan(
     why = _not_planned(mesh, source, target, forced) or (None if eager else _not_run(local, source))
     if why is not None:
         return why
-    known = groups_known(mesh)
+    plans, view = shared_state(mesh).remembered["plans"], view_of(mesh)
+    known = joint_groups_known(mesh)
     shape = source.shape
-    asked = (
-        mesh,
+    asked = (  # and no mesh: groups that are destroyed go with it
+        view,
+        mesh._mesh_dim_names,
         mesh._coordinate_on_dim,
         tuple(mesh._dim_group_names),
         source.placements,
@@ -144,30 +185,19 @@ def find_plan(
         get_settings(),
     )
     key = (asked, shape, local.dtype, async_op)
-    found = _plans.get(key)
-    if found is None or not _is_runnable(found):
-        _forget_other_epochs(known[0])
+    found = plans.get(key)
+    if found is None:
         found = _make(asked, mesh, source, target, local.dtype, async_op)
-        if not _is_runnable(found):  # by a group that was destroyed, which is known now
-            found = _make(asked, mesh, source, target, local.dtype, async_op)
         _counted["made"] += 1
-        _plans[key] = found
+        plans[key] = found
     with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
-        if len(_plans) > CACHED_PLANS // 2:
-            _plans.move_to_end(key)  # before, nobody asks which one is the oldest soon
-        if len(_plans) > CACHED_PLANS:
-            _plans.popitem(last=False)
+        if len(plans) > CACHED_PLANS // 2:
+            plans.move_to_end(key)  # before, nobody asks which one is the oldest soon
+        if len(plans) > CACHED_PLANS:
+            plans.popitem(last=False)
     if not isinstance(found, str) and tuple(local.shape) != found.held:
         return _misfit(found, local, source)
     return found
-
-
-def _forget_other_epochs(epoch: int) -> None:
-    """Plans that know other groups are never found again, and would keep the groups of a world that is gone."""
-    global _epoch
-    if epoch != _epoch:
-        forget_plans()
-        _epoch = epoch
 
 
 def _misfit(found: Planned, local: torch.Tensor, source: DTensorSpec) -> str:
@@ -180,19 +210,6 @@ def _misfit(found: Planned, local: torch.Tensor, source: DTensorSpec) -> str:
             "true global shape= and stride=, or the local tensor that they ask for."
         )
     return "a local tensor of another shape than its spec says"
-
-
-def _is_runnable(found: Planned | str) -> bool:
-    """Whether the groups that the plan borrows from other meshes are still there."""
-    return isinstance(found, str) or all(map(_exists, found.borrowed))
-
-
-def _exists(group_name: str) -> bool:
-    try:
-        return _resolve_process_group(group_name) is not None
-    except RuntimeError:
-        forget_plans()
-        return False
 
 
 def _not_run(local: torch.Tensor, source: DTensorSpec) -> str | None:
@@ -250,7 +267,8 @@ def _make(
         return groups[axes]
 
     try:
-        pair = _pairs.get(asked) or _remember(asked, Pair.of(mesh, source, target))
+        pairs = shared_state(mesh).remembered["pairs"]
+        pair = pairs.get(asked) or _remember(pairs, asked, Pair.of(mesh, source, target))
         before, after, steps = pair.plan(tuple(source.shape), dtype)
         held = before.box(coordinate)
         run = runners(steps, coordinate, held, group_of, async_op)
@@ -259,14 +277,14 @@ def _make(
     if pair.norm is not None:
         run = (pair.norm._pre_reduce_transform, *run, pair.norm._post_reduce_transform)
     trim = isinstance(steps[-1], Narrow) if steps else pair.copies
-    borrowed = tuple([group.name for axes, group in groups.items() if len(axes) > 1])
+    used = {group.name: axes for axes, group in groups.items()}
     aliases = {*map(type, steps)} <= {Narrow}
     ends = before, after
-    return Planned(steps, run, held.length, ends, dtype.itemsize, mesh.mesh_dim_names, borrowed, trim, aliases)
+    return Planned(steps, run, held.length, ends, dtype.itemsize, mesh.mesh_dim_names, used, [0], pair, trim, aliases)
 
 
-def _remember(asked: Any, pair: Pair) -> Pair:
-    if len(_pairs) >= CACHED_PLANS:
-        _pairs.clear()
-    _pairs[asked] = pair
+def _remember(pairs: OrderedDict[Any, Pair], asked: Any, pair: Pair) -> Pair:
+    if len(pairs) >= CACHED_PLANS:
+        pairs.clear()
+    pairs[asked] = pair
     return pair

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .._settings import Settings, get_settings
-from ._joint_groups import groups_known
+from .._mesh_groups import joint_groups_known
+from .._mesh_state import shared_state, view_of
+from .._settings import get_settings
+from .._shared_state import states
 from ._pair import Pair
 from ._planned import not_ours
 from ._regions import NotOurs
@@ -14,6 +15,8 @@ from ._regions import NotOurs
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+KEPT = 4096  # costs of the meshes of one universe
 
 
 def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float | None:
@@ -24,18 +27,18 @@ def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float |
     if not_ours(mesh, current_spec, target_spec) is not None:
         return None
     kinds = tuple(map(type, (*current_spec.placements, *target_spec.placements)))
-    return _cost(mesh, current_spec, target_spec, kinds, groups_known(mesh), get_settings())
+    costs = shared_state(mesh).remembered["costs"]
+    own = tuple(mesh._dim_group_names)
+    ends = tuple((spec.placements, spec.shard_order, spec.tensor_meta) for spec in (current_spec, target_spec))
+    key = (view_of(mesh), own, ends, kinds, joint_groups_known(mesh), get_settings())
+    if key not in costs:
+        if len(costs) >= KEPT:
+            costs.clear()
+        costs[key] = _cost(mesh, current_spec, target_spec)
+    return costs[key]
 
 
-@lru_cache(maxsize=4096)
-def _cost(
-    mesh: DeviceMesh,
-    source: DTensorSpec,
-    target: DTensorSpec,
-    kinds: tuple[type, ...],  # a subclass may call itself equal
-    known: Any,
-    settings: Settings,
-) -> float | None:
+def _cost(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> float | None:
     dtype = source.tensor_meta.dtype
     try:
         pair = Pair.of(mesh, source, target)
@@ -46,5 +49,6 @@ def _cost(
 
 
 def forget_costs(_: Any = None) -> None:
-    """Empty the cache of costs."""
-    _cost.cache_clear()
+    """Forget them."""
+    for shared in list(states):
+        shared.remembered.pop("costs", None)

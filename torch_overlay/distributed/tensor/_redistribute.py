@@ -61,11 +61,11 @@ def redistribute_local_tensor(
             )
     debug_mode = get_active_debug_mode()
     if debug_mode is None:
-        return run_plan(found, local_tensor)
+        return run_plan(found, local_tensor, mesh)
     with debug_mode.record_redistribute_calls(
         local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
     ):
-        return run_plan(found, local_tensor)
+        return run_plan(found, local_tensor, mesh)
 
 
 class _Redistribute:

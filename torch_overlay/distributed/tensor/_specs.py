@@ -68,27 +68,25 @@ def other_spec(
 ) -> DTensorSpec | None:
     """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
     may be changed."""
-    made = made_spec(source, tuple(target), kinds, mesh, id(mesh))
-    if made is None:
+    target = tuple(target)
+    if source == target:
         return None
+    shared = mesh.__dict__.get("_shared_state")
+    specs = shared.remembered["specs"] if shared is not None else {}
+    key = (target, kinds, mesh.__dict__.get("_view"))
+    made = specs.get(key)
+    if made is None:
+        if len(specs) >= 1024:
+            specs.clear()
+        made = specs[key] = dict(DTensorSpec(mesh, target).__dict__)
+        del made["mesh"]  # else the spec would keep it
     spec = object.__new__(DTensorSpec)
-    spec.__dict__.update(made.__dict__, tensor_meta=meta)  # this one: a tuple for a shape is equal and still another
+    # This mesh and this meta: what is equal is still another object, and a tuple for a shape another class.
+    spec.__dict__.update(made, mesh=mesh, tensor_meta=meta)
     return spec
 
 
 # By class, too, here and below: a subclass of Partial calls itself equal to it.
-@lru_cache(maxsize=1024)
-def made_spec(
-    source: Placements,
-    target: Placements,
-    kinds: tuple[type, ...],
-    mesh: DeviceMesh,
-    mesh_id: int,  # equal meshes are still two
-) -> DTensorSpec | None:
-    """As `other_spec` for any tensor, kept."""
-    return None if source == target else DTensorSpec(mesh, target)
-
-
 @lru_cache(maxsize=1024)
 def _norm_ended(
     source: Placements, target: Placements, kinds: tuple[type, ...], sizes: tuple[int, ...]

@@ -1,0 +1,56 @@
+"""Abort: end all groups of a mesh at once, for ranks whose peers died."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _cleanup_process_group_global_state
+
+from ._group_table import find_group
+from ._mesh_state import shared_state
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def abort_groups(mesh: DeviceMesh) -> None:
+    """Abort every group that a root mesh and its views own, each once, and take them out of torch's books.
+
+    The default group stays, and so do groups that other universes use (``share_groups="world"``): they aren't this
+    mesh's to end. Where the backend can group aborts (NCCL), they run together, since one communicator's abort may wait
+    for another's.
+    """
+    groups = _owned(mesh)
+    if not groups:
+        return
+    backends = [group._get_backend(torch.device(device)) for group in groups for device in group._device_types]
+    grouped = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
+    if grouped is not None:
+        grouped._group_start()
+    try:
+        for group in groups:
+            group.abort()
+    finally:
+        if grouped is not None:
+            grouped._group_end()
+        for group in groups:
+            _cleanup_process_group_global_state(group)
+        shared_state(mesh).registry.clear()
+        shared_state(mesh).universe = None  # what is made from now on is made anew
+
+
+def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:
+    shared = shared_state(mesh)
+    names = dict.fromkeys((*mesh.__dict__.get("_dim_group_names", ()), *shared.registry))
+    if shared.universe is not None:
+        names |= dict.fromkeys(entry.group_name for entry in shared.universe.table.entries.values())
+        for entry in shared.universe.world.table.entries.values():
+            entry.users.discard(shared.universe.serial)
+            if entry.users:
+                names.pop(entry.group_name, None)
+    found = [find_group(name) for name in names if name]
+    default = distributed_c10d._get_default_group() if distributed_c10d.is_initialized() else None
+    return [group for group in found if group is not None and group is not default]

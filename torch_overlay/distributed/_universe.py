@@ -1,0 +1,192 @@
+"""Universes: a root mesh and all its views, the unit in which process groups are shared.
+
+Two calls of ``init_device_mesh`` are two universes and share nothing unless ``options.share_groups`` is ``"world"``.
+What is kept here outlives the meshes, as groups do, and ends with the world (the default process group).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import itertools
+import threading
+import uuid
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.distributed import distributed_c10d
+
+from ._group_table import GroupTable, compact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.distributed.distributed_c10d import GroupName, ProcessGroup
+
+    from ._group_table import Kind
+    from ._layout import Layout
+    from ._mesh_input import Override
+    from ._rank_map import RankMap
+    from ._shared_state import SharedState
+
+_lock = threading.RLock()
+_serials = itertools.count(1)
+
+# On in a block of `private_groups`.
+making_private: contextvars.ContextVar[bool] = contextvars.ContextVar("making_private", default=False)
+
+# On while a group is made for a mesh: torch's `new_group` takes no name, and asks for one in the middle.
+making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
+
+
+@contextlib.contextmanager
+def private_groups() -> Iterator[None]:
+    """Give the meshes that are made inside groups that no other mesh shares, for one block of code.
+
+    Privacy belongs to the universe: views of such a mesh that are made later, copies and pickles keep it, and
+    redistributions over them use no group from outside, not even the default one. A view that is made inside of a mesh
+    from outside gets a group of its own.
+
+    >>> with private_groups():  # doctest: +SKIP
+    ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
+    """
+    token = making_private.set(True)
+    try:
+        yield
+    finally:
+        making_private.reset(token)
+
+
+@dataclass
+class Joint:
+    """A group over several axes together, made for redistributions.
+
+    Attributes:
+        group_name: by which torch finds it; empty on a rank that isn't in it.
+        asked_for: whether its owner asked for it by `prepare`, instead of the option `flatten`.
+    """
+
+    group_name: str
+    asked_for: bool
+
+
+class Universe:
+    """What a root mesh and all its views have in common of groups.
+
+    Attributes:
+        rank_map: of the root.
+        number: counts the universes over this rank map in this world, the same on all its ranks.
+        private: what tells a private universe from its equals; None if it isn't private.
+        table: the groups that were made for its axes.
+        joint: the groups over several axes together, by the indices that they hold and what they can do.
+        overrides: the backend and options that were given, by the name of the group that was made with them.
+        by_default: the axes that the default group serves.
+        serial: differs from every other universe of this process.
+        version: counts the changes of `joint`; with `serial`, for whoever remembers what is there.
+    """
+
+    def __init__(self, world: World, rank_map: RankMap, number: int, private: str | None) -> None:
+        self.world = world
+        self.rank_map = rank_map
+        self.number = number
+        self.private = private
+        self.table = GroupTable()
+        self.joint: dict[tuple[Layout, Kind], Joint] = {}
+        self.overrides: dict[str, Override] = {}
+        self.by_default: list[str] = []
+        self.serial = next(_serials)
+        self.version = 0
+
+    def close(self) -> None:
+        """Destroy the joint groups, for which their owner has no name, if this rank destroyed every group of an axis.
+
+        For a universe that no mesh is left of: what it has is never asked for again.
+        """
+        axes = [entry for entry in self.table.entries.values() if entry.group_name and entry.serves_axis]
+        if axes and all(entry.group is None for entry in axes):
+            for entry in self.table.entries.values():
+                group = entry.group
+                if group is not None:
+                    distributed_c10d.destroy_process_group(group)
+
+
+class World:
+    """What meshes left behind in one world, the same on every rank that made the same calls.
+
+    Attributes:
+        universes: in the order in which they were opened.
+        left: those of which no mesh is left in this process.
+        table: the groups that ``share_groups="world"`` shares.
+        token: of this world in this process, for pickles that come back to it.
+        compared: how many times ranks compared meshes (see `check_same_mesh`).
+    """
+
+    def __init__(self) -> None:
+        self.universes: list[Universe] = []
+        self.left: list[Universe] = []
+        self.table = GroupTable()
+        self.compared = 0
+        self.token = uuid.uuid4().hex
+        self._named: Counter[tuple[bool, Sequence[int]]] = Counter()
+        self._private: Counter[RankMap] = Counter()
+        self._opened: Counter[RankMap] = Counter()
+
+    def open_universe(self, rank_map: RankMap, private: str | None) -> Universe:
+        """One more universe over these ranks."""
+        with _lock:
+            while self.left:
+                self.left.pop().close()
+            self._opened[rank_map] += 1
+            self.universes.append(Universe(self, rank_map, self._opened[rank_map], private))
+            return self.universes[-1]
+
+    def find_universe(self, rank_map: RankMap, private: str | None, number: int | None) -> Universe | None:
+        """The universe of this number over these ranks, else the first; None if none is there that is as private."""
+        alike = [known for known in self.universes if (known.rank_map, known.private) == (rank_map, private)]
+        return next((known for known in alike if known.number == number), alike[0] if alike else None)
+
+    def next_private(self, rank_map: RankMap) -> str:
+        """What tells the next private universe over these ranks from others, the same on all of them."""
+        self._private[rank_map] += 1
+        return f"private {self._private[rank_map]}"
+
+    def member_name(self, ranks: Sequence[int]) -> GroupName:
+        """A name for the next group that exactly these ranks make, in this order; see distributed_c10d."""
+        made = (making_for_mesh.get(), compact(ranks))  # a split's ranks count inside its parent: another count
+        self._named[made] += 1
+        text = f"group {self._named[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
+        return distributed_c10d.GroupName(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+_worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDictionary()
+
+
+def current_world() -> World:
+    """The world that this thread is in now. Raises ValueError if there is none, as torch does."""
+    group = distributed_c10d._get_default_group()
+    world = _worlds.get(group)
+    if world is not None:
+        return world
+    with _lock:
+        if group not in _worlds:
+            _worlds[group] = World()
+        return _worlds[group]
+
+
+def join_universe(shared: SharedState) -> None:
+    """Let a loaded mesh have the groups of the universe that it was saved from, if that is here."""
+    if shared.universe is None and shared.saved_number is not None and distributed_c10d.is_initialized():
+        shared.universe = current_world().find_universe(shared.rank_map, shared.private, shared.saved_number)
+
+
+def universe_of(shared: SharedState) -> Universe:
+    """The universe of a mesh in this world, opened at the first request for a group."""
+    world = current_world()
+    join_universe(shared)
+    if shared.universe is None or shared.universe.world is not world:
+        shared.universe = world.open_universe(shared.rank_map, shared.private)
+        weakref.finalize(shared, world.left.append, shared.universe).atexit = False
+    return shared.universe

@@ -1,0 +1,122 @@
+"""The process groups that meshes have in this process: ranks, lanes, axes, and what wider sharing would join."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.distributed import distributed_c10d
+
+from ..distributed._group_table import GroupTable, Key
+from ..distributed._universe import Universe, current_world
+
+
+def spoken(ranks: Sequence[int]) -> str:
+    """Ranks in one line.
+
+    >>> spoken(range(4096)), spoken([1, 5, 9, 13])
+    ('ranks 0 to 4095', 'ranks 1, 5, 9, 13')
+    """
+    if len(ranks) > 2 and all(after == before + 1 for before, after in itertools.pairwise(ranks)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:6]))}, … {ranks[-1]} ({len(ranks)} ranks)"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One group that this rank is in.
+
+    Attributes:
+        ranks: in the order of the group.
+        lane: the name of its lane; None if it serves whoever asks for these ranks.
+        axes: the axes that it serves; more than one of them share it.
+        joint: whether it is for redistributions over several axes together.
+        gone: whether it was destroyed.
+    """
+
+    ranks: tuple[int, ...]
+    lane: str | None
+    axes: tuple[str, ...]
+    joint: bool
+    gone: bool
+
+    def __str__(self) -> str:
+        kind = "redistributions over " if self.joint else "axis " if len(self.axes) == 1 else "axes "
+        lane = f", lane {self.lane}" if self.lane is not None and self.axes != (self.lane,) else ""
+        return f"{kind}{', '.join(self.axes)}{lane}: {spoken(self.ranks)}{', destroyed' if self.gone else ''}"
+
+
+@dataclass(frozen=True)
+class UniverseRow:
+    """The groups of one root mesh and its views.
+
+    Attributes:
+        title: which mesh.
+        by_default: the axes that the default group serves.
+        groups: the others.
+        joinable: the lanes over equal ranks, which ``share_groups="ranks"`` would join.
+    """
+
+    title: str
+    by_default: tuple[str, ...]
+    groups: tuple[GroupRow, ...]
+    joinable: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        lines = [self.title]
+        if self.by_default:
+            lines.append(f"  the default group serves {', '.join(self.by_default)}")
+        lines += [f"  {row}" for row in self.groups]
+        saved = sum(len(lanes) - 1 for lanes in self.joinable)
+        if saved:
+            joined = "; ".join(" with ".join(lanes) for lanes in self.joinable)
+            many = f"{saved} communicator{'s' if saved > 1 else ''}"
+            lines.append(f'  share_groups="ranks" would save {many}: {joined}')
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every universe of this world, and the groups that ``share_groups="world"`` shares between them."""
+
+    universes: tuple[UniverseRow, ...]
+    shared: tuple[GroupRow, ...]
+
+    def __str__(self) -> str:
+        lines = [str(row) for row in self.universes]
+        if self.shared:
+            lines.append("\n".join(["shared between meshes", *(f"  {row}" for row in self.shared)]))
+        return "\n".join(lines) or "none"
+
+
+def listing() -> Listing | None:
+    """What this rank has now; None without a world."""
+    if not distributed_c10d.is_initialized():
+        return None
+    world = current_world()
+    rows = tuple(_universe_row(universe) for universe in world.universes)
+    return Listing(tuple(row for row in rows if row.groups or row.by_default), tuple(_rows(world.table, set())))
+
+
+def _universe_row(universe: Universe) -> UniverseRow:
+    joint = {made.group_name for made in universe.joint.values() if made.group_name}
+    title = f"{'private ' if universe.private else ''}mesh {universe.number} over {spoken(universe.rank_map.ranks())}"
+    groups = tuple(_rows(universe.table, joint))
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for key, entry in universe.table.entries.items():
+        if entry.group_name and len(key.ranks) > 1 and key.lane is not None:
+            alike[key.ranks, key.kind].append(key.lane)
+    joinable = tuple(tuple(lanes) for lanes in alike.values() if len(lanes) > 1)
+    return UniverseRow(title, tuple(universe.by_default), groups, joinable)
+
+
+def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
+    ordered: list[tuple[Key, str]] = [(key, entry.group_name) for key, entry in table.entries.items()]
+    for key, group_name in ordered:
+        if group_name:
+            entry = table.entries[key]
+            yield GroupRow(tuple(key.ranks), key.lane, tuple(entry.names), group_name in joint, entry.group is None)
