@@ -1,0 +1,70 @@
+"""Whatever stock keeps apart stays apart, whatever is shared and merged: cases on real ranks under all options."""
+
+import itertools
+
+import pytest
+from hypothesis import settings
+
+import isolation_cases as cases
+import isolation_saves as saves
+from isolation_ranks import Ranks
+from way import STOCK
+
+# `world` shares between meshes on purpose, so it has no part in this.
+SHARE_GROUPS = ("names", "ranks", "off")
+FLATTEN = ("whole", "existing", "create")
+OPTIONS = [{"share_groups": share, "flatten": flatten} for share, flatten in itertools.product(SHARE_GROUPS, FLATTEN)]
+if STOCK:
+    OPTIONS = [{}]
+
+# Each with the size of its world. The first take well under a second, the others have the defaults unless it is night.
+SHORT = {
+    cases.metric_beside_redistribution: 4,
+    cases.barrier_beside_redistribution: 4,
+    cases.two_meshes_two_axes: 4,
+    cases.two_meshes_one_axis: 4,
+    cases.two_private_meshes: 4,
+    cases.views_of_a_private_mesh: 8,
+    cases.a_view_made_in_a_private_block: 4,
+    cases.one_replica_gathers: 8,
+    cases.one_replica_gathers_beside_a_flattened_view: 8,
+    cases.an_empty_last_batch: 8,
+    cases.one_owner_destroys_its_groups: 4,
+    cases.groups_of_size_1_are_destroyed: 4,
+    cases.one_pair_destroys_its_group: 4,
+}
+LONG = {saves.save_beside_loss: 4, saves.training_beside_saves: 4}
+NIGHTLY = settings.default.max_examples > 100
+
+
+def named(value):
+    return value.__name__ if callable(value) else "-".join(map(str, value.values())) or "stock"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
+@pytest.mark.parametrize("case", SHORT, ids=named)
+def test_users_of_the_same_ranks_stay_apart(ranks, case, options):
+    problems = ranks.ask(case, SHORT[case], options)
+    assert not problems, problems
+
+
+@pytest.mark.parametrize("options", OPTIONS[:: 1 if NIGHTLY else 4], ids=named)
+def test_ranks_agree_where_all_of_them_make_each_group(ranks, options):
+    """Ranks of other copies can't know that a group is gone, and take part in making it."""
+    for case in (cases.one_pair_destroys_its_group, cases.one_owner_destroys_its_groups):
+        problems = ranks.ask(case, 4, options if STOCK else options | {"create": "world"})
+        assert not problems, problems
+
+
+@pytest.mark.parametrize("options", OPTIONS if NIGHTLY else OPTIONS[:1], ids=named)
+@pytest.mark.parametrize("case", LONG, ids=named)
+def test_checkpoints_and_training_stay_apart(ranks, case, options):
+    problems = ranks.ask(case, LONG[case], options)
+    assert not problems, problems
