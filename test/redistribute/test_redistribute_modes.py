@@ -98,6 +98,32 @@ def test_symbolic_shapes_compile(mesh):
         assert fast(torch.ones(rows, 3)).shape == (2 * rows, 3)
 
 
+@needs_overlay
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("source, target", [((P, P), (R, R)), ((S(0), P), (S(0), R)), ((Partial("max"), R), (R, R))])
+def test_what_only_ends_reductions_is_one_plan_for_all_sizes(mesh, dynamic, source, target):
+    """One all-reduce, whatever a rank knows of the sizes: else ranks that compiled for others would wait for it."""
+    ran = []
+
+    def look(graph, inputs):
+        symbols.append(any(not isinstance(n, int) for tensor in inputs for n in getattr(tensor, "shape", ())))
+        ran.append([node.target.__name__ for node in graph.graph.nodes if "all_reduce" in str(node.target)])
+        return graph.forward
+
+    symbols = []
+
+    def summed(local):
+        placed = DTensor.from_local(local, mesh, source, run_check=False)
+        return placed.redistribute(placements=target).to_local() * 2
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    fast = torch.compile(summed, backend=aot_autograd(fw_compiler=look), fullgraph=True, dynamic=dynamic)
+    for rows in (6, 10):
+        assert torch.equal(fast(torch.ones(rows, 3)), summed(torch.ones(rows, 3)))
+    assert ran and all(len(reduced) == 1 for reduced in ran) and any(symbols) == dynamic
+
+
 def test_fake_tensors_have_the_shapes_of_real_ones(mesh):
     local = torch.ones(8, 4)
     plain = moves(mesh, local)

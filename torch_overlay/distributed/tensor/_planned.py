@@ -7,6 +7,7 @@ once. `find_plan` then says why.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 from collections import Counter
@@ -35,10 +36,12 @@ from ._steps import Collective, Narrow, Step
 
 if TYPE_CHECKING:
     from collections import OrderedDict
+    from collections.abc import Sequence
 
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED_PLANS = 4096
+SYMBOLIC = "a symbolic shape"
 _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 # Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
 _ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
@@ -164,12 +167,14 @@ def find_plan(
 ) -> Planned | str:
     """The plan, from the cache or made now; or why there is none."""
     eager = type(local) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
-    why = _not_planned(mesh, source, target, forced) or (None if eager else _not_run(local, source))
+    why = _not_planned(mesh, source, target, forced) or (None if eager else _not_run(local, source, target))
     if why is not None:
         return why
     plans, view = shared_state(mesh).remembered["plans"], view_of(mesh)
     known = joint_groups_known(mesh)
     shape = source.shape
+    if not eager and _is_symbolic(shape):
+        shape = (math.prod(mesh.shape),) * len(shape)  # any would do, see `_not_run`
     asked = (  # and no mesh: groups that are destroyed go with it
         view,
         mesh._mesh_dim_names,
@@ -187,7 +192,7 @@ def find_plan(
     key = (asked, shape, local.dtype, async_op)
     found = plans.get(key)
     if found is None:
-        found = _make(asked, mesh, source, target, local.dtype, async_op)
+        found = _make(asked, mesh, source, target, tuple(shape), local.dtype, async_op)
         _counted["made"] += 1
         plans[key] = found
     with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
@@ -195,7 +200,7 @@ def find_plan(
             plans.move_to_end(key)  # before, nobody asks which one is the oldest soon
         if len(plans) > CACHED_PLANS:
             plans.popitem(last=False)
-    if not isinstance(found, str) and tuple(local.shape) != found.held:
+    if not isinstance(found, str) and shape is source.shape and tuple(local.shape) != found.held:
         return _misfit(found, local, source)
     return found
 
@@ -212,10 +217,26 @@ def _misfit(found: Planned, local: torch.Tensor, source: DTensorSpec) -> str:
     return "a local tensor of another shape than its spec says"
 
 
-def _not_run(local: torch.Tensor, source: DTensorSpec) -> str | None:
-    """Why a plan can't run on this tensor, now; a class may only know the operations that torch's own steps take."""
+def _not_run(local: torch.Tensor, source: DTensorSpec, target: DTensorSpec) -> str | None:
+    """Why a plan can't run on this tensor, now; a class may only know the operations that torch's own steps take.
+
+    What only ends reductions is one plan for all sizes, known or not: ranks that compiled for other sizes run the same.
+    """
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
-    return _not_traced(source) or (None if type(inner) in _PLAIN else "a local tensor of a class of its own")
+    why = _not_traced(source)
+    if why == SYMBOLIC and _only_reduces(source, target):
+        why = None
+    return why or (None if type(inner) in _PLAIN else "a local tensor of a class of its own")
+
+
+def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
+    ends = zip(source.placements, target.placements, strict=True)
+    same_order = source.shard_order == target.shard_order
+    return same_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
+
+
+def _is_symbolic(shape: Sequence[object]) -> bool:
+    return bool({*map(type, shape)} - {int})
 
 
 def not_ours(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
@@ -244,8 +265,8 @@ def _not_traced(source: DTensorSpec) -> str | None:
     """What stands in the way only under a mode of torch's dispatch, one that traces, say."""
     if _stands_for_many_ranks():
         return "a mode in which one process stands for many ranks"
-    if {*map(type, source.shape)} - {int}:
-        return "a symbolic shape"
+    if _is_symbolic(source.shape):
+        return SYMBOLIC
     return None
 
 
@@ -257,7 +278,13 @@ def _stands_for_many_ranks() -> bool:
 
 
 def _make(
-    asked: Any, mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, dtype: torch.dtype, async_op: bool
+    asked: Any,
+    mesh: DeviceMesh,
+    source: DTensorSpec,
+    target: DTensorSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    async_op: bool,
 ) -> Planned | str:
     coordinate = mesh._coordinate_on_dim
     groups: dict[tuple[int, ...], Group] = {}
@@ -269,7 +296,7 @@ def _make(
     try:
         pairs = shared_state(mesh).remembered["pairs"]
         pair = pairs.get(asked) or _remember(pairs, asked, Pair.of(mesh, source, target))
-        before, after, steps = pair.plan(tuple(source.shape), dtype)
+        before, after, steps = pair.plan(shape, dtype)
         held = before.box(coordinate)
         run = runners(steps, coordinate, held, group_of, async_op)
     except NotOurs as error:
