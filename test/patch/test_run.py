@@ -90,8 +90,10 @@ def test_torchrun_workers_are_under_it(command):
         value = torch.tensor([float(mesh.get_rank() + 1)])
         torch.distributed.all_reduce(value, group=mesh.get_group())
         text = f"{mesh.get_rank()} {torch_overlay.is_enabled()} {value.item()}"
-        open(f"rank{mesh.get_rank()}", "w").write(text)
-        torch.distributed.destroy_process_group()
+        with open(f"rank{mesh.get_rank()}", "w") as file:
+            file.write(text)
+        torch.distributed.barrier()
+        os._exit(0)  # torch's own teardown aborts a worker now and then, on stock as well
         """
     flags = ["--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     done = command("run", "-m", "torch.distributed.run", *flags, "script.py", files={"script.py": script})
