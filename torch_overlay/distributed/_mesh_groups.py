@@ -13,7 +13,7 @@ from ._group_table import Kind, find_group
 from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
 from ._mesh_pickle import UNBOUND, bind_groups
-from ._mesh_state import is_apart, shared_state, view_of
+from ._mesh_state import axis_names, is_apart, shared_state, view_of
 from ._process_groups import Request, axis_group, makes_communicators
 from ._rank_map import short
 from ._settings import get_settings
@@ -68,18 +68,13 @@ def make_groups(
     return found
 
 
-def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
-    """What the axes of a mesh are called, of one without names as well; this is the lane of their groups."""
-    return [str(name) for name in names] if names else [f"dim_{number}" for number in range(ndim)]
-
-
 def make_joint_groups(mesh: DeviceMesh) -> None:
     """The groups over several axes of a new mesh that `options.flatten` asks for."""
     policy, large = get_settings().flatten, _large(mesh)
     if len(large) < 2 or is_apart(mesh):
         return
     if policy == "create":
-        _make_joint(mesh, _subsets(large), asked_for=False)
+        _make_joint(mesh, sets_of_axes(mesh), asked_for=False)
     # With sharing off, views of one universe share nothing, and they would share this one.
     elif policy == "whole" and get_settings().share_groups != "off" and not _costs_memory_at_once():
         _make_joint(mesh, [large], asked_for=False)
@@ -108,14 +103,16 @@ def prepare(mesh: DeviceMesh) -> None:
             f"prepare makes groups that all views of a mesh share, and {mesh} was made inside private_groups() from a "
             "mesh that isn't private. Make the root mesh inside, and prepare that."
         )
-    _make_joint(mesh, _subsets(_large(mesh)), asked_for=True)
+    _make_joint(mesh, sets_of_axes(mesh), asked_for=True)
 
 
 def _large(mesh: DeviceMesh) -> tuple[int, ...]:
     return tuple(axis for axis, size in enumerate(view_of(mesh).layout.sizes) if size > 1)
 
 
-def _subsets(axes: Sequence[int]) -> Iterable[tuple[int, ...]]:
+def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
+    """Each set of two or more axes of a mesh, without those of one rank."""
+    axes = _large(mesh)
     return itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
 
 

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import get_rank, get_world_size, is_init
 
 from ._group_table import find_group
 from ._layout import MeshLayout
-from ._mesh_state import shared_state, thread_id, view_of
+from ._mesh_state import axis_names, shared_state, thread_id, view_of
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._universe import current_world, join_universe
@@ -77,10 +77,11 @@ def _bind(mesh: DeviceMesh, view: View, number: int | None, private: str | None,
     mesh._dim_group_names = []
     if view.coordinate(mesh._rank) is None:
         return
+    lanes = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axis, layout in enumerate(view.layout.axes):
         wanted = _Wanted(
             view.show(MeshLayout((layout,))).ranks(mesh._rank),
-            str(mesh._mesh_dim_names[axis]) if mesh._mesh_dim_names else f"dim_{axis}",
+            lanes[axis],
             saved[axis] if axis < len(saved) else "",
         )
         name = _find(wanted, view.rank_map, number, private) if is_initialized() else None

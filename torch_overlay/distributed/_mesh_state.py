@@ -86,6 +86,11 @@ def make_view(
     return _finish(mesh, parent, group_names)
 
 
+def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
+    """What the axes of a mesh are called, of one without names as well; this is the lane of their groups."""
+    return [str(name) for name in names] if names else [f"dim_{number}" for number in range(ndim)]
+
+
 def copy_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
     copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, mesh.__dict__.get("_dim_group_names"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.distributed import distributed_c10d
 
-from ..distributed._group_table import GroupTable, Key
+from ..distributed._group_table import GroupTable
 from ..distributed._universe import Universe, current_world
 
 
@@ -115,8 +115,7 @@ def _universe_row(universe: Universe) -> UniverseRow:
 
 
 def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
-    ordered: list[tuple[Key, str]] = [(key, entry.group_name) for key, entry in table.entries.items()]
-    for key, group_name in ordered:
-        if group_name:
-            entry = table.entries[key]
-            yield GroupRow(tuple(key.ranks), key.lane, tuple(entry.names), group_name in joint, entry.group is None)
+    for key, entry in list(table.entries.items()):
+        if entry.group_name:
+            is_joint, gone = entry.group_name in joint, entry.group is None
+            yield GroupRow(tuple(key.ranks), key.lane, tuple(entry.names), is_joint, gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._layout import MeshLayout
-from ._mesh_state import shared_state, view_of
+from ._mesh_state import axis_names, shared_state, view_of
 from ._process_groups import Request, axis_group
 from ._universe import universe_of
 

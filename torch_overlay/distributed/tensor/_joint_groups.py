@@ -7,15 +7,14 @@ meshes have, or which are still alive, has no part in it. In which order a group
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
 from .._group_table import find_group as resolve
-from .._mesh_groups import axis_names, joint_group_name, joint_groups_known
+from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
 from .._mesh_pickle import UNBOUND
-from .._mesh_state import shared_state, view_of
+from .._mesh_state import axis_names, shared_state, view_of
 from .._settings import get_settings
 from ._regions import NotOurs
 
@@ -48,9 +47,7 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     known = shared_state(mesh).remembered["joint axes"]
     key = (view_of(mesh), tuple(mesh._dim_group_names), joint_groups_known(mesh), get_settings())
     if key not in known:
-        axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
-        subsets = itertools.chain.from_iterable(itertools.combinations(axes, n) for n in range(2, len(axes) + 1))
-        known[key] = frozenset(subset for subset in subsets if joint_group_name(mesh, subset) is not None)
+        known[key] = frozenset(axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None)
     return known[key]
 
 
