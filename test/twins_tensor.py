@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from torch_overlay.distributed.tensor import _steps as st
-from torch_overlay.distributed.tensor._cost import Cost, arriving, collectives
-from torch_overlay.distributed.tensor._plan import plan
-from torch_overlay.distributed.tensor._regions import Partial, Regions, Replicate, Shard, StridedShard
+from torch_overlay.distributed.tensor._planner import steps as st
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives
+from torch_overlay.distributed.tensor._planner.plan import plan
+from torch_overlay.distributed.tensor._planner.regions import Regions
 
 REDUCE = {
     "sum": lambda a, b: a + b,
@@ -131,7 +131,12 @@ def _together(target, sizes, coordinate, axes, locals_):
 
 # --- one redistribution, as data ---
 
-KINDS = {"R": Replicate, "S": Shard, "SS": StridedShard, "P": Partial}
+
+def placed(placements):
+    """Placements as the planner takes them: by axis the dim, the reduction and the split factor."""
+    dims = [p[1] if p[0] in ("S", "SS") else None for p in placements]
+    ops = [p[1] if p[0] == "P" else None for p in placements]
+    return dims, ops, [p[2] if p[0] == "SS" else 1 for p in placements]
 
 
 def regions(placements, shape, sizes, order=None):
@@ -139,7 +144,8 @@ def regions(placements, shape, sizes, order=None):
     pairs = None
     if order is not None:
         pairs = [(d, [a for a in order if placements[a] == ("S", d)]) for d in range(len(shape))]
-    return Regions.of([KINDS[p[0]](*p[1:]) for p in placements], shape, sizes, pairs)
+    dims, ops, factors = placed(placements)
+    return Regions.of(dims, ops, shape, sizes, pairs, factors)
 
 
 @dataclass(frozen=True)

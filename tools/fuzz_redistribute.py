@@ -21,8 +21,8 @@ import traceback
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
-from torch_overlay.distributed.tensor._cost import Cost  # noqa: E402
-from torch_overlay.distributed.tensor._regions import OPS, NotOurs  # noqa: E402
+from torch_overlay.distributed.tensor._planner.cost import Cost  # noqa: E402
+from torch_overlay.distributed.tensor._planner.regions import OPS, NotOurs  # noqa: E402
 from twins_tensor import Case  # noqa: E402
 
 MOST_RANKS, MOST_ELEMENTS = 24, 96

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .choices import topology
-from .distributed.tensor._regions import NotOurs, Placement, Regions
+from .distributed.tensor._planner.regions import NotOurs, Regions
 from .show import words
+from .show.placements import Placement, regions
 from .show.question import Question, cost_of, groups_at_hand, laid_out
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _regions(
     ends: list[tuple[Placement, ...]], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[list[Regions | None], str]:
     try:
-        return [Regions.of(end, shape, sizes) for end in ends], ""
+        return [regions(end, shape, sizes) for end in ends], ""
     except NotOurs as reason:
         return [None, None], str(reason)
 

@@ -19,6 +19,9 @@ import torch_overlay
 import twins_tensor as twin
 from torch_overlay import versions
 from torch_overlay.explain import main
+from torch_overlay.show.placements import Partial, StridedShard
+from torch_overlay.show.placements import Replicate as Whole
+from torch_overlay.show.placements import Shard as Cut
 from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
 from torch_overlay.show.traffic import coordinates, traffic
 
@@ -37,6 +40,7 @@ def said(capsys):
     return run
 
 
+KINDS = {"R": Whole, "S": Cut, "SS": StridedShard, "P": Partial}
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TABLES = {
     "reduce_and_move": "--mesh=2,2,2 --shape=4096,4096 --dtype=bf16 P,S0,R R,S1,S0",
@@ -99,7 +103,7 @@ def cases(draw):
 def asked_of_torch(case, flattened=(), ranks=None):
     ranks = list(range(len(coordinates(case.sizes)))) if ranks is None else ranks
     mesh = stand_in_mesh("cuda", case.sizes, ranks, "abc"[: len(case.sizes)], flattened)
-    ends = [[to_torch_placement(twin.KINDS[p[0]](*p[1:])) for p in end] for end in (case.source, case.target)]
+    ends = [[to_torch_placement(KINDS[p[0]](*p[1:])) for p in end] for end in (case.source, case.target)]
     return torch_steps(*(make_spec(mesh, end, case.shape, torch.float32) for end in ends), case.ends()[0])
 
 

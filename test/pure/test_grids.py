@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._grids import Grid, grids
-from torch_overlay.distributed.tensor._steps import AllReduce, AllToAll, Collective
+from torch_overlay.distributed.tensor._planner.grids import Grid, grids
+from torch_overlay.distributed.tensor._planner.steps import AllReduce, AllToAll, Collective
 from twins_tensor import Case, cells, coordinates
 
 

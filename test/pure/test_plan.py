@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from torch_overlay.distributed.tensor import _moves
-from torch_overlay.distributed.tensor._cost import Cost, arriving_by, collectives
-from torch_overlay.distributed.tensor._plan import line, plan
-from torch_overlay.distributed.tensor._regions import NotOurs
-from torch_overlay.distributed.tensor._steps import (
+from torch_overlay.distributed.tensor._planner import moves
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving_by, collectives
+from torch_overlay.distributed.tensor._planner.plan import line, plan
+from torch_overlay.distributed.tensor._planner.regions import NotOurs
+from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -220,8 +220,8 @@ def test_one_collective_for_a_move_unless_the_topology_prefers_two():
 
 def test_planning_stays_cheap_on_many_axes(monkeypatch):
     calls = []
-    crossed = _moves.crossed
-    monkeypatch.setattr(_moves, "crossed", lambda *a: calls.append(a) or crossed(*a))
+    crossed = moves.crossed
+    monkeypatch.setattr(moves, "crossed", lambda *a: calls.append(a) or crossed(*a))
     for axes in (2, 4, 6, 8):
         words = " ".join(["S0", "S1"] * (axes // 2)) + " > " + " ".join(["S1", "S0"] * (axes // 2))
         calls.clear()

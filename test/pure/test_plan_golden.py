@@ -9,8 +9,8 @@ import pathlib
 
 import pytest
 
-from torch_overlay.distributed.tensor._cost import collectives
-from torch_overlay.distributed.tensor._plan import line
+from torch_overlay.distributed.tensor._planner.cost import collectives
+from torch_overlay.distributed.tensor._planner.plan import line
 from twins_tensor import Case
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._cost import Cost
+from torch_overlay.distributed.tensor._planner.cost import Cost
 from twins_tensor import Case
 
 MOVED = ("R", "S")

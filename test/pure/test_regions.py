@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._boxes import Box, chunk, chunk_lengths
-from torch_overlay.distributed.tensor._regions import NotOurs, Partial, Regions, Replicate, Shard, StridedShard
-from twins_tensor import cells, coordinates, held, regions
+from torch_overlay.distributed.tensor._planner.boxes import Box, chunk, chunk_lengths
+from torch_overlay.distributed.tensor._planner.regions import NotOurs, Regions
+from twins_tensor import cells, coordinates, held, placed, regions
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple).filter(lambda s: math.prod(s) <= 32)
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -74,11 +74,9 @@ def test_an_order_of_cuts_and_its_strided_shards_are_one_value(spec):
 
 
 def test_axes_of_size_one_leave_no_trace():
-    plain = Regions.of([Shard(0), Replicate()], (5,), (2, 1))
-    assert (
-        plain == Regions.of([Shard(0), Shard(0)], (5,), (2, 1)) == Regions.of([Shard(0), Partial("max")], (5,), (2, 1))
-    )
-    assert plain == Regions.of([Shard(0), StridedShard(0, 3)], (5,), (2, 1))
+    plain = regions([("S", 0), ("R",)], (5,), (2, 1))
+    for other in [("S", 0), ("P", "max"), ("SS", 0, 3)]:
+        assert plain == regions([("S", 0), other], (5,), (2, 1))
     assert plain.free == frozenset() and plain.sharded == {0}
 
 
@@ -99,37 +97,42 @@ def test_a_box_meets_another_in_what_both_hold():
     assert Box((), ()).elements == 1
 
 
+def regions_of(placements, shape, sizes, order):
+    dims, ops, factors = placed(placements)
+    return Regions.of(dims, ops, shape, sizes, order, factors)
+
+
 @pytest.mark.parametrize(
     ("placements", "shape", "sizes", "order", "words"),
     [
-        ([StridedShard(0, 2), Shard(0)], (7,), (2, 2), None, r"dim 0 of length 7 .* unevenly"),
-        ([StridedShard(0, 2), Replicate()], (8,), (2, 2), None, "split factor is no product"),
-        ([StridedShard(0, 3), Shard(0)], (12,), (2, 2), None, "split factor is no product"),
-        ([Shard(0), Shard(0)], (6,), (2, 2), [(0, (1, 0))], "unevenly"),
-        ([Partial("premul")], (6,), (2,), None, "don't know: premul"),
+        ([("SS", 0, 2), ("S", 0)], (7,), (2, 2), None, r"dim 0 of length 7 .* unevenly"),
+        ([("SS", 0, 2), ("R",)], (8,), (2, 2), None, "which is no product"),
+        ([("SS", 0, 3), ("S", 0)], (12,), (2, 2), None, "which is no product"),
+        ([("S", 0), ("S", 0)], (6,), (2, 2), [(0, (1, 0))], "unevenly"),
+        ([("P", "premul")], (6,), (2,), None, "don't know: premul"),
     ],
 )
 def test_what_has_no_boxes_is_not_ours(placements, shape, sizes, order, words):
     with pytest.raises(NotOurs, match=words):
-        Regions.of(placements, shape, sizes, order)
+        regions_of(placements, shape, sizes, order)
 
 
 @pytest.mark.parametrize(
     ("placements", "shape", "sizes", "order", "words"),
     [
-        ([Shard(0)], (6,), (2, 2), None, "one placement for each axis: got 1"),
-        ([Shard(1)], (6,), (2,), None, "axis 0 shards dim 1 of a tensor with 1 dims"),
-        ([Shard(-1)], (6,), (2,), None, "axis 0 shards dim -1"),
-        ([Partial("sum"), Partial("max")], (6,), (2, 2), None, "different kinds in one tensor: max, sum"),
-        ([Shard(0), Shard(0)], (8,), (2, 2), [(0, (0,))], "doesn't list the axes"),
+        ([("S", 0)], (6,), (2, 2), None, "one placement for each axis: got 1"),
+        ([("S", 1)], (6,), (2,), None, "axis 0 shards dim 1 of a tensor with 1 dims"),
+        ([("S", -1)], (6,), (2,), None, "axis 0 shards dim -1"),
+        ([("P", "sum"), ("P", "max")], (6,), (2, 2), None, "different kinds in one tensor: max, sum"),
+        ([("S", 0), ("S", 0)], (8,), (2, 2), [(0, (0,))], "doesn't list the axes"),
     ],
 )
 def test_a_wrong_spec_is_an_error(placements, shape, sizes, order, words):
     with pytest.raises(ValueError, match=words):
-        Regions.of(placements, shape, sizes, order)
+        regions_of(placements, shape, sizes, order)
 
 
 def test_a_spec_reads_as_one_word_an_axis():
-    spec = [Partial("sum"), Shard(1), Replicate(), Partial("avg")]
-    assert str(Regions.of(spec, (4, 4), (2, 2, 2, 2))) == "P·S1·R·P(avg)"
-    assert str(Regions.of([StridedShard(0, 2), Shard(0)], (4,), (2, 2))) == "S0#1·S0#0"
+    spec = [("P", "sum"), ("S", 1), ("R",), ("P", "avg")]
+    assert str(regions(spec, (4, 4), (2, 2, 2, 2))) == "P·S1·R·P(avg)"
+    assert str(regions([("SS", 0, 2), ("S", 0)], (4,), (2, 2))) == "S0#1·S0#0"

@@ -18,8 +18,8 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from mesh_harness import fake_world, make_root
-from torch_overlay.distributed.tensor._cost import Cost, arriving_by, collectives
-from torch_overlay.distributed.tensor._steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving_by, collectives
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from twins_tensor import Case, regions
 
 WORDS = {"R": ("R",), "S0": ("S", 0), "S1": ("S", 1), "P": ("P", "sum")}

@@ -10,8 +10,8 @@ import house
 
 PACKAGE = house.sources("torch_overlay")
 UPSTREAM = "torch_overlay.distributed"
-# Where torch comes in: the rooms named as torch's public files, and these. What else is new there is pure: plain ints
-# and tuples, tested in milliseconds without torch. Naming one more room here is a decision, not a formality.
+# Where torch comes in, of the rooms for meshes and groups: those named as torch's public files, and these. What else is
+# new there is pure: plain ints and tuples, tested in milliseconds without torch. Naming one more is a decision.
 TORCH_ROOMS = (
     "_torch_",
     "_mesh_",
@@ -20,9 +20,8 @@ TORCH_ROOMS = (
     "_group_table",
     "_process_groups",
 )  # meshes and groups
-TORCH_ROOMS += ("_redistribute", "_safe_merging", "_run", "_specs", "_joint_groups")  # running a plan
-TORCH_ROOMS += ("_dtensor_spec", "_pair", "_planned")  # finding one
-TORCH_ROOMS += ("_collective_utils", "_kept")  # its cost, and torch's own code beside it
+TORCH_ROOMS += ("_kept",)
+PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
 # The engine is told what to patch and what is recognised, so it serves any module; its tests need no torch.
 ENGINE = [f"torch_overlay.{name}" for name in ("patch", "engine", "recognise", "import_hook", "errors")]
 
@@ -30,7 +29,9 @@ ENGINE = [f"torch_overlay.{name}" for name in ("patch", "engine", "recognise", "
 def is_pure(module: str) -> bool:
     """Whether a module of the upstream folder is one of those that know no torch."""
     home, _, room = module.rpartition(".")
-    return home.startswith(UPSTREAM) and room.startswith("_") and not room.startswith(TORCH_ROOMS)
+    if PLANNER in (home, module):
+        return True
+    return home == UPSTREAM and room.startswith("_") and not room.startswith(TORCH_ROOMS)
 
 
 def lines(source, wrong):
@@ -91,11 +92,12 @@ TRIED = [
     (beyond_pure, "distributed/_layout.py", "import math\nfrom collections.abc import Iterator", 0),
     (beyond_pure, "distributed/_rank_map.py", "from ._layout import Layout\nfrom . import _layout", 0),
     (beyond_pure, "distributed/_rank_map.py", "from ._shared_state import SharedState", 1),
-    (beyond_pure, "distributed/tensor/_plan_cost.py", "from ._regions import Box\nfrom .._layout import Layout", 0),
-    (beyond_pure, "distributed/tensor/_plan_cost.py", "from ._redistribute import run\nimport torch", 2),
+    (beyond_pure, "distributed/tensor/_planner/cost.py", "from .regions import Box\nfrom ..._layout import Layout", 0),
+    (beyond_pure, "distributed/tensor/_planner/cost.py", "from .._redistribute import run\nimport torch", 2),
+    (beyond_pure, "distributed/tensor/_planner/new.py", "import torch", 1),
     (beyond_pure, "distributed/device_mesh.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/placement_types.py", "import torch", 0),
-    (beyond_pure, "distributed/tensor/_new.py", "import torch", 1),
+    (beyond_pure, "distributed/tensor/_new.py", "import torch", 0),
     (beyond_pure, "distributed/_new.py", "from torch import Tensor", 1),
     (beyond_pure, "distributed/_process_groups_split.py", "import torch", 0),
     (out_of_upstream, "distributed/device_mesh.py", "from ..errors import OverlayError", 1),

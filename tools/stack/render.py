@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -57,9 +57,15 @@ class Prefix:
             if self.tree.exists(path):
                 raise StackError(f"{path}: the tree has a file of this name, which the stack would bring")
             done[path] = whole(room)
-        done |= self.tests()
+        done |= self._packages(new) | self.tests()
         sort = {path for path in done if not self.tree.exists(path) or is_sorted(self.tree.read(path))}
         return formatted(done, sort)
+
+    def _packages(self, files: Iterable[str]) -> dict[str, str]:
+        """The ``__init__.py`` of each folder of these files that the tree doesn't have."""
+        homes = dict.fromkeys(f"{pathlib.PurePosixPath(file).parent}/__init__.py" for file in files)
+        absent = [home for home in homes if not self.tree.exists(f"torch/distributed/{home}")]
+        return {f"torch/distributed/{home}": (self.ours / home).read_text(encoding="utf-8") for home in absent}
 
     def tests(self) -> dict[str, str]:
         """The tests of these patches, ``ours=theirs``, which there import torch's modules in place of ours."""
@@ -123,7 +129,7 @@ class Prefix:
 
 
 def file_of(module: str) -> str:
-    """``tensor/_plan.py`` for ``torch.distributed.tensor._plan``."""
+    """``tensor/_planner/plan.py`` for ``torch.distributed.tensor._planner.plan``."""
     return "/".join(module.split(".")[2:]) + ".py"
 
 

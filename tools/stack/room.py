@@ -59,7 +59,7 @@ class Room:
 
     @property
     def module(self) -> str:
-        """``torch.distributed.tensor._plan``, what the file is imported as upstream."""
+        """``torch.distributed.tensor._planner.plan``, what the file is imported as upstream."""
         return f"{self.package}.{pathlib.PurePosixPath(self.file).stem}"
 
     def definition(self, name: str) -> cst.BaseStatement:
@@ -125,7 +125,7 @@ def kept_function(statement: cst.BaseStatement) -> str | None:
 
 
 def package_of(file: str) -> str:
-    """``torch.distributed.tensor`` for ``tensor/_plan.py``."""
+    """``torch.distributed.tensor`` for ``tensor/_planner/plan.py``."""
     return ".".join(["torch", "distributed", *pathlib.PurePosixPath(file).parts[:-1]])
 
 

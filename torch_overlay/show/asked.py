@@ -14,11 +14,11 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from .. import options
 from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
-from ..distributed.tensor import _regions
-from ..distributed.tensor._regions import NotOurs, Regions
+from ..distributed.tensor._planner.regions import NotOurs, Regions
 from ..distributed.tensor._specs import read_cuts
 from . import words
 from .explanation import Explanation
+from .placements import Placement as Placed
 from .question import Question, cost_of
 from .sides import explained
 from .torch_steps import make_spec, stand_in_mesh, to_torch_placement, word_of
@@ -34,7 +34,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 def of_words(
     question: Question,
-    ends: Sequence[Sequence[_regions.Placement]],
+    ends: Sequence[Sequence[Placed]],
     dtype: torch.dtype,
     device_type: str,
     flattened: Sequence[tuple[int, ...]],

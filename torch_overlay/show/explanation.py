@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..distributed.tensor._regions import Regions
-from ..distributed.tensor._steps import Step
+from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.steps import Step
 from .question import Question
 from .words import amount, counted, duration
 

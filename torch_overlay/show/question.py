@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..distributed._layout import row_major
-from ..distributed.tensor._cost import Cost
-from ..distributed.tensor._plan import plan
-from ..distributed.tensor._regions import NotOurs, Regions
-from ..distributed.tensor._steps import Step
+from ..distributed.tensor._planner.cost import Cost
+from ..distributed.tensor._planner.plan import plan
+from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._planner.steps import Step
 
 Topology = tuple[tuple[str, float, float], ...]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..distributed.tensor._regions import Regions
-from ..distributed.tensor._steps import (
+from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
     AllToAll,

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..distributed.tensor._cost import arriving, collectives
-from ..distributed.tensor._regions import NotOurs
+from ..distributed.tensor._planner.cost import arriving, collectives
+from ..distributed.tensor._planner.regions import NotOurs
+from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
 from ..distributed.tensor._specs import norm_ended
-from ..distributed.tensor._steps import AllToAll, Collective, Divide, Step
 from ..versions import running
 from . import reasons
 from .explanation import Explanation, Line, Side

@@ -22,10 +22,19 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..distributed._layout import MeshLayout
 from ..distributed._torch_layout import from_torch, to_torch
-from ..distributed.tensor import _regions
-from ..distributed.tensor._boxes import chunk
-from ..distributed.tensor._regions import Regions
-from ..distributed.tensor._steps import AllGather, AllReduce, AllToAll, Divide, Embed, Narrow, ReduceScatter, Step
+from ..distributed.tensor._planner.boxes import chunk
+from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+    Step,
+)
+from . import placements
 
 
 class TorchStep(NamedTuple):
@@ -74,13 +83,13 @@ def make_spec(
     return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), strides, dtype))
 
 
-def to_torch_placement(placement: _regions.Placement) -> Placement:
+def to_torch_placement(placement: placements.Placement) -> Placement:
     """The planner's word for a placement, as torch's."""
-    if isinstance(placement, _regions.Shard):
+    if isinstance(placement, placements.Shard):
         return Shard(placement.dim)
-    if isinstance(placement, _regions.StridedShard):
+    if isinstance(placement, placements.StridedShard):
         return _StridedShard(placement.dim, split_factor=placement.split_factor)
-    return Partial(placement.op) if isinstance(placement, _regions.Partial) else Replicate()
+    return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
 
 
 def word_of(placement: Placement) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from ..distributed.tensor._regions import Regions
-from ..distributed.tensor._steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 
 
 def coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..distributed.tensor._regions import Regions
-from ..distributed.tensor._steps import AllReduce, Collective
+from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.steps import AllReduce, Collective
 from . import canvas
 from .explanation import Explanation, Side
 from .traffic import holders, traffic

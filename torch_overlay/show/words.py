@@ -6,7 +6,8 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from ..distributed.tensor._regions import OPS, Partial, Placement, Replicate, Shard, StridedShard
+from ..distributed.tensor._planner.regions import OPS
+from .placements import Partial, Placement, Replicate, Shard, StridedShard
 
 _WORDS = re.compile(r"(?P<strided>_?SS?)(?P<dim>\d+)(\((?P<factor>\d+)\))?|P(\((?P<op>\w+)\))?|R")
 _KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(OPS[1:])}), or _S0(2), strided with a split factor of 2"

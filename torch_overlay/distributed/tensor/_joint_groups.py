@@ -16,7 +16,7 @@ from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
 from .._settings import get_settings
-from ._regions import NotOurs
+from ._planner.regions import NotOurs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._settings import Settings, get_settings
-from ._cost import Cost
 from ._joint_groups import joint_axes
-from ._plan import plan
-from ._regions import NotOurs
+from ._planner.cost import Cost
+from ._planner.plan import plan
+from ._planner.regions import NotOurs
+from ._planner.steps import AllToAll
 from ._run import reduces
 from ._specs import nest_anew, norm_ended, read_cuts
-from ._steps import AllToAll
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
-    from ._regions import Cuts, Regions
-    from ._steps import Step
+    from ._planner.regions import Cuts, Regions
+    from ._planner.steps import Step
 
 _COST = Cost()
 

@@ -26,13 +26,13 @@ from .._mesh_groups import joint_groups_known
 from .._mesh_state import shared_state, view_of
 from .._settings import get_settings
 from .._shared_state import states
-from ._cost import collectives
 from ._joint_groups import Group, find_group, gone
 from ._pair import Pair
-from ._plan import line, plan
-from ._regions import NotOurs, Regions
+from ._planner.cost import collectives
+from ._planner.plan import line, plan
+from ._planner.regions import NotOurs, Regions
+from ._planner.steps import Collective, Narrow, Step
 from ._run import Local, runners
-from ._steps import Collective, Narrow, Step
 
 if TYPE_CHECKING:
     from collections import OrderedDict

@@ -10,7 +10,7 @@ from .._settings import get_settings
 from .._shared_state import states
 from ._pair import Pair
 from ._planned import not_ours
-from ._regions import NotOurs
+from ._planner.regions import NotOurs
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -14,12 +14,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 
-from ._grids import Grid, grids
-from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, Piece, ReduceScatter, Step
+from ._planner.grids import Grid, grids
+from ._planner.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Divide,
+    Embed,
+    Narrow,
+    Piece,
+    ReduceScatter,
+    Step,
+)
 
 if TYPE_CHECKING:
-    from ._boxes import Box
     from ._joint_groups import Group
+    from ._planner.boxes import Box
 
 Local = Callable[[torch.Tensor], torch.Tensor]
 Coordinate = Sequence[int]

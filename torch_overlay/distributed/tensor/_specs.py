@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
-from . import _regions
-from ._moves import common
-from ._regions import Cuts, NotOurs
+from ._planner.moves import common
+from ._planner.regions import Cuts, NotOurs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,19 +24,20 @@ _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 _SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
-def _read_placement(placement: Placement) -> _regions.Placement:
-    """Exactly torch's own classes: a subclass may mean anything."""
+def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
+    """The dim that it shards, the pending reduction, the split factor. Exactly torch's own classes: a subclass may mean
+    anything."""
     kind = type(placement)
     if kind is Shard:
-        return _regions.Shard(placement.dim)
+        return placement.dim, None, 1
     if kind is Replicate:
-        return _regions.Replicate()
+        return None, None, 1
     if kind is Partial:
-        return _regions.Partial(placement.reduce_op)
+        return None, placement.reduce_op, 1
     if kind is _StridedShard:
-        return _regions.StridedShard(placement.dim, placement.split_factor)
+        return placement.dim, None, placement.split_factor
     if kind is _norm_class():
-        return _regions.Partial("sum")  # of powers: see `norm_ended`
+        return None, "sum", 1  # of powers: see `norm_ended`
     raise NotOurs(f"a placement of the class {kind.__name__}")
 
 
@@ -139,9 +139,8 @@ def read_cuts(spec: DTensorSpec, ndim: int, sizes: tuple[int, ...]) -> Cuts:
 @lru_cache(maxsize=1024)
 def _read(placements: Placements, kinds: tuple[type, ...], ndim: int, sizes: tuple[int, ...], order: Any) -> Cuts:
     """What placements say of any shape, so that another shape with the same placements is read at once."""
-    read = [_read_placement(placement) for placement in placements]
-    strided = any(isinstance(placement, _regions.StridedShard) for placement in read)
+    dims, ops, factors = zip(*map(_read_placement, placements)) if placements else ((), (), ())
     try:
-        return Cuts.of(read, ndim, sizes, None if strided else order)
+        return Cuts.of(dims, ops, ndim, sizes, None if _StridedShard in kinds else order, factors)
     except ValueError as error:  # torch has its own words for specs that are wrong
         raise NotOurs(str(error)) from error

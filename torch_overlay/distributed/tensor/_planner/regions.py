@@ -2,17 +2,17 @@
 
 `Regions` is the planner's view of a DTensor spec: no mesh, no ranks, no torch. It is canonical, so that two specs that
 put the same elements in the same places are one value: axes of size 1 are dropped and strided shards become an order.
-Standard library only.
+Placements come as plain values, one for each axis: the dim that the axis shards (None if it shards none), the split
+factor of a strided shard (else 1), and the pending reduction (None if there is none). Standard library only.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._boxes import Box, chunk
+from .boxes import Box, chunk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -23,36 +23,6 @@ OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
 
 class NotOurs(Exception):
     """The spec or the move can't be planned here; torch's own code has to run it. Its text is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replicate:
-    """Every coordinate of the axis holds the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The axis cuts dim `dim` into chunks, in the order of its coordinates."""
-
-    dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class StridedShard:
-    """The axis cuts dim `dim` after later axes of the mesh have cut it into `split_factor` chunks."""
-
-    dim: int
-    split_factor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """The value is the reduction `op` over the coordinates of the axis."""
-
-    op: str = "sum"
-
-
-Placement = Replicate | Shard | StridedShard | Partial
 
 
 class Cuts(NamedTuple):
@@ -68,19 +38,21 @@ class Cuts(NamedTuple):
 
     @staticmethod
     def of(
-        placements: Sequence[Placement],
+        dims: Sequence[int | None],
+        ops: Sequence[str | None],
         ndim: int,
         sizes: tuple[int, ...],
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
+        factors: Sequence[int] | None = None,
     ) -> Cuts:
         """Read placements; see `Regions.of`."""
-        _check(placements, ndim, sizes)
-        plain = _orders(placements, ndim, sizes, strided=False)
+        _check(dims, ops, ndim, sizes)
+        plain = _orders(dims, (1,) * len(sizes), ndim, sizes)
         if shard_order is not None:
             orders = _given_orders(shard_order, plain, sizes)
         else:
-            orders = _orders(placements, ndim, sizes, strided=True)
-        partial = tuple([p.op if isinstance(p, Partial) and n > 1 else None for p, n in zip(placements, sizes)])
+            orders = plain if factors is None else _orders(dims, factors, ndim, sizes)
+        partial = tuple([op if size > 1 else None for op, size in zip(ops, sizes)])
         return Cuts(orders, partial, tuple([dim for dim in range(ndim) if orders[dim] != plain[dim]]))
 
     def on(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
@@ -109,19 +81,29 @@ class Regions(NamedTuple):
 
     @staticmethod
     def of(
-        placements: Sequence[Placement],
+        dims: Sequence[int | None],
+        ops: Sequence[str | None],
         shape: Iterable[int],
         sizes: Iterable[int],
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
+        factors: Sequence[int] | None = None,
     ) -> Regions:
-        """Read a spec: one placement per axis, and optionally the axes of each dim, outer to inner.
+        """Read a spec.
+
+        Args:
+            dims: for each axis, the dim that it shards, or None.
+            ops: for each axis, the pending reduction, or None.
+            shape: of the global tensor.
+            sizes: of the mesh, by axis.
+            shard_order: the axes of each dim, outer to inner, where that isn't their order in the mesh.
+            factors: for each axis, the split factor of a strided shard; 1 for any other placement.
 
         Raises:
             ValueError: the spec is wrong: a length, a dim out of range, reductions of different kinds in one tensor.
             NotOurs: the spec is right but its shards are no boxes, or its reduction has no name that we know.
         """
         shape, sizes = tuple(shape), tuple(sizes)
-        return Cuts.of(placements, len(shape), sizes, shard_order).on(shape, sizes)
+        return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(shape, sizes)
 
     def span(self, dim: int, coordinate: Sequence[int]) -> tuple[int, int]:
         """Start and length along `dim` of what `coordinate` holds: one chunk of a chunk for each axis of the order."""
@@ -187,42 +169,39 @@ class Regions(NamedTuple):
         return "·".join(words) or "(no axes)"
 
 
-def _check(placements: Sequence[Placement], ndim: int, sizes: tuple[int, ...]) -> None:
-    if len(placements) != len(sizes):
-        raise ValueError(f"one placement for each axis: got {len(placements)} for a mesh of sizes {sizes}")
-    ops = set()
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, Partial):
-            ops.add(placement.op)
-        elif not isinstance(placement, Replicate) and not 0 <= placement.dim < ndim:
-            raise ValueError(f"axis {axis} shards dim {placement.dim} of a tensor with {ndim} dims")
-    if len(ops) > 1 and ops != {"sum", "avg"}:
-        raise ValueError(f"reductions of different kinds in one tensor: {', '.join(sorted(ops))}")
-    if unknown := ops.difference(OPS):
+def _check(dims: Sequence[int | None], ops: Sequence[str | None], ndim: int, sizes: tuple[int, ...]) -> None:
+    if not len(dims) == len(ops) == len(sizes):
+        raise ValueError(f"one placement for each axis: got {len(dims)} for a mesh of sizes {sizes}")
+    for axis, dim in enumerate(dims):
+        if dim is not None and not 0 <= dim < ndim:
+            raise ValueError(f"axis {axis} shards dim {dim} of a tensor with {ndim} dims")
+    kinds = {op for op in ops if op is not None}
+    if len(kinds) > 1 and kinds != {"sum", "avg"}:
+        raise ValueError(f"reductions of different kinds in one tensor: {', '.join(sorted(kinds))}")
+    if unknown := kinds.difference(OPS):
         raise NotOurs(f"a reduction that we don't know: {', '.join(sorted(unknown))}")
 
 
 def _orders(
-    placements: Sequence[Placement], ndim: int, sizes: tuple[int, ...], strided: bool
+    dims: Sequence[int | None], factors: Sequence[int], ndim: int, sizes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
     # From the last axis to the first: a plain shard cuts before all later axes of its dim, a strided one after those
     # that make up its split factor.
     orders: list[list[int]] = [[] for _ in range(ndim)]
     for axis in reversed(range(len(sizes))):
-        placement = placements[axis]
-        if sizes[axis] == 1 or not isinstance(placement, (Shard, StridedShard)):
-            continue
-        order = orders[placement.dim]
-        factor = placement.split_factor if strided and isinstance(placement, StridedShard) else 1
-        order.insert(_depth(order, sizes, factor, placement), axis)
+        dim = dims[axis]
+        if sizes[axis] > 1 and dim is not None:
+            orders[dim].insert(_depth(orders[dim], sizes, factors[axis], axis), axis)
     return tuple(map(tuple, orders))
 
 
-def _depth(order: list[int], sizes: tuple[int, ...], factor: int, placement: Placement) -> int:
+def _depth(order: list[int], sizes: tuple[int, ...], factor: int, axis: int) -> int:
     for depth in range(len(order) + 1):
         if math.prod(sizes[a] for a in order[:depth]) == factor:
             return depth
-    raise NotOurs(f"{placement}: its split factor is no product of the sizes of later axes on its dim")
+    raise NotOurs(
+        f"axis {axis} has a split factor of {factor}, which is no product of the sizes of later axes on its dim"
+    )
 
 
 def _given_orders(

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._cost import arriving_by
-from ._steps import AllGather, AllToAll, Narrow, Step
+from .cost import arriving_by
+from .steps import AllGather, AllToAll, Narrow, Step
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ._cost import Cost
-    from ._regions import Regions
+    from .cost import Cost
+    from .regions import Regions
 
 Parts = Sequence[frozenset[int]]
 

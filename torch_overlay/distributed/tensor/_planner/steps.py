@@ -27,10 +27,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._boxes import Box
+from .boxes import Box
 
 if TYPE_CHECKING:
-    from ._regions import Regions
+    from .regions import Regions
 
 Coordinate = Sequence[int]
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._steps import AllGather, AllToAll, Collective, ReduceScatter
+from .steps import AllGather, AllToAll, Collective, ReduceScatter
 
 if TYPE_CHECKING:
-    from ._boxes import Box
+    from .boxes import Box
 
 Cuts = Sequence[tuple[int, ...]]
 

@@ -9,13 +9,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._boxes import shortest
-from ._steps import AllToAll, Collective, Step
+from .boxes import shortest
+from .steps import AllToAll, Collective, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ._regions import Regions
+    from .regions import Regions
 
 Steps = tuple[Step, ...]
 

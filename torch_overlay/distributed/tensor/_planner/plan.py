@@ -4,7 +4,7 @@
     target = Regions.of((Replicate(), Replicate()), shape=(8, 4), sizes=(2, 2))
     for step in plan(source, target, itemsize=4): ...
 
-A plan is a tuple of steps, the same on every rank; `_steps` says how to run each. The source is `source` and each step
+A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The source is `source` and each step
 starts where the last one ended; the last one ends in `target`. Keep a plan, and for each step the lists of one's own
 coordinate, for as long as the arguments are the same: all of them are hashable. Standard library only.
 """
@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ._cost import Cost, arriving, collectives
-from ._moves import Groups, misplaced, move
-from ._reductions import Reduction
-from ._regions import NotOurs, Regions
-from ._steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
+from .cost import Cost, arriving, collectives
+from .moves import Groups, misplaced, move
+from .reductions import Reduction
+from .regions import NotOurs, Regions
+from .steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

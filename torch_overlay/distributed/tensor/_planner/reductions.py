@@ -9,15 +9,15 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ._cost import arriving_by, collectives
-from ._moves import Groups, common, crossed, misplaced, move, next_collective, push
-from ._regions import Regions
-from ._steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
+from .cost import arriving_by, collectives
+from .moves import Groups, common, crossed, misplaced, move, next_collective, push
+from .regions import Regions
+from .steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ._cost import Cost
+    from .cost import Cost
 
 Steps = tuple[Step, ...]
 Way = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest

@@ -1,0 +1,1 @@
+"""The planner of redistributions: pure functions over plain values, standard library only."""
