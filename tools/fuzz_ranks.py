@@ -198,7 +198,7 @@ def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
 
 
 def _counted() -> dict[str, int]:
-    from torch_overlay.distributed.tensor._planned import counters
+    from torch_overlay.distributed.tensor._answers import counters
 
     found = counters()
     del found["plans in the cache"], found["collectives that more groups would save"]

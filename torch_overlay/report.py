@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # An entry is ``module:function`` or the function itself; append to count something else.
 COUNTERS: list[str | Callable[[], Mapping[str, object]]] = [
     "torch_overlay.distributed._process_groups:counters",
-    "torch_overlay.distributed.tensor._planned:counters",
+    "torch_overlay.distributed.tensor._answers:counters",
 ]
 
 

@@ -86,9 +86,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         REDISTRIBUTE,
-        f"{OURS}.tensor._planned:forget_plans",
+        f"{OURS}.tensor._answers:forget_answers",
         Kind.HOOK,
-        undo=f"{OURS}.tensor._planned:forget_plans",
+        undo=f"{OURS}.tensor._answers:forget_answers",
         unit="redistribute",
     ),
     Patch(
@@ -117,13 +117,6 @@ PATCHES: tuple[Patch, ...] = (
         f"{OURS}.tensor._dtensor_spec:_DTensorSpec._stable_hash",
         ends=SAFE_MERGING,
         unit="redistribute",
-    ),
-    Patch(
-        COLLECTIVES,
-        f"{OURS}.tensor._planned_cost:forget_costs",
-        Kind.HOOK,
-        undo=f"{OURS}.tensor._planned_cost:forget_costs",
-        unit="cost",
     ),
     Patch(
         f"{COLLECTIVES}:redistribute_cost",

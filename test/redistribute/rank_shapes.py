@@ -160,7 +160,7 @@ class ShapeCases:
     @needs_overlay
     def test_an_uneven_strided_shard_is_left_to_torch(self):
         """And is right there, merging being off; the reason is counted."""
-        from torch_overlay.distributed.tensor._planned import counters
+        from torch_overlay.distributed.tensor._answers import counters
 
         case = Case(GRID, (("SS", 0, 4), ("S", 0)), (("R",), ("R",)), (10, 3))
         before = sum(counters()["redistributions by torch's own code"].values())

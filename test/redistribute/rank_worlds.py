@@ -1,6 +1,7 @@
 """Groups, options and worlds around redistribution: policies, private groups, new worlds, the overlay on and off."""
 
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -20,7 +21,7 @@ def gathers(mesh, whole: torch.Tensor) -> tuple[int, bool]:
 
 
 def counted() -> dict:
-    from torch_overlay.distributed.tensor._planned import counters
+    from torch_overlay.distributed.tensor._answers import counters
 
     return counters()
 
@@ -103,6 +104,33 @@ class WorldCases:
         if self.rank > 2:
             self.assertIn("this rank isn't in the mesh", str(torch_overlay.status()))
         self.assertIn("redistributions by plan", str(torch_overlay.status()))
+
+    def test_compiled_for_open_sizes_they_give_the_same_numbers(self):
+        """Forward and backward; one graph serves all multiples of the mesh's size."""
+        mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
+        mesh["dp", "tp"]._flatten("all")
+
+        def moves(local):
+            placed = DTensor.from_local(local, mesh, (S(0), S(1)), run_check=False)
+            swapped = placed.redistribute(placements=(S(1), S(0))).to_local().sin().sum()
+            total = DTensor.from_local(local, mesh, (P, P), run_check=False).redistribute(placements=(S(0), R))
+            return (
+                placed.redistribute(placements=(R, R)).to_local().sin().sum() + swapped + total.to_local().cos().sum()
+            )
+
+        graphs = CompileCounterWithBackend("aot_eager")
+        fast = torch.compile(moves, backend=graphs, fullgraph=True, dynamic=True)
+        for rows, columns in ((8, 16), (16, 24), (40, 32), (5, 3), (7, 9)):
+            local = (torch.arange(float(rows * columns)).reshape(rows, columns) + self.rank).sin().double()
+            found = []
+            for run in (moves, fast):
+                leaf = local.clone().requires_grad_()
+                value = run(leaf)
+                value.backward()
+                found.append((value.detach(), leaf.grad))
+            self.assertEqual(found[0], found[1])
+            if rows % WORLD == 0:
+                self.assertEqual(graphs.frame_count, 1)
 
     def test_compiled_redistributions_give_the_same_numbers(self):
         """Forward and backward, against the same without compiling."""

@@ -48,12 +48,12 @@ def test_stock_unless_asked(mesh, pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_the_cost_is_that_of_the_plan_that_runs(mesh, pair):
     torch_overlay.enable(cost="plan")
-    from torch_overlay.distributed.tensor._pair import Pair
+    from torch_overlay.distributed.tensor._program import make_program
+    from torch_overlay.distributed.tensor._question import Question
 
     source, target = (spec(mesh, placements) for placements in pair)
-    planned = Pair.of(mesh, source, target)
-    steps = planned.plan(tuple(source.shape), torch.float32)[2]
-    assert cost(mesh, pair) == pytest.approx(1e6 * sum(planned.cost.seconds(step, 4) for step in steps))
+    planned = make_program(Question.of(mesh, source, target, source.shape, torch.float32), mesh)
+    assert cost(mesh, pair) == pytest.approx(1e6 * sum(planned.cost.seconds(step, 4) for step in planned.steps))
     assert (cost(mesh, pair) == 0) == (pair == PAIRS[-1])  # narrowing is free, all else isn't
 
 

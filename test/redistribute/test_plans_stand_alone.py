@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import fake_world, needs_overlay, overlay
-from torch_overlay.distributed.tensor._planned import find_plan
+from torch_overlay.distributed.tensor._answers import find_answer
+from torch_overlay.distributed.tensor._program import Program
 
 pytestmark = needs_overlay
 WORLD, NAMES = 8, ("a", "b", "c")
@@ -102,8 +103,8 @@ def plan_of(mesh: DeviceMesh, source, target, shape) -> str:
     """The text of the plan that runs; its groups hold the ranks of its axes."""
     spec = DTensor.from_local(torch.zeros(shape), mesh, [Replicate()] * 3, run_check=False)._spec
     ends = [type(spec)(mesh, tuple(given), tensor_meta=spec.tensor_meta) for given in (source, target)]
-    found = find_plan(mesh, held_of(mesh, shape, source), *ends, False, None)
-    assert not isinstance(found, str), found
+    found = find_answer(mesh, held_of(mesh, shape, source), *ends, False, None)
+    assert isinstance(found, Program), found
     for name, axes in found.groups.items():
         members = mesh[tuple(NAMES[axis] for axis in axes)].mesh.flatten().tolist()
         assert sorted(dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(name))) == members

@@ -37,7 +37,7 @@ def collectives(mode: CommDebugMode) -> dict[str, int]:
 
 def counted() -> dict:
     """What the overlay counted: (by plan, by torch's own code)."""
-    from torch_overlay.distributed.tensor._planned import counters
+    from torch_overlay.distributed.tensor._answers import counters
 
     found = counters()
     return {"planned": found["redistributions by plan"], "torch": found["redistributions by torch's own code"]}
@@ -190,10 +190,10 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
 @needs_overlay
 def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
     """The oldest plan goes; what it did is planned again."""
-    from torch_overlay.distributed.tensor import _planned as ours
+    from torch_overlay.distributed.tensor import _answers as ours
 
-    monkeypatch.setattr(ours, "CACHED_PLANS", 10)
-    ours.forget_plans()
+    monkeypatch.setattr(ours, "CACHED", 10)
+    ours.forget_answers()
     for rows in [*range(2, 32, 2), 2]:
         DTensor.from_local(torch.ones(rows, 3), mesh, (S(0), R), run_check=False).redistribute(placements=(R, R))
         assert ours.counters()["plans in the cache"] <= 10
@@ -202,7 +202,7 @@ def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
 @needs_package
 def test_the_overlay_leaves_no_plan_behind():
     import torch_overlay
-    from torch_overlay.distributed.tensor._planned import counters
+    from torch_overlay.distributed.tensor._answers import counters
 
     with fake_world(3, 8):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
@@ -220,11 +220,11 @@ def test_torch_merges_only_where_it_is_right(mesh, placements, safe):
     """On its own path: not on uneven shards."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    from torch_overlay.distributed.tensor._safe_merging import merging_is_exact
+    from torch_overlay.distributed.tensor._safe_merging import exact_merging
 
     meta = TensorMeta(torch.Size((8, 9 if placements[0] == S(0) else 12)), (12, 1), torch.float32)
     spec = DTensorSpec(mesh, placements, tensor_meta=meta)
-    assert merging_is_exact(spec, spec) is safe
+    assert exact_merging(spec, spec).shards is safe
 
 
 def test_a_norm_over_an_axis_of_one_rank_is_there_already():
@@ -287,7 +287,7 @@ def test_a_local_tensor_of_a_class_of_its_own_takes_torch_s_steps(mesh):
 def test_a_plan_that_another_thread_forgets_meanwhile_still_runs(mesh, monkeypatch):
     """Between finding it and making it the newest one."""
     from torch_overlay.distributed._mesh_state import shared_state
-    from torch_overlay.distributed.tensor import _planned
+    from torch_overlay.distributed.tensor import _answers
 
     placed = DTensor.from_local(torch.ones(8, 4), mesh, (P, P), run_check=False)
     placed.redistribute(placements=(R, R))
@@ -300,9 +300,9 @@ def test_a_plan_that_another_thread_forgets_meanwhile_still_runs(mesh, monkeypat
             self.clear()
             return found
 
-    monkeypatch.setattr(_planned, "CACHED_PLANS", 0)
+    monkeypatch.setattr(_answers, "CACHED", 0)
     remembered = shared_state(mesh).remembered
-    remembered["plans"] = Forgetful(remembered["plans"])
+    remembered["answers"] = Forgetful(remembered["answers"])
     placed.redistribute(placements=(R, R))
     assert asked == [True]
 

@@ -16,8 +16,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import needs_overlay
+from torch_overlay.distributed.tensor._answers import counters
 from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
-from torch_overlay.distributed.tensor._safe_merging import merging_is_exact
+from torch_overlay.distributed.tensor._safe_merging import Merging, exact_merging
+
+R, S, P = Replicate(), Shard, Partial
+COMPLEX = "complex numbers have no greatest or least, and torch multiplies none"
 
 
 @contextlib.contextmanager
@@ -77,7 +81,7 @@ def test_nothing_of_a_world_stays_for_its_plans():
             mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
             held = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
             held.redistribute(placements=[Shard(1), Shard(0)])
-            assert merging_is_exact(held._spec, held._spec)
+            assert exact_merging(held._spec, held._spec) == Merging()
             seen.append(weakref.ref(mesh))
             del mesh, held
     gc.collect()
@@ -185,6 +189,35 @@ def test_who_sends_nothing_may_receive(rank):
             torch.ones(1 - rank, 1024), mesh, [Shard(0)], run_check=False, shape=torch.Size((1, 1024)), stride=(1024, 1)
         )
         assert row.redistribute(mesh, [Shard(1)]).to_local().shape == (1, 512)
+
+
+@pytest.mark.parametrize("ends", [((R, P("avg")), (R, R)), ((P("avg"), P()), (R, R)), ((P(), P("avg")), (S(0), S(0)))])
+@pytest.mark.parametrize("flattened", [True, False])
+def test_whole_numbers_stay_whole(ends, flattened):
+    """Where torch's merging divides a sum, or a plan would, they became floating-point numbers."""
+    with torch_overlay.enabled(), world(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        if flattened:
+            mesh["a", "b"]._flatten("ab")
+        given = DTensor.from_local(torch.ones(8, dtype=torch.int64), mesh, ends[0], run_check=False)
+        found = given.redistribute(placements=ends[1])
+        assert found.dtype == found.to_local().dtype == torch.int64
+        real = DTensor.from_local(torch.ones(8), mesh, ends[0], run_check=False)
+        with CommDebugMode() as counted:
+            real.redistribute(placements=ends[1])
+        assert counted.get_total_counts() == 1, "of real numbers it is one collective"
+
+
+@pytest.mark.parametrize("op", ["max", "min", "product"])
+@pytest.mark.parametrize("target", [(R, R), (S(0), R), (S(0), S(0))])
+def test_what_torch_refuses_of_complex_numbers_goes_to_torch(op, target):
+    with torch_overlay.enabled(), world(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        given = DTensor.from_local(torch.ones(8, dtype=torch.complex64), mesh, (P(op), P(op)), run_check=False)
+        before = counters()["redistributions by torch's own code"].get(COMPLEX, 0)
+        with contextlib.suppress(RuntimeError):
+            given.redistribute(placements=target)
+        assert counters()["redistributions by torch's own code"].get(COMPLEX, 0) == before + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn, torch.complex64])

@@ -173,8 +173,8 @@ def test_a_changed_upstream_function_is_refused_by_name(tmp_path, path, old, new
 
 def test_a_name_that_torch_uses_for_something_else_is_refused(tmp_path):
     file = small_tree(tmp_path) / "torch/distributed/tensor/_redistribute.py"
-    file.write_text(file.read_text() + "\n\ndef find_plan():\n    pass\n")
-    with pytest.raises(StackError, match=r"_redistribute\.py calls something else find_plan"):
+    file.write_text(file.read_text() + "\n\ndef find_answer():\n    pass\n")
+    with pytest.raises(StackError, match=r"_redistribute\.py calls something else find_answer"):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
 
 

@@ -94,16 +94,17 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Que
 
 def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
     """What the specs mean to the planner, and why it would not plan, if so."""
-    from ..distributed.tensor._planned import not_ours
+    from ..distributed.tensor._answers import why_not_planned
 
+    shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
         before, after = (
-            read_cuts(spec, len(spec.shape), tuple(mesh.shape)).on(tuple(spec.shape), tuple(mesh.shape))
+            read_cuts(tuple(spec.placements), spec.shard_order, len(shape), sizes).on(shape, sizes)
             for spec in (source, target)
         )
     except NotOurs as reason:
         return None, None, str(reason)
-    return before, after, not_ours(mesh, source, target) or ""
+    return before, after, why_not_planned(mesh, source, target) or ""
 
 
 def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] | None:

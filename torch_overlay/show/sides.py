@@ -32,7 +32,7 @@ def explained(question: Question, source: Any, target: Any) -> Explanation:
 def _refused(source: Any, target: Any) -> str:
     """What the runner leaves to torch although it could be planned."""
     try:
-        norm_ended(source, target)
+        norm_ended(tuple(source.placements), tuple(target.placements), tuple(source.mesh.shape))
     except NotOurs as reason:
         return str(reason)
     return ""

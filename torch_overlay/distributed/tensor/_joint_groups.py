@@ -47,7 +47,7 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     known = shared_state(mesh).remembered["joint axes"]
     key = (view_of(mesh), tuple(mesh._dim_group_names), joint_groups_known(mesh), get_settings())
     if key not in known:
-        known[key] = frozenset(axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None)
+        known[key] = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
     return known[key]
 
 
@@ -58,14 +58,6 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
         RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
         NotOurs: there is none, which `joint_axes` says before; or it holds other ranks.
     """
-    known = shared_state(mesh).remembered["groups"]
-    key = (view_of(mesh), tuple(axes), rank, tuple(mesh._dim_group_names), joint_groups_known(mesh), get_settings())
-    if key not in known:
-        known[key] = _find_group(mesh, tuple(axes), rank)
-    return known[key]
-
-
-def _find_group(mesh: DeviceMesh, axes: tuple[int, ...], rank: int) -> Group:
     view = view_of(mesh)
     members = view.show(view.layout.select(axes)).ranks(rank)
     name = _own_name(mesh, axes[0]) if len(axes) == 1 else joint_group_name(mesh, axes)

@@ -5,6 +5,7 @@ What can't be planned runs step by step, with collectives merged only where that
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,8 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
-from ._planned import count_fallback, find_plan, run_plan
-from ._safe_merging import may_merge, merging, merging_is_exact
+from ._answers import Fallback, count_fallback, count_run, find_answer
+from ._safe_merging import exact_merging, merging, runs_to_merge
 from ._specs import is_known, other_spec
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ merge_transform_infos = keep(torch_redistribute._optimize_transform_infos)
 def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
-    """The steps, with consecutive ones of a kind merged where the redistribution that asks may."""
-    if not may_merge():
-        return transform_infos
-    return merge_transform_infos(transform_infos, device_mesh, src_placements, dst_placements)
+    """The steps, with consecutive ones of a kind merged where that is exact for the redistribution that asks."""
+    runs = runs_to_merge(transform_infos)
+    merged = [merge_transform_infos(run, device_mesh, src_placements, dst_placements) for run in runs]
+    return list(itertools.chain.from_iterable(merged))
 
 
 def redistribute_local_tensor(
@@ -47,10 +48,10 @@ def redistribute_local_tensor(
 ) -> torch.Tensor:
     """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
     mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
-    found = find_plan(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
-    if isinstance(found, str):
-        count_fallback(found)
-        with merging(merging_is_exact(current_spec, target_spec)):
+    found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
+    if isinstance(found, Fallback):
+        count_fallback(found.reason)
+        with merging(exact_merging(current_spec, target_spec)):
             return redistribute_by_steps(
                 local_tensor,
                 current_spec,
@@ -59,13 +60,14 @@ def redistribute_local_tensor(
                 use_graph_based_transform=use_graph_based_transform,
                 is_explicit=is_explicit,
             )
+    count_run()
     debug_mode = get_active_debug_mode()
     if debug_mode is None:
-        return run_plan(found, local_tensor, mesh)
+        return found.run(local_tensor, mesh)
     with debug_mode.record_redistribute_calls(
         local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
     ):
-        return run_plan(found, local_tensor, mesh)
+        return found.run(local_tensor, mesh)
 
 
 class _Redistribute:

@@ -1,7 +1,8 @@
 """Where merging is exact: a redistribution may run consecutive collectives of one kind as one on a flattened mesh.
 
 The merged collective cuts the joint shards into equal parts, in the order of the flattened group. That is the nesting
-of the single steps only where every cut is even, and where groups, whose ranks torch sorts, keep the mesh's order.
+of the single steps only where every cut is even, and where groups, whose ranks torch sorts, keep the mesh's order. An
+all-reduce cuts nothing, so it may always be merged.
 """
 
 from __future__ import annotations
@@ -10,44 +11,77 @@ import contextlib
 import contextvars
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
+class Merging(NamedTuple):
+    """What the redistribution that runs here may merge.
+
+    Attributes:
+        shards: collectives that cut or join shards.
+        averages: reductions that average with others that sum.
+    """
+
+    shards: bool = True
+    averages: bool = True
+
+
 # Of this thread alone: ranks may be threads, and backward passes run in threads of their own.
-_may_merge: contextvars.ContextVar[bool] = contextvars.ContextVar("may_merge", default=True)
-
-
-def may_merge() -> bool:
-    """Whether the redistribution that runs here may merge collectives."""
-    return _may_merge.get()
+_EVERYTHING = Merging()
+_allowed: contextvars.ContextVar[Merging] = contextvars.ContextVar("allowed", default=_EVERYTHING)
 
 
 @contextlib.contextmanager
-def merging(exact: bool) -> Iterator[None]:
-    """Let the redistribution inside merge, or have its collectives run one by one."""
-    token = _may_merge.set(exact)
+def merging(allowed: Merging) -> Iterator[None]:
+    """Let the redistribution inside merge as much, and no more."""
+    token = _allowed.set(allowed)
     try:
         yield
     finally:
-        _may_merge.reset(token)
+        _allowed.reset(token)
 
 
-def merging_is_exact(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether merged collectives give what every rank should hold.
+def runs_to_merge(infos: Sequence[Any]) -> list[Sequence[Any]]:
+    """Torch's steps in runs: what is in one run may be merged, and a step that may not is a run of its own."""
+    allowed = _allowed.get()
+    if all(allowed):
+        return [infos]
+    runs: list[list[Any]] = []
+    for info in infos:
+        before = runs[-1][-1] if runs else None
+        if before is not None and _alike(before, info, allowed):
+            runs[-1].append(info)
+        else:
+            runs.append([info])
+    return runs
+
+
+def _alike(one: Any, other: Any, allowed: Merging) -> bool:
+    if not one._comm_type_key() == other._comm_type_key() == "all_reduce":
+        return False
+    return allowed.averages or one.src_dst_placements == other.src_dst_placements
+
+
+def exact_merging(source: DTensorSpec, target: DTensorSpec) -> Merging:
+    """What may be merged, so that every rank gets what it should hold.
 
     Decided from what every rank knows alike, the specs and the mesh, so that all ranks run the same collectives.
     """
     # While tracing, a mesh may come wrapped.
     mesh = getattr(source.mesh, "real_obj", source.mesh)
-    return _in_rank_order(mesh) and all(_even(spec, source) for spec in (source, target))
+    shards = _in_rank_order(mesh) and all(_even(spec, source) for spec in (source, target))
+    meta = source.tensor_meta
+    # A sum that is divided afterwards is no whole number any more.
+    return Merging(shards, meta is None or meta.dtype.is_floating_point or meta.dtype.is_complex)
 
 
 def _even(spec: DTensorSpec, source: DTensorSpec) -> bool:
@@ -60,7 +94,9 @@ def _even(spec: DTensorSpec, source: DTensorSpec) -> bool:
             if not 0 <= placement.dim < len(parts):
                 return False  # torch has its own words for it
             parts[placement.dim] *= spec.mesh.size(axis)
-    return all(type(size) is int and size % count == 0 for size, count in zip(source.shape, parts, strict=True))
+    cut = [(size, count) for size, count in zip(source.shape, parts, strict=True) if count > 1]
+    # Of a size that a compiler leaves open, by a guard.
+    return all(guard_or_false(size % count == 0) for size, count in cut)
 
 
 # By mesh, since the rank map is as long as the world. Weak: nothing of a world stays for having been asked about.

@@ -1,4 +1,4 @@
-"""The door from torch's DTensorSpec to the planner's Regions."""
+"""The door from torch's placements and specs to the planner's values."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
+
+    from ._question import Question
 
 Placements = tuple[Placement, ...]
 
@@ -48,16 +50,6 @@ def _norm_class() -> type[_NormPartial]:
     return _NormPartial
 
 
-def norm_ended(source: DTensorSpec, target: DTensorSpec) -> _NormPartial | None:
-    """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
-
-    Raises:
-        NotOurs: terms of a norm beside terms of something else, or made from what is none.
-    """
-    old, new = source.placements, target.placements
-    return _norm_ended(old, new, tuple(map(type, (*old, *new))), tuple(source.mesh.shape))
-
-
 def is_known(kinds: Iterable[type]) -> bool:
     """Whether placements of these classes are what they say: of another class, equal ones may differ."""
     return _KNOWN.issuperset(kinds)
@@ -86,43 +78,55 @@ def other_spec(
     return spec
 
 
-# By class, too, here and below: a subclass of Partial calls itself equal to it.
-@lru_cache(maxsize=1024)
-def _norm_ended(
-    source: Placements, target: Placements, kinds: tuple[type, ...], sizes: tuple[int, ...]
-) -> _NormPartial | None:
+def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -> _NormPartial | None:
+    """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
+
+    Raises:
+        NotOurs: terms of a norm beside terms of something else, or made from what is none; or a shard becomes a term of
+            a sum, on a torch that can't do it.
+    """
     pending = {placement for placement in source if placement.is_partial()}
     norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
         raise NotOurs("terms of a norm beside terms of another reduction")
-    pairs = list(zip(source, target, strict=True))
-    if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in pairs):
+    ends = list(zip(source, target, strict=True))
+    if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in ends):
         raise NotOurs("a shard becomes a term of a sum, which torch refuses before 2.14")
-    if any(type(new) is _norm_class() and new != old for old, new in pairs):
+    if any(type(new) is _norm_class() and new != old for old, new in ends):
         raise NotOurs("terms of a norm from what isn't pending")
     # Over an axis of one rank the norm is there already, and its power might not be.
-    return norm if any(old == norm != new for (old, new), size in zip(pairs, sizes) if size > 1) else None
+    return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
 
 
-def nest_anew(source: DTensorSpec, target: DTensorSpec, sizes: tuple[int, ...]) -> bool:
+def nests_anew(question: Question) -> bool:
     """Whether a dim is cut by other axes from some axis on: torch makes it whole up to there and cuts it again, though
     the shards are the same where only axes of size 1 came or went."""
-    old, new = _nested(source), _nested(target)
+    old = _nested(question.source, question.source_order)
+    new = _nested(question.target, question.target_order)
     for dim in {*old, *new}:
         one, other = old.get(dim, ()), new.get(dim, ())
         same = common(one, other)
-        if any(sizes[axis] > 1 for axis in (*one[same:], *other[same:])):
+        if any(question.sizes[axis] > 1 for axis in (*one[same:], *other[same:])):
             return True
     return False
 
 
-def _nested(spec: DTensorSpec) -> dict[int, tuple[int, ...]]:
+def _nested(placements: Placements, shard_order: Any) -> dict[int, tuple[int, ...]]:
     """The axes that cut each dim, outer to inner, those of size 1 among them."""
-    order = spec.shard_order or DTensorSpec.compute_default_shard_order(tuple(spec.placements))
+    order = shard_order or DTensorSpec.compute_default_shard_order(placements)
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
 
-def read_cuts(spec: DTensorSpec, ndim: int, sizes: tuple[int, ...]) -> Cuts:
+def read_ends(question: Question) -> tuple[Cuts, Cuts]:
+    """What both specs say. Raises as `read_cuts`."""
+    ndim, sizes = len(question.shape), question.sizes
+    return (
+        read_cuts(question.source, question.source_order, ndim, sizes),
+        read_cuts(question.target, question.target_order, ndim, sizes),
+    )
+
+
+def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[int, ...]) -> Cuts:
     """What a spec says of tensors with so many dims.
 
     Raises:
@@ -130,17 +134,11 @@ def read_cuts(spec: DTensorSpec, ndim: int, sizes: tuple[int, ...]) -> Cuts:
     """
     order = None
     # It is None beside strided shards, which say their order.
-    if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
-        order = tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in spec.shard_order])
-    placements = tuple(spec.placements)
-    return _read(placements, tuple(map(type, placements)), ndim, sizes, order)
-
-
-@lru_cache(maxsize=1024)
-def _read(placements: Placements, kinds: tuple[type, ...], ndim: int, sizes: tuple[int, ...], order: Any) -> Cuts:
-    """What placements say of any shape, so that another shape with the same placements is read at once."""
+    if shard_order is not None and not DTensorSpec.is_default_device_order(shard_order):
+        order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
     dims, ops, factors = zip(*map(_read_placement, placements)) if placements else ((), (), ())
+    strided = _StridedShard in map(type, placements)
     try:
-        return Cuts.of(dims, ops, ndim, sizes, None if _StridedShard in kinds else order, factors)
+        return Cuts.of(dims, ops, ndim, sizes, None if strided else order, factors if strided else None)
     except ValueError as error:  # torch has its own words for specs that are wrong
         raise NotOurs(str(error)) from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
 from .._kept import keep
-from ._safe_merging import merging, merging_is_exact
+from ._safe_merging import exact_merging, merging
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ def redistribute_local_tensor(
     is_explicit: bool = False,
 ) -> torch.Tensor:
     """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
-    with merging(merging_is_exact(current_spec, target_spec)):
+    with merging(exact_merging(current_spec, target_spec)):
         return redistribute_by_steps(
             local_tensor,
             current_spec,

@@ -1,0 +1,146 @@
+"""Sizes that a compiler leaves open: the plan of known sizes, no more collectives than stock, guards that hold.
+
+A world of one process whose collectives move nothing; values are held by the compiled case on real ranks."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import torch_overlay
+from mesh_harness import fake_world, needs_overlay
+from torch_overlay.distributed.tensor import _symbolic
+from torch_overlay.distributed.tensor._answers import find_answer
+from torch_overlay.distributed.tensor._program import Program
+
+pytestmark = needs_overlay
+WORDS = {"R": Replicate(), "0": Shard(0), "1": Shard(1), "P": Partial()}
+PAIRS = [
+    ("".join(source), "".join(target))
+    for source in itertools.product("R01P", repeat=3)
+    for target in itertools.product("R01", repeat=3)
+    if source != target
+]
+# Named by who met them: each took a collective more than stock while merging was off for every symbol.
+MET = [("RPP", "RRR"), ("R00", "RRR"), ("RPP", "R00"), ("1PP", "RRR")]
+
+
+def read(words):
+    return tuple(WORDS[word] for word in words)
+
+
+def chosen():
+    count = settings.default.max_examples // 4  # 25, and 250 at night
+    return MET + random.Random(12).sample(PAIRS, min(count, len(PAIRS)))
+
+
+@pytest.fixture
+def mesh():
+    with fake_world(5, 8):
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        mesh["b", "c"]._flatten("bc")
+        yield mesh
+
+
+def placed(mesh, source, shape, dynamic):
+    """A DTensor whose sizes are symbols, or not, and what keeps the guards."""
+    lengths = list(shape)
+    for axis, placement in enumerate(source):
+        if placement.is_shard():
+            lengths[placement.dim] //= mesh.size(axis)
+    env = ShapeEnv() if dynamic else None
+    mode = FakeTensorMode(shape_env=env)
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
+    local = mode.from_tensor(torch.empty(lengths), symbolic_context=context)
+    with mode:
+        return DTensor.from_local(local, mesh, source, run_check=False), mode, env
+
+
+def collectives(mesh, source, target, shape, dynamic):
+    given, mode, _ = placed(mesh, read(source), shape, dynamic)
+    with mode, CommDebugMode() as counted:
+        given.redistribute(placements=read(target))
+    return counted.get_total_counts()
+
+
+def stocks(mesh, pairs, shape):
+    """What stock takes for each pair, of sizes that it doesn't know."""
+    torch_overlay.disable()
+    try:
+        return {pair: collectives(mesh, *pair, shape, dynamic=True) for pair in pairs}
+    finally:
+        torch_overlay.enable()
+
+
+def test_no_more_collectives_than_with_known_sizes_or_on_stock(mesh):
+    """Of sizes that are multiples of the mesh's."""
+    shape, stock = (16, 32), stocks(mesh, chosen(), (16, 32))
+    known, asked = ({pair: collectives(mesh, *pair, shape, dynamic) for pair in stock} for dynamic in (False, True))
+    assert len(stock) > 25 and known == asked
+    assert not {pair: (asked[pair], stock[pair]) for pair in stock if asked[pair] > stock[pair]}
+    assert any(asked[pair] < stock[pair] for pair in stock)
+
+
+def even(words, shape):
+    parts = [2 ** words.count(str(dim)) for dim in range(len(shape))]
+    return all(length % count == 0 for length, count in zip(shape, parts, strict=True))
+
+
+def test_no_more_than_stock_where_the_cuts_alone_are_even(mesh):
+    """12 and 20 are no multiples of 8: torch's steps run, merged where that is exact."""
+    shape = (12, 20)
+    stock = stocks(mesh, [pair for pair in chosen() if even(pair[0], shape) and even(pair[1], shape)], shape)
+    ours = {pair: collectives(mesh, *pair, shape, dynamic=True) for pair in stock}
+    assert len(stock) > 10 and not {pair: (ours[pair], stock[pair]) for pair in stock if ours[pair] > stock[pair]}
+    assert collectives(mesh, "RPP", "RRR", (5, 3), dynamic=True) == 1, "an all-reduce cuts nothing"
+
+
+def program(mesh, source, target, shape, dynamic=True):
+    given, mode, env = placed(mesh, source, shape, dynamic)
+    with mode:
+        spec = DTensorSpec(mesh, target, tensor_meta=given._spec.tensor_meta)
+        return find_answer(mesh, given._local_tensor, given._spec, spec, False, None), env
+
+
+def test_another_kind_of_size_is_another_graph(mesh):
+    """The guards let in other multiples, and nothing else."""
+    found, env = program(mesh, (Shard(0), Replicate(), Replicate()), (Shard(1), Replicate(), Replicate()), (16, 32))
+    assert isinstance(found, Program)
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    symbols = {symbol: int(hint) for symbol, hint in hints.items()}
+
+    def admitted(scale, shift=0):
+        values = {symbol: scale * hint + shift for symbol, hint in symbols.items()}
+        return all(bool(guard.expr.subs(values)) for guard in env.guards)
+
+    assert env.guards and admitted(1) and admitted(2) and admitted(5) and not admitted(1, shift=1)
+
+
+def kind(step):
+    return type(step), getattr(step, "axes", ())
+
+
+def test_a_plan_for_few_elements_is_guarded(mesh, monkeypatch):
+    """Where the cost model prefers another plan for more elements, the guard says up to where this one holds."""
+    torch_overlay.enable(topology=(("a", 1e9, 1e-6), ("b", 1e9, 1e-3), ("c", 1e9, 1e-3)), flatten="create")
+    asked = []
+    monkeypatch.setattr(_symbolic, "_guard", lambda condition: asked.append(condition))
+    differ = 0
+    for source, target in chosen():
+        ends = read(source), read(target)
+        few, many = (program(mesh, *ends, (n, n), dynamic=False)[0].steps for n in (8, 4096))
+        changes = [*map(kind, few)] != [*map(kind, many)]
+        asked.clear()
+        found = program(mesh, *ends, (16, 16))[0]
+        if not _symbolic.only_reduces(*(DTensorSpec(mesh, end) for end in ends)):
+            assert isinstance(found, Program) and bool(asked) >= changes, (source, target)
+            differ += changes
+    assert differ

@@ -1,0 +1,206 @@
+"""Answers to questions, each made once and remembered: a program, or why torch's own steps run.
+
+They live in the shared state of the mesh's universe and go with its meshes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+from .._mesh_state import shared_state
+from .._shared_state import states
+from ._planner.cost import collectives
+from ._planner.plan import plan
+from ._planner.regions import NotOurs
+from ._planner.steps import Collective
+from ._program import Program, make_program
+from ._question import SYMBOLIC, Question, stands_for_many_ranks, why_not
+from ._symbolic import is_symbolic, only_reduces, plan_open_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+CACHED = 4096  # answers of one universe
+_PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
+
+
+class Fallback(NamedTuple):
+    """The answer where torch's own steps run.
+
+    Attributes:
+        reason: why, in a few words, for `status()`.
+    """
+
+    reason: str
+
+
+Answer = Program | Fallback
+
+
+def find_answer(
+    mesh: DeviceMesh,
+    local: torch.Tensor,
+    source: DTensorSpec,
+    target: DTensorSpec,
+    async_op: bool,
+    forced: bool | None,
+) -> Answer:
+    """The program for this local tensor, remembered or made now, ready to run; or why there is none.
+
+    Raises:
+        ValueError: the local tensor has another shape than its spec says, and others would wait for this rank.
+        RuntimeError: the program needs a group that was destroyed.
+    """
+    why = why_not(mesh, source, target, forced)
+    if why is not None:
+        return Fallback(why)
+    shape = source.shape
+    if type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
+        why = _why_not_run(local)
+        if why is not None:
+            return Fallback(why)
+        if is_symbolic(shape):
+            return _answer_open_sizes(mesh, local, source, target, async_op)
+    found = remembered(Question.of(mesh, source, target, shape, local.dtype, async_op), mesh)
+    if isinstance(found, Program) and tuple(local.shape) != found.held:
+        return _misfit(found, local, source)
+    return found
+
+
+def _answer_open_sizes(
+    mesh: DeviceMesh, local: torch.Tensor, source: DTensorSpec, target: DTensorSpec, async_op: bool
+) -> Answer:
+    """What only ends reductions is one program for all sizes, known or not; what else moves, for those of one kind."""
+    if only_reduces(source, target):
+        any_shape = (math.prod(mesh.shape),) * len(source.shape)
+        return remembered(Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh)
+    try:
+        program = plan_open_sizes(mesh, local, source, target, async_op)
+    except NotOurs as why:
+        return Fallback(str(why))
+    return program or Fallback(SYMBOLIC)
+
+
+def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answer:
+    """The answer to a question; with `ready`, a program whose groups were looked up."""
+    answers = shared_state(mesh).remembered["answers"]
+    found = answers.get(question)
+    if found is None or (ready and isinstance(found, Program) and found.functions is None):
+        found = answers[question] = _make(question, mesh, found, ready)
+    with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
+        if len(answers) > CACHED // 2:
+            answers.move_to_end(question)  # before, nobody asks which one is the oldest soon
+        if len(answers) > CACHED:
+            answers.popitem(last=False)
+    return found
+
+
+def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: bool) -> Answer:
+    try:
+        if made is None:
+            made = make_program(question, mesh)
+            _counted["made"] += 1
+        if ready:
+            made.make_ready(mesh)
+    except NotOurs as why:
+        return Fallback(str(why))
+    return made
+
+
+def _misfit(program: Program, local: torch.Tensor, source: DTensorSpec) -> Fallback:
+    """Why torch's own code runs; where others would wait for this rank by a plan that it can't follow, an error."""
+    if collectives(program.steps):
+        raise ValueError(
+            f"A local tensor of shape {program.held} is expected at {source.mesh._coordinate_on_dim} of a mesh of "
+            f"shape {tuple(source.mesh.shape)}, since the DTensor has shape {tuple(source.shape)} and placements "
+            f"{source.placements}; it has shape {tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the "
+            "true global shape= and stride=, or the local tensor that they ask for."
+        )
+    return Fallback("a local tensor of another shape than its spec says")
+
+
+def _why_not_run(local: torch.Tensor) -> str | None:
+    """Why no program can run on this tensor, now: a class may only know the operations that torch's own steps take."""
+    if stands_for_many_ranks():
+        return "a mode in which one process stands for many ranks"
+    inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
+    return None if type(inner) in _PLAIN else "a local tensor of a class of its own"
+
+
+def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
+    """Why there is no plan, whatever the tensor; None if one may be asked for."""
+    if why := why_not(mesh, source, target):
+        return why
+    if stands_for_many_ranks():
+        return "a mode in which one process stands for many ranks"
+    return SYMBOLIC if is_symbolic(source.shape) else None
+
+
+def forget_answers(_: None = None) -> None:
+    """Forget what redistributions found out about all meshes."""
+    for shared in list(states):
+        shared.remembered.clear()
+
+
+# --- what status() says ---
+
+_counted: Counter[str] = Counter()
+
+
+def count_run() -> None:
+    """Count a redistribution that a program does."""
+    _counted["planned"] += 1
+
+
+def count_fallback(reason: str) -> None:
+    """Count a redistribution that torch's own code does."""
+    _counted[f"torch: {_kind(reason)}"] += 1
+
+
+def _kind(reason: str) -> str:
+    """A reason without what differs from case to case, so that there are few to count."""
+    return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
+
+
+def counters() -> dict[str, object]:
+    """What was redistributed in this process, and how."""
+    fallbacks = {name.removeprefix("torch: "): n for name, n in sorted(_counted.items()) if name.startswith("torch: ")}
+    return {
+        "redistributions by plan": _counted["planned"],
+        "plans made": _counted["made"],
+        "plans in the cache": sum(len(shared.remembered["answers"]) for shared in list(states)),
+        "collectives that more groups would save": missing_groups(),
+        "redistributions by torch's own code": fallbacks,
+    }
+
+
+def missing_groups() -> dict[str, int]:
+    """The calls that would make groups which plans lacked, with the collectives that each would have saved so far."""
+    found: Counter[str] = Counter()
+    answers = [answer for shared in list(states) for answer in list(shared.remembered["answers"].values())]
+    for made in [made for made in answers if isinstance(made, Program) and collectives(made.steps) > 1]:
+        best = plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
+        wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
+        lacked = dict.fromkeys(axes for axes in wanted if axes not in made.joint)
+        saved = (collectives(made.steps) - collectives(best)) * made.runs
+        if saved > 0 and lacked:
+            found[" and ".join(_call(axes, made.question.site.names) for axes in lacked)] += saved
+    return dict(found.most_common())
+
+
+def _call(axes: tuple[int, ...], names: tuple[str, ...] | None) -> str:
+    """The mesh call that makes a group over some axes."""
+    if not names:
+        return f"a group over axes {axes} of a mesh without names"
+    chosen = [str(names[axis]) for axis in axes]
+    return f"mesh[{', '.join(map(repr, chosen))}].flatten({'_'.join(chosen)!r})".replace("'", '"')

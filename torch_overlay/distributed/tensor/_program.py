@@ -1,0 +1,143 @@
+"""A program: the plan of a redistribution, made ready to run on this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .._group_table import find_group as resolve
+from ._joint_groups import Group, find_group, gone, joint_axes
+from ._planner.cost import Cost
+from ._planner.plan import line, plan
+from ._planner.regions import NotOurs
+from ._planner.steps import AllToAll, Narrow, Step
+from ._run import Local, reduces, runners
+from ._specs import nests_anew, norm_ended, read_ends
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._ops._math_ops import _NormPartial
+
+    from .._settings import Settings
+    from ._planner.regions import Regions
+    from ._question import Question
+
+_COST = Cost()
+_UNORDERED = ("max", "min", "product")  # of complex numbers, which torch refuses
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """The answer to a question: what to run.
+
+    Attributes:
+        question: to which it is the answer.
+        before, after: what each coordinate holds.
+        steps: the plan.
+        joint: the sets of axes for which there is a group.
+        cost: the cost model by which the plan was chosen.
+        norm: what the redistribution brings together, if it is the terms of a norm.
+        trim: whether the last step leaves a view of something bigger, or torch a copy where there is nothing to do.
+        functions: one for each step; None until it is made ready.
+        groups: by name, the axes that each group serves that the functions use.
+        runs: how often it ran.
+    """
+
+    question: Question
+    before: Regions
+    after: Regions
+    steps: tuple[Step, ...]
+    joint: frozenset[tuple[int, ...]]
+    cost: Cost
+    norm: _NormPartial | None
+    trim: bool
+    functions: tuple[Local, ...] | None = None
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    runs: int = 0
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The shape that the local tensor must have."""
+        return self.before.box(self.question.site.coordinate).length
+
+    @property
+    def text(self) -> str:
+        """The plan as one line."""
+        return line(self.before, self.after, self.steps, self.question.dtype.itemsize, self.question.site.names)
+
+    def make_ready(self, mesh: DeviceMesh) -> None:
+        """Look up the groups and make the functions.
+
+        Raises:
+            RuntimeError: a group was destroyed.
+            NotOurs: a group holds other ranks than the mesh says.
+        """
+        used: dict[tuple[int, ...], Group] = {}
+
+        def group_of(axes: tuple[int, ...]) -> Group:
+            used[axes] = find_group(mesh, axes, mesh._rank)
+            return used[axes]
+
+        ask = self.question
+        held = self.before.box(ask.site.coordinate)
+        functions = runners(self.steps, ask.site.coordinate, held, group_of, ask.async_op)
+        if self.norm is not None:
+            functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
+        self.groups = {group.name: axes for axes, group in used.items()}
+        self.functions = functions
+
+    def run(self, local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        """What this rank holds after the steps, from what it held before.
+
+        Raises:
+            RuntimeError: a collective failed; if its group was destroyed, says which.
+        """
+        if self.functions is None:
+            raise AssertionError("a program runs after make_ready")
+        self.runs += 1
+        result = local
+        try:
+            for function in self.functions:
+                result = function(result)
+        except RuntimeError as error:
+            missing = [axes for name, axes in self.groups.items() if resolve(name) is None]
+            if missing:
+                raise RuntimeError(gone(mesh, missing[0])) from error
+            raise
+        if not self.trim:
+            return result
+        return result.clone() if {*map(type, self.steps)} <= {Narrow} else result.contiguous()
+
+
+def make_program(question: Question, mesh: DeviceMesh) -> Program:
+    """Plan. Raises NotOurs, with the reason, where torch's own steps have to run."""
+    sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
+    before, after = [cuts.on(shape, sizes) for cuts in read_ends(question)]
+    _check_reductions(before, after, dtype)
+    joint, cost = joint_axes(mesh), cost_of(question.site.names, question.site.settings)
+    norm = norm_ended(question.source, question.target, sizes)
+    steps = plan(before, after, dtype.itemsize, joint, cost)
+    for step in steps:
+        if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
+            raise NotOurs("terms of a type that only a backend reduces")
+    trim = isinstance(steps[-1], Narrow) if steps else 1 in sizes and nests_anew(question)
+    return Program(question, before, after, steps, joint, cost, norm, trim)
+
+
+def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
+    """What torch refuses, or leaves to the backend, goes to torch's steps: a plan might give something else."""
+    ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
+    if dtype.is_complex and ended.intersection(_UNORDERED):
+        raise NotOurs("complex numbers have no greatest or least, and torch multiplies none")
+    if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
+        raise NotOurs("an average of whole numbers, which only a backend can give")
+
+
+def cost_of(names: tuple[str, ...] | None, settings: Settings) -> Cost:
+    """The cost model, with what the user said of the mesh's axes."""
+    if not settings.topology or not names:
+        return _COST
+    known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
+    default = (_COST.latency, _COST.bandwidth)
+    return Cost(axes=tuple(known.get(name, default) for name in names))

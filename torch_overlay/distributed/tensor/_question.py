@@ -1,0 +1,136 @@
+"""The question that a redistribution asks: all that its plan depends on, as one frozen value, the key of the cache.
+
+It holds no mesh, so that a mesh and its groups may go although their questions are remembered.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import is_initialized
+from torch.distributed.tensor import _redistribute as torch_redistribute
+
+from .._mesh_groups import joint_groups_known
+from .._mesh_state import view_of
+from .._settings import Settings, get_settings
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor.placement_types import Placement
+
+    from .._view import View
+
+SYMBOLIC = "a symbolic shape"
+# Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
+_ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
+
+
+class Site(NamedTuple):
+    """Where a redistribution happens: a mesh as this rank sees it.
+
+    Attributes:
+        view: the mesh's layout over the ranks of its universe.
+        names: of its axes, or None.
+        coordinate: of this rank.
+        groups: the names of this rank's groups, by axis.
+        joint: which groups over several axes its universe has, see `joint_groups_known`.
+        settings: the options in force.
+    """
+
+    view: View
+    names: tuple[str, ...] | None
+    coordinate: tuple[int, ...]
+    groups: tuple[str, ...]
+    joint: tuple[Any, ...]
+    settings: Settings
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> Site:
+        """Of a mesh that has groups and this rank."""
+        return Site(
+            view_of(mesh),
+            mesh._mesh_dim_names,
+            mesh._coordinate_on_dim,
+            tuple(mesh._dim_group_names),
+            joint_groups_known(mesh),
+            get_settings(),
+        )
+
+
+class Question(NamedTuple):
+    """What is asked.
+
+    Attributes:
+        site: the mesh.
+        source, target: the placements before and after.
+        kinds: the classes of both, since a subclass may call itself equal.
+        source_order, target_order: the axes that shard each dim, outer to inner, as torch's specs say it.
+        shape: of the whole tensor.
+        dtype: of the tensor.
+        async_op: whether the caller goes on before the last collective is done.
+    """
+
+    site: Site
+    source: tuple[Placement, ...]
+    target: tuple[Placement, ...]
+    kinds: tuple[type, ...]
+    source_order: Any
+    target_order: Any
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    async_op: bool = False
+
+    @staticmethod
+    def of(
+        mesh: DeviceMesh,
+        source: DTensorSpec,
+        target: DTensorSpec,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        async_op: bool = False,
+    ) -> Question:
+        """Ask for the move of a tensor from one spec to the other."""
+        return Question(
+            Site.of(mesh),
+            source.placements,
+            target.placements,
+            tuple(map(type, (*source.placements, *target.placements))),
+            source.shard_order,
+            target.shard_order,
+            shape,
+            dtype,
+            async_op,
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the mesh, by axis."""
+        return self.site.view.layout.sizes
+
+
+def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
+    """Why no question can be asked, whatever the tensor; None if one can."""
+    if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
+        return "torch's graph search was asked for"
+    if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
+        return "torch's steps were asked for, unmerged"
+    if type(mesh) is not DeviceMesh or "_dim_group_names" not in mesh.__dict__:
+        return "a mesh that isn't DeviceMesh's own, or has no groups"
+    if not is_initialized():
+        return "no world"
+    if source.mesh is not target.mesh and source.mesh != target.mesh:
+        return "another mesh"
+    if mesh._coordinate_on_dim is None:
+        return "this rank isn't in the mesh"
+    return None
+
+
+def stands_for_many_ranks() -> bool:
+    """Whether a mode is on in which one process stands for many ranks, so that no coordinate is this rank's."""
+    if getattr(_ONE_RANK, "compile_on_one_rank", False):
+        return True
+    local_tensor = sys.modules.get("torch.distributed._local_tensor")
+    return local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None
