@@ -3,6 +3,7 @@
 import logging
 import os
 import pathlib
+import re
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from torch_overlay.show.placements import Partial, StridedShard
 from torch_overlay.show.placements import Replicate as Whole
 from torch_overlay.show.placements import Shard as Cut
 from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
-from torch_overlay.show.traffic import coordinates, traffic
+from torch_overlay.show.traffic import coordinates, leaving, traffic
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ TABLES = {
     "fsdp_and_tp": "--mesh=2,4 --axes=dp,tp --shape=4096,1024 --topology=tp=450e9:2e-6,dp=50e9:1e-5 _S0(4),S0 R,R",
     "average_and_sum": "--mesh=2,4 --axes=dp,tp --permute=tp,dp --shape=16,16 P(avg),P R,R",
     "left_to_torch": "--mesh=2,4 --shape=15,16 _S0(4),S0 R,R",
+    "one_rank_sends_all": "--mesh=8,8 --shape=4096,4096 R,S0 S0,R",
     "nothing_to_do": "--mesh=2,2 --shape=4 S0,R S0,R",
 }
 
@@ -61,6 +63,7 @@ def test_table(name, said):
     if os.environ.get("EXPECTTEST_ACCEPT"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines()[1:])) <= 80, "it fits a terminal"
 
 
 BAD = [
@@ -133,6 +136,29 @@ def test_traffic_is_what_the_steps_say(case):
             assert elements <= most + step.ranks  # padding is left out, and an all-reduce's parts are rounded up
             if type(step).__name__ == "AllToAll":
                 assert elements == most
+
+
+@given(cases())
+def test_leaving_is_the_busiest_row(case):
+    for step in case.steps():
+        if hasattr(step, "axes"):
+            rows = [sum(row) for row in traffic(step)]
+            exact = type(step).__name__ == "AllToAll"
+            assert leaving(step) == max(rows) if exact else leaving(step) + step.ranks >= max(rows)
+
+
+def test_leaving_gives_up_where_counting_takes_too_long(monkeypatch):
+    (step,) = twin.Case((("S", 0), ("S", 1)), (("S", 1), ("S", 0)), (8, 8), (2, 2)).steps()
+    assert leaving(step) is not None
+    monkeypatch.setattr("torch_overlay.show.traffic.MOST_PEERS", 15)
+    assert leaving(step) is None
+
+
+def test_unknown_bytes_are_question_marks(said, monkeypatch):
+    monkeypatch.setattr("torch_overlay.show.traffic.MOST_PEERS", 0)
+    text = said("--mesh=2,2", "--shape=8,8", "S0,S1", "S1,S0")
+    assert re.search(r"bytes in x [\d.]+, out unknown, time x", text)
+    assert [line.split()[3] for line in text.splitlines() if " total " in line] == ["?", "?"]
 
 
 TROUBLE = [
@@ -215,9 +241,31 @@ def test_group_that_the_user_flattened_is_at_hand(mesh):
     part = mesh["dp", "cp"]
     given_ = tensor(part, [Shard(0), Shard(1)])
     before = torch_overlay.explain(given_, "S1,S0")
-    assert before.overlay.collectives == 2 and "a group over dp,cp would make it 1 collective" in str(before)
+    assert before.overlay.collectives == 2 and 'would be 1 collective with mesh["dp", "cp"].flatten("dp_cp")' in str(
+        before
+    )
     part._flatten("dp_cp")
     assert torch_overlay.explain(given_, "S1,S0").overlay.collectives == 1
+
+
+LACKED = [
+    ("2,2,2", "P,P,S0", "R,R,S1", 'mesh["a", "b"].flatten("a_b") and mesh["a", "b", "c"].flatten("a_b_c")'),
+    ("2,2,2", "P,P,S0", "R,R,R", 'mesh["a", "b"].flatten("a_b")'),  # and over c, which has its group
+    ("2,2,2,2 --flattened=a,b", "P,P,S0,S1", "R,R,R,R", 'mesh["c", "d"].flatten("c_d")'),
+]
+
+
+@pytest.mark.parametrize("mesh, source, target, calls", LACKED)
+def test_names_only_the_groups_that_are_missing(mesh, source, target, calls, said):
+    text = said(*f"--mesh={mesh} --flatten=existing --shape=4096,4096".split(), source, target)
+    assert f" would be 2 collectives with {calls} collectives 3 -> 3" in " ".join(text.split())
+
+
+def test_mesh_without_names_has_no_call_to_tell(mesh, monkeypatch):
+    monkeypatch.setenv("TORCH_OVERLAY_FLATTEN", "existing")
+    nameless = DeviceMesh("cpu", torch.arange(8).view(2, 4))
+    text = str(torch_overlay.explain(tensor(nameless, [Shard(0), Shard(1)]), "S1,S0"))
+    assert "would be 1 collective with a group over axes (0, 1) of a mesh without names" in text
 
 
 @pytest.mark.parametrize("flatten, collectives", [("whole", 1), ("existing", 3), ("create", 1)])

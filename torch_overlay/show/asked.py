@@ -89,6 +89,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Que
         groups=_groups(mesh, settings),
         # Torch's names only: the options' topology may name axes of other meshes.
         cost=cost_of(names, tuple(row for row in settings.topology or () if row[0] in names)),
+        named=bool(mesh.mesh_dim_names),
     )
 
 

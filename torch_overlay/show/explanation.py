@@ -1,22 +1,24 @@
 """An explanation: two plans for one redistribution, step by step, as a value that prints as a table.
 
-Bytes are what arrives at the busiest rank from others. Times are estimates of the cost model, the same for both plans.
-Standard library only.
+Bytes are those of the busiest rank: what it gets from others, and what it sends to them. Times are estimates of the
+cost model, the same for both plans. Standard library only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import Step
+from .columns import aligned, wrapped
 from .question import Question
-from .words import amount, counted, duration
+from .words import amount, counted, duration, two_digits
 
-_HEADS = ("", "step", "over", "ranks", "then holds", "bytes in", "time", "why")
-_RIGHT = (0, 3, 5, 6)  # columns of numbers
-_GAP = "  "
+_HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
+_RIGHT = (0, 3, 5, 6, 7)  # columns of numbers
+_UNDER = " " * 5  # where a step's name begins
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Line:
         axes: the names of the axes over which it communicates; none for a local step.
         ranks: in the group.
         holds: the placements after it.
-        bytes: that arrive at the busiest rank; None if that isn't known.
+        incoming: bytes that the busiest rank gets from others; None if that isn't known.
+        outgoing: bytes that the busiest rank sends to others; None if that isn't known.
         seconds: the estimate.
         why: one sentence.
         trouble: what goes wrong here, or nothing.
@@ -38,18 +41,23 @@ class Line:
     axes: tuple[str, ...]
     ranks: int
     holds: str
-    bytes: int | None
+    incoming: int | None
+    outgoing: int | None
     seconds: float | None
     why: str
     trouble: str = ""
 
     def cells(self, number: int) -> tuple[str, ...]:
         """The step as a row of the table."""
-        local = not self.axes
-        over, ranks = ("", "") if local else (",".join(self.axes), str(self.ranks))
-        size = "" if local else "?" if self.bytes is None else amount(self.bytes)
-        time = "" if local else "?" if self.seconds is None else duration(self.seconds)
-        return (str(number), self.name, over, ranks, self.holds, size, time, self.why)
+        if not self.axes:
+            return (f"  {number}", self.name, "", "", self.holds, "", "", "")
+        over, ranks = ",".join(self.axes), str(self.ranks)
+        return (f"  {number}", self.name, over, ranks, self.holds, *_figures(self))
+
+    def below(self) -> list[str]:
+        """What stands under the row: why the step is there, and what goes wrong."""
+        trouble = wrapped(f"!! {self.trouble}", _UNDER) if self.trouble else []
+        return wrapped(self.why, _UNDER) + trouble
 
 
 @dataclass(frozen=True)
@@ -74,25 +82,35 @@ class Side:
         return sum(bool(line.axes) for line in self.lines)
 
     @property
-    def bytes(self) -> int | None:
-        """What arrives at the busiest rank in all steps; None if one isn't known."""
-        known = [line.bytes for line in self.lines if line.bytes is not None]
-        return sum(known) if len(known) == len(self.lines) else None
+    def incoming(self) -> int | None:
+        """The bytes that the busiest rank of each step gets, in all steps; None if one isn't known."""
+        return _sum(line.incoming for line in self.lines)
+
+    @property
+    def outgoing(self) -> int | None:
+        """The bytes that the busiest rank of each step sends, in all steps; None if one isn't known."""
+        return _sum(line.outgoing for line in self.lines)
 
     @property
     def seconds(self) -> float | None:
         """The estimate for all steps; None if one isn't known."""
-        known = [line.seconds for line in self.lines if line.seconds is not None]
-        return sum(known) if len(known) == len(self.lines) else None
+        return _sum(line.seconds for line in self.lines)
 
     def rows(self) -> list[tuple[str, ...]]:
         """The plan as rows of the table, its sum last."""
         if not self.lines:
             return []
-        size = "?" if self.bytes is None else amount(self.bytes)
-        time = "?" if self.seconds is None else duration(self.seconds)
-        total = ("", "total", "", "", "", size, time, counted(self.collectives, "collective"))
-        return [*(line.cells(number) for number, line in enumerate(self.lines, 1)), total]
+        rows = [line.cells(number) for number, line in enumerate(self.lines, 1)]
+        return [*rows, ("", "total", "", "", "", *_figures(self))]
+
+    def text(self, rows: list[str]) -> list[str]:
+        """The plan as lines, from its aligned rows."""
+        if not self.lines:
+            return [f"{self.name}: nothing to do"] if not self.note else [self.name, *wrapped(self.note, _UNDER)]
+        found = [f"{self.name}: {counted(self.collectives, 'collective')}"]
+        for row, line in zip(rows, self.lines):
+            found += [row, *line.below()]
+        return [*found, rows[-1], *wrapped(self.note, _UNDER)]
 
 
 @dataclass(frozen=True)
@@ -105,29 +123,27 @@ class Explanation:
 
     def __str__(self) -> str:
         sides = (self.torch, self.overlay)
-        table = _aligned([_HEADS, *self.torch.rows(), *self.overlay.rows()])
-        parts, at = [self.title(), "", table[0]], 1
+        heads, *table = aligned([_HEADS, *self.torch.rows(), *self.overlay.rows()], _RIGHT)
+        parts, at = [*self.title(), "", *([heads] if table else [])], 0
         for side in sides:
-            rows = table[at : at + len(side.rows())]
-            at += len(rows)
-            parts += [side.name + ("" if rows or side.note else ": nothing to do"), *rows]
-            parts += [f"  !! {line.trouble}" for line in side.lines if line.trouble]
-            parts += [f"   {side.note}"] if side.note else []
-        return "\n".join([*parts, "", *self.summary()])
+            count = len(side.rows())
+            parts += side.text(table[at : at + count])
+            at += count
+        return "\n".join([*parts, "", *self.summary()]).rstrip()
 
     __repr__ = __str__
 
-    def title(self) -> str:
-        """What is asked, in three lines."""
+    def title(self) -> list[str]:
+        """What is asked."""
         ask = self.question
         mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes)) or "no axes"
         shape = "x".join(map(str, ask.shape)) or "scalar"
         order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {_some(ask.ranks)}"
-        return (
-            f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}\n"
-            f"  from {ask.words[0]}{self._held(ask.source)}\n"
-            f"  to   {ask.words[1]}{self._held(ask.target)}"
-        )
+        return [
+            *wrapped(f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"),
+            f"  from {ask.words[0]}{self._held(ask.source)}",
+            f"  to   {ask.words[1]}{self._held(ask.target)}",
+        ]
 
     def _held(self, regions: Regions | None) -> str:
         if regions is None:
@@ -136,39 +152,47 @@ class Explanation:
         return f": {size} a rank" + (", a term of the value" if regions.pending else "")
 
     def summary(self) -> list[str]:
-        """How the plans compare, and what the numbers assume."""
+        """How the plans compare, and what the numbers assume and leave out."""
         lines = []
         if self.torch.lines and self.overlay.lines:
-            lines.append(
+            lines += wrapped(
                 f"collectives {self.torch.collectives} -> {self.overlay.collectives}, "
-                f"bytes {_change(self.torch.bytes, self.overlay.bytes)}, "
+                f"bytes in {_change(self.torch.incoming, self.overlay.incoming)}, "
+                f"out {_change(self.torch.outgoing, self.overlay.outgoing)}, "
                 f"time {_change(self.torch.seconds, self.overlay.seconds)}"
             )
-        cost = self.question.cost
-        assumed = f"{duration(cost.latency)} + bytes / {cost.bandwidth / 1e9:g} GB/s"
-        assumed = "by the topology that you gave" if cost.axes else f"{assumed} a collective (a topology says better)"
-        lines.append(f"bytes in: what the busiest rank gets from others; time: an estimate, {assumed}")
+        if self.torch.lines or self.overlay.lines:
+            lines += self._assumed()
         if any("#" in line.holds for line in (*self.torch.lines, *self.overlay.lines)):
-            lines.append("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
+            lines += wrapped("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
         return lines
+
+    def _assumed(self) -> list[str]:
+        cost = self.question.cost
+        guess = f"assumed: {duration(cost.latency)} and {cost.bandwidth / 1e9:g} GB/s, for want of a topology"
+        return [
+            "in, out: bytes that the busiest rank gets from others and sends to others",
+            f"time: an estimate, latency + bytes / bandwidth (x {cost.exchange:g} in an all_to_all)",
+            *([] if cost.axes else [guess]),
+            "left out: contention, overlap with compute, copies to pack and unpack",
+        ]
+
+
+def _figures(of: Line | Side) -> tuple[str, str, str]:
+    sizes = ["?" if size is None else amount(size) for size in (of.incoming, of.outgoing)]
+    return (*sizes, "?" if of.seconds is None else duration(of.seconds))
+
+
+def _sum(parts: Iterable[float | None]) -> float | None:
+    known = list(parts)
+    return None if None in known else sum(known)
 
 
 def _change(old: float | None, new: float | None) -> str:
     if old is None or new is None:
         return "unknown"
-    return f"x {new / old:.2f}" if old else "none" if not new else "more"
+    return f"x {two_digits(new / old)}" if old else "none" if not new else "more"
 
 
 def _some(ranks: tuple[int, ...]) -> str:
     return " ".join(map(str, ranks[:16])) + (" ..." if len(ranks) > 16 else "")
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines of equal columns; the last column is as long as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    widths[0] += 2
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(w) if i in _RIGHT else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]
-        lines.append(_GAP.join(cells).rstrip())
-    return lines

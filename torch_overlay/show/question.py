@@ -30,6 +30,7 @@ class Question:
         itemsize: bytes of an element.
         groups: the sets of axes for which the overlay finds a group; None for all of them.
         cost: how long a collective takes.
+        named: whether the mesh itself has these names.
     """
 
     words: tuple[str, str]
@@ -44,6 +45,7 @@ class Question:
     itemsize: int
     groups: frozenset[tuple[int, ...]] | None
     cost: Cost
+    named: bool = True
 
     def planned(self, all_groups: bool = False) -> tuple[Step, ...]:
         """The overlay's plan, with the groups at hand or as if there were one for each set of axes.

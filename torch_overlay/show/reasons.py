@@ -28,7 +28,7 @@ NAMES = {
 _ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
 
 
-def ours(step: Step, names: tuple[str, ...], averages: bool) -> str:
+def ours(step: Step, averages: bool) -> str:
     """Why the overlay's plan has this step; `averages`: whether a division ends an average or splits a value."""
     if isinstance(step, Narrow):
         return "local: each rank holds what it wants and keeps that"
@@ -36,16 +36,13 @@ def ours(step: Step, names: tuple[str, ...], averages: bool) -> str:
         return "local: a shard becomes a term of a sum, with zeros around it"
     if isinstance(step, Divide):
         return f"local: divide by {step.by}, " + ("the terms of the average" if averages else "the parts of each value")
-    over = ",".join(names[axis] for axis in step.axes)
     if isinstance(step, AllGather):
-        return f"one all-gather over {over}: each holds a part of what all want"
+        return "each rank holds a part of what all of them want"
     if isinstance(step, AllReduce):
-        return f"ends the {_ended(step.op)} over {over}: all get the result"
+        return f"ends the {_ended(step.op)}: all ranks get the result"
     if isinstance(step, ReduceScatter):
-        return f"ends the {_ended(step.op)} over {over}: each rank gets only its own part"
-    if step.op:
-        return f"one all-to-all over {over}: each rank gets all terms of its own part"
-    return f"one all-to-all over {over}: each rank gets what it lacks"
+        return f"ends the {_ended(step.op)}: each rank gets only its own part"
+    return "each rank gets all terms of its own part" if step.op else "each rank gets what it lacks"
 
 
 def torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:
@@ -54,16 +51,16 @@ def torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:
         return f"local: divide by {step.by}"
     if not isinstance(step, Collective):
         return _cut(step, names)
-    over = ",".join(names[axis] for axis in step.axes)
-    merged = f"merged over {over}: " if len(step.axes) > 1 else ""
+    merged = "merged: " if len(step.axes) > 1 else ""
     if isinstance(step, AllReduce):
         unused = any(axis in target.sharded for axis in step.axes)
-        return merged + f"ends the {_ended(step.op)} over {over}" + (", to be cut later" if unused else "")
+        return merged + f"ends the {_ended(step.op)}" + (", to be cut later" if unused else "")
     if isinstance(step, ReduceScatter):
-        return merged + f"ends the {_ended(step.op)} over {over}, cut into {_dims(step.before, step.after)}"
+        return merged + f"ends the {_ended(step.op)}, cut into {_dims(step.before, step.after)}"
     if isinstance(step, AllToAll):
+        over = joined([names[axis] for axis in step.axes])
         return f"{over} cuts {_dims(step.before, step.after)} instead of {_dims(step.after, step.before)}"
-    text = merged + f"gathers {_dims(step.after, step.before)} over {over}"
+    text = merged + f"gathers {_dims(step.after, step.before)}"
     again = [names[axis] for axis in step.axes if axis in target.sharded]
     return text + (f", to be cut over {joined(again)} again later" if again else "")
 

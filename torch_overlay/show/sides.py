@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..distributed.tensor._planner.cost import arriving, collectives
+from ..distributed.tensor._planner.plan import flatten_call
 from ..distributed.tensor._planner.regions import NotOurs
 from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
 from ..distributed.tensor._specs import norm_ended
@@ -15,6 +16,7 @@ from . import reasons
 from .explanation import Explanation, Line, Side
 from .question import Question
 from .torch_steps import TorchStep, padded, torch_steps, word_of
+from .traffic import leaving
 from .words import counted
 
 
@@ -54,7 +56,7 @@ def _torch_line(question: Question, found: TorchStep) -> Line:
     if found.step is None:
         text = f"from {word_of(found.source)} to {word_of(found.target)} over {','.join(axes)}"
         ranks = math.prod(question.sizes[axis] for axis in found.axes)
-        return Line("?", axes, ranks, "", None, None, text, found.trouble)
+        return Line("?", axes, ranks, "", None, None, None, text, found.trouble)
     assert question.target is not None, "torch's steps are read only where both ends are boxes"
     why = reasons.torchs(found.step, question.names, question.target)
     sent = padded(found.step) if isinstance(found.step, AllToAll) else None
@@ -68,12 +70,17 @@ def _ours(question: Question) -> Side:
         best = question.planned(all_groups=True)
     except NotOurs as reason:
         return Side(name, (), (), f"leaves this to torch's own code, without merging where that is wrong: {reason}")
-    note = ""
-    if collectives(best) < collectives(steps):
-        wanted = {",".join(question.names[a] for a in step.axes) for step in best if isinstance(step, Collective)}
-        note = f"a group over {' and '.join(sorted(wanted))} would make it {counted(collectives(best), 'collective')}: "
-        note += "flatten these axes of the mesh once, or set flatten='create'"
-    return Side(name, _our_lines(question, steps), steps, note)
+    return Side(name, _our_lines(question, steps), steps, _missing(question, steps, best))
+
+
+def _missing(question: Question, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:
+    """Which calls would make the groups that the plan lacks, and what it would be with them; empty if it lacks none."""
+    if collectives(best) >= collectives(steps):
+        return ""
+    wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
+    lacked = dict.fromkeys(axes for axes in wanted if axes not in (question.groups or ()))
+    calls = " and ".join(flatten_call(axes, question.names if question.named else None) for axes in lacked)
+    return f"would be {counted(collectives(best), 'collective')} with {calls}"
 
 
 def _our_lines(question: Question, steps: tuple[Step, ...]) -> tuple[Line, ...]:
@@ -82,21 +89,22 @@ def _our_lines(question: Question, steps: tuple[Step, ...]) -> tuple[Line, ...]:
     averages = "avg" in question.source.partial and any(getattr(step, "op", None) == "sum" for step in steps)
     lines = []
     for step in steps:
-        lines.append(_line(question, step, reasons.ours(step, question.names, averages)))
+        lines.append(_line(question, step, reasons.ours(step, averages)))
         averages = averages and not isinstance(step, Divide)
     return tuple(lines)
 
 
-def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Step | None = None) -> Line:
+def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Collective | None = None) -> Line:
     """A step in words; `sent` is what goes over the wire where that is more."""
     name = reasons.NAMES[type(step)]
     op = getattr(step, "op", None)
     name = f"{name}({op})" if op else name
     holds = "" if isinstance(step, Divide) else str(step.after)
     if not isinstance(step, Collective):
-        return Line(name, (), 1, holds, 0, 0.0, why, trouble)
+        return Line(name, (), 1, holds, 0, 0, 0.0, why, trouble)
     sent = sent or step
-    size = arriving(sent) * question.itemsize
+    incoming, outgoing = arriving(sent) * question.itemsize, leaving(sent)
+    outgoing = None if outgoing is None else outgoing * question.itemsize
     seconds = question.cost.seconds(sent, question.itemsize)
     axes = tuple(question.names[axis] for axis in step.axes)
-    return Line(name, axes, step.ranks, holds, size, seconds, why, trouble)
+    return Line(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble)

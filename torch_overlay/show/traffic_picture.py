@@ -6,6 +6,7 @@ Needs matplotlib (`pip install torch-overlay[tools]`), imported when something i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.tensor._planner.regions import Regions
@@ -118,24 +119,42 @@ def _side(figure: Any, side: Side, explanation: Explanation, columns: int, color
 
 
 def _headline(side: Side, drawn: int) -> str:
-    if side.bytes is None or not side.lines:
+    if side.incoming is None or not side.lines:
         return f"{side.name}: {side.note or 'nothing to do' if not side.lines else 'a plan that it cannot run'}"
     local = len(side.lines) - drawn
     rest = f" ({counted(local, 'local step')} not drawn)" if local else ""
-    return f"{side.name}: {counted(drawn, 'collective')}, {amount(side.bytes)} to the busiest rank{rest}"
+    sent = "" if side.outgoing is None else f", {amount(side.outgoing)} out"
+    return f"{side.name}: {counted(drawn, 'collective')}{rest}\n{amount(side.incoming)} in{sent} at the busiest rank"
 
 
 def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: str) -> None:
+    """Bytes from each rank (a row) to each other one (a column), with the sums of both while there is room."""
     most = max(1, max(map(max, matrix)))
-    size = len(ranks)
     axes.imshow([[cell / most for cell in row] for row in matrix], cmap=canvas.shades(color), vmin=0, vmax=1.25)
-    axes.set_ylabel("sender")
-    axes.set_xlabel("receiver, and what it gets in all" if size <= _NUMBERED else "receiver")
-    every = range(0, size, max(1, size // 16))
-    axes.set_yticks(every, [str(ranks[i]) for i in every], fontsize=8)
-    gets = [sum(row[i] for row in matrix) for i in range(size)]
-    numbered = size <= _NUMBERED
-    axes.set_xticks(every, [f"{ranks[i]}\n{_brief(gets[i])}" if numbered else str(ranks[i]) for i in every], fontsize=8)
+    numbered = len(ranks) <= _NUMBERED
+    axes.set_ylabel("sender, and what it sends in all" if numbered else _busiest("sender", map(sum, matrix)))
+    axes.set_xlabel("receiver, and what it gets in all" if numbered else _busiest("receiver", map(sum, zip(*matrix))))
+    every = range(0, len(ranks), max(1, len(ranks) // 16))
+    sums = zip(map(sum, matrix), map(sum, zip(*matrix)))
+    ports = [(f"{rank}: {_brief(out)}", f"{rank}\n{_brief(in_)}") for rank, (out, in_) in zip(ranks, sums)]
+    plain = [(str(rank), str(rank)) for rank in ranks]
+    senders, receivers = zip(*((ports if numbered else plain)[i] for i in every))
+    axes.set_yticks(every, senders, fontsize=8)
+    axes.set_xticks(every, receivers, fontsize=8)
+    _rule(axes, len(ranks))
+    for row, cells in enumerate(matrix if numbered else []):
+        for column, cell in enumerate(cells):
+            text = _brief(cell) if cell else "·" if row != column else ""
+            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+
+
+def _busiest(port: str, sums: Iterable[int]) -> str:
+    """The label of an axis on which there is no room for each rank's sum."""
+    return f"{port}, the busiest: {amount(max(sums))}"
+
+
+def _rule(axes: Axes, size: int) -> None:
+    """White lines between the cells, and no frame."""
     axes.tick_params(length=0)
     axes.set_xticks([i - 0.5 for i in range(size)], minor=True)
     axes.set_yticks([i - 0.5 for i in range(size)], minor=True)
@@ -143,10 +162,6 @@ def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: 
     axes.tick_params(which="minor", length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    for row, cells in enumerate(matrix if numbered else []):
-        for column, cell in enumerate(cells):
-            text = _brief(cell) if cell else "·" if row != column else ""
-            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
 
 
 def _brief(count: int) -> str:

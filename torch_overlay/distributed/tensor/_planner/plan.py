@@ -166,3 +166,16 @@ def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
     op = getattr(step, "op", None)
     label = "" if op in (None, "sum") and not getattr(step, "reduced", ()) else f" {op}"
     return f"{_NAMES[type(step)]}({axes}){label} {arriving(step) * itemsize} B"
+
+
+def flatten_call(axes: Sequence[int], names: Sequence[str] | None) -> str:
+    """The call on a mesh, whose axes have these names, that makes a group over several of them.
+
+    >>> flatten_call((0, 1), ("dp", "cp", "tp"))
+    'mesh["dp", "cp"].flatten("dp_cp")'
+    """
+    if not names:
+        return f"a group over axes {tuple(axes)} of a mesh without names"
+    chosen = [str(names[axis]) for axis in axes]
+    listed = ", ".join(f'"{name}"' for name in chosen)
+    return f'mesh[{listed}].flatten("{"_".join(chosen)}")'
