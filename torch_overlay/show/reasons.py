@@ -16,15 +16,6 @@ from ..distributed.tensor._planner.steps import (
 )
 from .words import joined
 
-NAMES = {
-    Narrow: "narrow",
-    Embed: "embed",
-    Divide: "divide",
-    AllGather: "all_gather",
-    AllReduce: "all_reduce",
-    ReduceScatter: "reduce_scatter",
-    AllToAll: "all_to_all",
-}
 _ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
 
 

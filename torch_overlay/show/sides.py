@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..distributed.tensor._planner.cost import arriving, collectives
-from ..distributed.tensor._planner.plan import flatten_call
+from ..distributed.tensor._planner.plan import NAMES, flatten_call
 from ..distributed.tensor._planner.regions import NotOurs
 from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
 from ..distributed.tensor._specs import norm_ended
@@ -96,7 +96,7 @@ def _our_lines(question: Question, steps: tuple[Step, ...]) -> tuple[Line, ...]:
 
 def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Collective | None = None) -> Line:
     """A step in words; `sent` is what goes over the wire where that is more."""
-    name = reasons.NAMES[type(step)]
+    name = NAMES[type(step)]
     op = getattr(step, "op", None)
     name = f"{name}({op})" if op else name
     holds = "" if isinstance(step, Divide) else str(step.after)

@@ -21,11 +21,12 @@ from .regions import NotOurs, Regions
 from .steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-_NAMES = {
+NAMES: Mapping[type[Step], str] = {
     Narrow: "narrow",
     Embed: "embed",
+    Divide: "divide",
     AllGather: "all_gather",
     AllReduce: "all_reduce",
     ReduceScatter: "reduce_scatter",
@@ -158,14 +159,15 @@ def line(
 
 
 def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
+    name = NAMES[type(step)]
     if isinstance(step, Divide):
-        return f"divide by {step.by}"
+        return f"{name} by {step.by}"
     if not isinstance(step, Collective):
-        return _NAMES[type(step)]
+        return name
     axes = ",".join(names[a] if names else chr(ord("a") + a) for a in step.axes)
     op = getattr(step, "op", None)
     label = "" if op in (None, "sum") and not getattr(step, "reduced", ()) else f" {op}"
-    return f"{_NAMES[type(step)]}({axes}){label} {arriving(step) * itemsize} B"
+    return f"{name}({axes}){label} {arriving(step) * itemsize} B"
 
 
 def flatten_call(axes: Sequence[int], names: Sequence[str] | None) -> str:
