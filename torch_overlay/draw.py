@@ -49,12 +49,12 @@ def text(mesh: DeviceMesh | ParallelMeshes | MeshMap, gpus_per_host: int = 8) ->
     dp=2 x tp=2: 4 ranks on 2 hosts of 2
     <BLANKLINE>
     axis  size  groups  reaches        the groups' ranks
-    dp       2       2  over 2 hosts   0 2 | 1 3
-    tp       2       2  inside a host  0 1 | 2 3
+    dp       2       2  over 2 hosts   0, 2 | 1, 3
+    tp       2       2  inside a host  0, 1 | 2, 3
     <BLANKLINE>
     ranks  dp  tp
-    0 1    ab  aa
-    2 3    ab  bb
+    0, 1   ab  aa
+    2, 3   ab  bb
     (a row a host, a letter a rank; ranks of one group have the same letter)
     """
     return mesh_map.text(_map_of(mesh), _checked(gpus_per_host))

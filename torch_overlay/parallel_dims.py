@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from .distributed._rank_map import short
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -268,7 +270,7 @@ class ParallelMeshes:
             size = self[name].size()
             shared = [other for other in self.axes if other != name and groups[other] == groups[name]]
             ranks, stride = self[name].mesh.tolist(), str(self._stride(name)) if size > 1 else "-"
-            rows.append((name, ", ".join(homes), str(size), stride, _short(ranks), ", ".join(shared) or "-"))
+            rows.append((name, ", ".join(homes), str(size), stride, short(ranks), ", ".join(shared) or "-"))
         degrees = " ".join(f"{each.name}={getattr(self.degrees, each.name)}" for each in fields(self.degrees))
         title = f"rank {dist.get_rank()} of {dist.get_world_size()}: {degrees}"
         count = f"{len(set(groups.values()))} process groups for {len(self.axes)} axes"
@@ -316,12 +318,6 @@ def _each_axis(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     if not _names(mesh):
         raise ValueError(f"of() needs meshes with names, got {mesh!r}")
     return (mesh[name] for name in _names(mesh))
-
-
-def _short(ranks: list[int]) -> str:
-    if len(ranks) <= 8:
-        return ", ".join(map(str, ranks))
-    return f"{', '.join(map(str, ranks[:4]))}, … {ranks[-1]}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

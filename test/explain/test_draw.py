@@ -29,7 +29,7 @@ dp=4 x tp=2: 8 ranks on 2 hosts of 4
 
 axis  size  groups  reaches        the groups' ranks
 dp       4       2  over 2 hosts   0-6 by 2 | 1-7 by 2
-tp       2       4  inside a host  0 1 | 2 3 | 4 5 | 6 7
+tp       2       4  inside a host  0, 1 | 2, 3 | 4, 5 | 6, 7
 
 ranks  dp    tp
 0-3    abab  aabb
@@ -46,7 +46,7 @@ dp=4 x tp=2: 8 ranks on 2 hosts of 4
 
 axis  size  groups  reaches        the groups' ranks
 dp       4       2  inside a host  0-3 | 4-7
-tp       2       4  over 2 hosts   0 4 | 1 5 | 2 6 | 3 7
+tp       2       4  over 2 hosts   0, 4 | 1, 5 | 2, 6 | 3, 7
 
 ranks  dp    tp
 0-3    aaaa  abcd
@@ -64,7 +64,7 @@ pp=1 x dp=64 x tp=2: 128 ranks on 16 hosts of 8
 axis  size  groups  reaches           the groups' ranks
 pp       1     128  no communication  0 | 1 | 2 | 3 | ... 128 in all
 dp      64       2  over 16 hosts     0-126 by 2 | 1-127 by 2
-tp       2      64  inside a host     0 1 | 2 3 | 4 5 | 6 7 | ... 64 in all
+tp       2      64  inside a host     0, 1 | 2, 3 | 4, 5 | 6, 7 | ... 64 in all
 
 ranks    dp        tp
 (a row a host, a letter a rank; ranks of one group have the same letter; after 62 groups the letters start again)""",

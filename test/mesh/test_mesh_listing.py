@@ -32,17 +32,17 @@ def test_the_groups_of_a_mesh_are_listed():
     mesh["cp"]._flatten("ring"), mesh["dp", "cp"]._flatten("dp_cp"), mesh._flatten("everybody")
     dist.destroy_process_group(mesh.get_group("tp"))
     assert listed() == [
-        "mesh 1 over ranks 0 to 15",
+        "mesh 1 over ranks 0-15",
         "  the default group serves everybody",
         "  axis dp: ranks 1, 9",
         "  axis cp: ranks 1, 5",
-        "  axis tp: ranks 0 to 3, destroyed",
-        "  redistributions over dp,cp,tp: ranks 0 to 15",
+        "  axis tp: ranks 0-3, destroyed",
+        "  redistributions over dp,cp,tp: ranks 0-15",
         "  axis ring: ranks 1, 5",
-        "  axis dp_cp: ranks 1, 5, 9, 13",
+        "  axis dp_cp: ranks 1-13 by 4",
         '  share_groups="ranks" would save 1 communicator: cp with ring',
     ]
-    assert "\ngroups\n  mesh 1 over ranks 0 to 15\n    the default group" in str(torch_overlay.status())
+    assert "\ngroups\n  mesh 1 over ranks 0-15\n    the default group" in str(torch_overlay.status())
 
 
 def test_axes_that_share_are_listed_together():
@@ -54,13 +54,13 @@ def test_axes_that_share_are_listed_together():
         cube()
         init_device_mesh("cpu", (4, 4), mesh_dim_names=("p", "q"))
         assert listed()[-6:-3] == ["shared between meshes", "  axis dp: ranks 1, 9", "  axis cp: ranks 1, 5"]
-        assert "  axes tp, q: ranks 0 to 3" in listed()
+        assert "  axes tp, q: ranks 0-3" in listed()
 
 
 def test_private_meshes_are_called_that():
     with torch_overlay.private_groups():
         init_device_mesh("cpu", (16,), mesh_dim_names=("world",))
-    assert listed() == ["private mesh 1 over ranks 0 to 15", "  axis world: ranks 0 to 15"]
+    assert listed() == ["private mesh 1 over ranks 0-15", "  axis world: ranks 0-15"]
 
 
 def test_without_a_world_there_is_nothing_to_list():

@@ -8,6 +8,8 @@ works under any tensor mode. The room imports the standard library only.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import operator
 from array import array
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -139,11 +141,16 @@ class Window(RankMap):
 
 
 def short(ranks: Sequence[int]) -> str:
-    """Ranks for people, many of them by the first eight.
+    """Ranks for people, as briefly as they allow: from one to another, else all of them, else the first eight.
 
-    >>> short(range(3)), short(range(100))
-    ('[0, 1, 2]', '[0, 1, 2, 3, 4, 5, 6, 7, … 99] (100 ranks)')
+    >>> short([0, 1, 2, 3]), short([0, 8, 16, 24]), short([0, 4]), short([0, 1, 4, 5])
+    ('0-3', '0-24 by 8', '0, 4', '0, 1, 4, 5')
+    >>> short([rank * rank for rank in range(100)])
+    '0, 1, 4, 9, 16, 25, 36, 49, … 9801 (100 ranks)'
     """
-    if len(ranks) <= 16:
-        return str(list(ranks))
-    return f"[{', '.join(map(str, ranks[:8]))}, … {ranks[-1]}] ({len(ranks)} ranks)"
+    count, step = len(ranks), ranks[1] - ranks[0] if len(ranks) > 2 else 0
+    if step > 0 and all(map(operator.eq, ranks, itertools.count(ranks[0], step))):
+        return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f" by {step}")
+    if count <= 16:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:8]))}, … {ranks[-1]} ({count} ranks)"

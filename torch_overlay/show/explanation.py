@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..distributed._rank_map import short
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import Step
 from .columns import aligned, wrapped
@@ -138,7 +139,7 @@ class Explanation:
         ask = self.question
         mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes)) or "no axes"
         shape = "x".join(map(str, ask.shape)) or "scalar"
-        order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {_some(ask.ranks)}"
+        order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {short(ask.ranks)}"
         return [
             *wrapped(f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"),
             f"  from {ask.words[0]}{self._held(ask.source)}",
@@ -192,7 +193,3 @@ def _change(old: float | None, new: float | None) -> str:
     if old is None or new is None:
         return "unknown"
     return f"x {two_digits(new / old)}" if old else "none" if not new else "more"
-
-
-def _some(ranks: tuple[int, ...]) -> str:
-    return " ".join(map(str, ranks[:16])) + (" ..." if len(ranks) > 16 else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,20 +9,8 @@ from dataclasses import dataclass
 from torch.distributed import distributed_c10d
 
 from ..distributed._group_table import GroupTable
+from ..distributed._rank_map import short
 from ..distributed._universe import Universe, current_world
-
-
-def spoken(ranks: Sequence[int]) -> str:
-    """Ranks in one line.
-
-    >>> spoken(range(4096)), spoken([1, 5, 9, 13])
-    ('ranks 0 to 4095', 'ranks 1, 5, 9, 13')
-    """
-    if len(ranks) > 2 and all(after == before + 1 for before, after in itertools.pairwise(ranks)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    if len(ranks) > 8:
-        return f"ranks {', '.join(map(str, ranks[:6]))}, … {ranks[-1]} ({len(ranks)} ranks)"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +34,7 @@ class GroupRow:
     def __str__(self) -> str:
         kind = "redistributions over " if self.joint else "axis " if len(self.axes) == 1 else "axes "
         lane = f", lane {self.lane}" if self.lane is not None and self.axes != (self.lane,) else ""
-        return f"{kind}{', '.join(self.axes)}{lane}: {spoken(self.ranks)}{', destroyed' if self.gone else ''}"
+        return f"{kind}{', '.join(self.axes)}{lane}: {_of(self.ranks)}{', destroyed' if self.gone else ''}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +91,7 @@ def listing() -> Listing | None:
 
 def _universe_row(universe: Universe) -> UniverseRow:
     joint = {made.group_name for made in universe.joint.values() if made.group_name}
-    title = f"{'private ' if universe.private else ''}mesh {universe.number} over {spoken(universe.rank_map.ranks())}"
+    title = f"{'private ' if universe.private else ''}mesh {universe.number} over {_of(universe.rank_map.ranks())}"
     groups = tuple(_rows(universe.table, joint))
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for key, entry in universe.table.entries.items():
@@ -119,3 +106,7 @@ def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
         if entry.group_name:
             is_joint, gone = entry.group_name in joint, entry.group is None
             yield GroupRow(tuple(key.ranks), key.lane, tuple(entry.names), is_joint, gone)
+
+
+def _of(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {short(ranks)}"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..distributed._layout import row_major
-from .words import counted, progression
+from ..distributed._rank_map import short
+from .words import counted
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def text(mesh: MeshMap, gpus_per_host: int) -> str:
     ]
     rows = [("axis", "size", "groups", "reaches", "the groups' ranks")]
     for axis in mesh.axes:
-        shown = [progression(group) for group in axis.groups[:4]]
+        shown = [short(group) for group in axis.groups[:4]]
         more = f" | ... {len(axis.groups)} in all" if len(axis.groups) > 4 else ""
         count = str(len(axis.groups))
         rows.append((axis.label or axis.name, str(axis.size), count, axis.reach(gpus_per_host), _bars(shown) + more))
@@ -125,7 +126,7 @@ def _grid(mesh: MeshMap, hosts: list[list[int]]) -> list[str]:
     if len(hosts) > _MOST_ROWS:
         return ["", f"({len(hosts)} hosts: draw a picture to see them)"]
     width = max(len(ranks) for ranks in hosts)
-    spans = [progression(ranks) for ranks in hosts]
+    spans = [short(ranks) for ranks in hosts]
     first = max(len("ranks"), *map(len, spans))
     axes = mesh.telling()
     columns = [max(width, len(axis.name)) for axis in axes]

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ..distributed._rank_map import short
 from . import canvas
 from .mesh_map import Axis, MeshMap
-from .words import counted, progression
+from .words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,6 +117,6 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     axes.set_aspect("equal")
     axes.axis("off")
     what = f"{counted(len(axis.groups), 'group')} of {axis.size}, {axis.reach(gpus_per_host)}"
-    text = progression(axis.groups[first])
+    text = short(axis.groups[first])
     text = text if len(text) < 50 else text[:47] + "..."
     axes.set_title(f"{axis.label or axis.name}\n{what}\nrank {min(groups)}'s group: {text}", fontsize=10)

@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..distributed._rank_map import short
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllReduce, Collective
 from . import canvas
 from .explanation import Explanation, Side
 from .traffic import holders, traffic
-from .words import amount, counted, joined, progression
+from .words import amount, counted, joined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +92,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
         color = canvas.group_color(min(held))  # a part has its first holder's colour, before and after
         axes.add_patch(canvas.rectangle((left / columns, top / rows), width / columns, height / rows, color))
         center = ((left + width / 2) / columns, (top + height / 2) / rows)
-        text = progression(sorted(held))
+        text = short(sorted(held))
         if height / rows > 0.04:
             word = "" if len(parts) > 16 else "rank " if len(held) == 1 else "ranks "
             axes.text(*center, word + text, ha="center", va="center", fontsize=9)

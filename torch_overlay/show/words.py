@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 
@@ -137,19 +136,6 @@ def counted(count: int, noun: str) -> str:
 def joined(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def progression(ranks: Sequence[int]) -> str:
-    """Ranks as briefly as they allow.
-
-    >>> progression([0, 1, 2, 3]), progression([0, 8, 16, 24]), progression([0, 4]), progression([0, 1, 4, 5])
-    ('0-3', '0-24 by 8', '0 4', '0 1 4 5')
-    """
-    if len(ranks) > 2 and ranks[1] != ranks[0]:
-        step = ranks[1] - ranks[0]
-        if all(b - a == step for a, b in itertools.pairwise(ranks)) and step > 0:
-            return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f" by {step}")
-    return " ".join(map(str, ranks))
 
 
 def mesh(
