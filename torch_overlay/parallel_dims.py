@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .distributed._rank_map import short
+from .show.columns import aligned
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -322,6 +323,5 @@ def _each_axis(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest cell, a rule under the first row."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+    rule = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
+    return aligned([rows[0], rule, *rows[1:]])

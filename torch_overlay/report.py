@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from .show.columns import aligned
+
 if TYPE_CHECKING:
     from .distributed._settings import Settings
     from .show.groups import Listing
@@ -28,6 +30,11 @@ class RowStatus:
     state: str
     why: str = ""
 
+    @property
+    def said(self) -> str:
+        """The state in words: of a row that is on, how."""
+        return (self.kind if self.state == "on" else self.state) + (f": {self.why}" if self.why else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class Status:
@@ -46,10 +53,7 @@ class Status:
         on = sum(row.state == "on" for row in self.rows)
         state = f"on, {on} of {len(self.rows)} patches in place" if self.enabled else "off"
         lines = [f"torch_overlay is {state} (torch {self.release})", "", "patches"]
-        width = max([len(_short(row.target)) for row in self.rows], default=0)
-        for row in self.rows:
-            why = f": {row.why}" if row.why else ""
-            lines.append(f"  {_short(row.target):{width}}  {row.kind if row.state == 'on' else row.state}{why}")
+        lines += [f"  {line}" for line in aligned([(_short(row.target), row.said) for row in self.rows])]
         lines += ["", "counts"] + [f"  {name}: {_text(value)}" for name, value in self.counts or [("none", "yet")]]
         if self.groups is not None:
             lines += ["", "groups", *(f"  {line}" for line in str(self.groups).splitlines())]

@@ -3,6 +3,7 @@
 import pytest
 
 import house
+from torch_overlay.show.columns import aligned
 
 MAX_FILE, MAX_FUNCTION = 400, 60
 SOURCES = house.sources("torch_overlay") + house.sources("tools")
@@ -20,14 +21,14 @@ def too_long(source):
 
 def table():
     """One row a file: its lines, its longest function; then the sum and the median function."""
-    rows = [(source.name, source.lines, *(source.functions() or [(0, "", 0)])[0][:2]) for source in SOURCES]
+    rows = []
+    for source in SOURCES:
+        longest, name, _ = (source.functions() or [(0, "", 0)])[0]
+        rows.append((source.name, str(source.lines), str(longest), name))
     counts = sorted(count for source in SOURCES for count, *_ in source.functions())
-    width = max(len(row[0]) for row in rows)
-    text = [f"{name:{width}} {lines:5} {longest:5} {function}" for name, lines, longest, function in rows]
     median = counts[len(counts) // 2] if counts else 0
-    total = sum(row[1] for row in rows)
-    text.append(f"{'sum':{width}} {total:5}       median of {len(counts)} functions: {median} lines")
-    return "\n".join([f"{'file':{width}} lines  longest function", *text])
+    rows.append(("sum", str(sum(source.lines for source in SOURCES)), str(median), f"median of {len(counts)}"))
+    return "\n".join(aligned([("file", "lines", "longest", "function"), *rows], right=(1, 2)))
 
 
 def test_files_and_functions_are_short():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from torch_overlay.demo.config import Config
 from torch_overlay.demo.result import Result, Side
+from torch_overlay.show.columns import aligned
 
-_WIDTHS = (36, 12, 14, 24)
+Row = tuple[str, str, str, str]
 
 
 def header(config: Config) -> str:
@@ -46,17 +48,19 @@ def progress(result: Result) -> str:
 def summary(result: Result) -> str:
     """The table: a row for each thing measured, both runs side by side, and second over first."""
     first, second = result.sides
-    rule = "-" * sum(_WIDTHS)
     sections = [
-        [_line("", first.name, second.name, f"{second.name} / {first.name}")],
+        [("", first.name, second.name, f"{second.name} / {first.name}")],
         _group_rows(result),
         _collective_rows(result),
         _training_rows(result),
     ]
-    return "\n".join(line for section in sections for line in (*section, rule))
+    lines = aligned([row for section in sections for row in section], right=(1, 2, 3))
+    rule = "-" * max(map(len, lines))
+    ends = itertools.accumulate(map(len, sections))
+    return "\n".join(line for end, rows in zip(ends, sections) for line in (*lines[end - len(rows) : end], rule))
 
 
-def _group_rows(result: Result) -> list[str]:
+def _group_rows(result: Result) -> list[Row]:
     rows = [
         _count("groups of several ranks", result, lambda side: side.groups),
         _count("new_group calls a rank", result, lambda side: side.new_group_calls),
@@ -70,7 +74,7 @@ def _group_rows(result: Result) -> list[str]:
     return rows
 
 
-def _collective_rows(result: Result) -> list[str]:
+def _collective_rows(result: Result) -> list[Row]:
     first, second = result.sides
     return [
         _count("collectives a step", result, lambda side: side.collectives_per_step),
@@ -79,13 +83,13 @@ def _collective_rows(result: Result) -> list[str]:
     ]
 
 
-def _training_rows(result: Result) -> list[str]:
+def _training_rows(result: Result) -> list[Row]:
     first, second = result.sides
     return [
         _row("tokens a second", result, lambda side: side.tokens_per_second(result.config), "{:.0f}"),
-        _line("loss, first step", f"{first.losses[0]:.6f}", f"{second.losses[0]:.6f}", ""),
-        _line("loss, last step", f"{first.losses[-1]:.6f}", f"{second.losses[-1]:.6f}", ""),
-        _line("loss, largest difference of a step", "", f"{result.loss_difference:.3g}", _verdict(result)),
+        ("loss, first step", f"{first.losses[0]:.6f}", f"{second.losses[0]:.6f}", ""),
+        ("loss, last step", f"{first.losses[-1]:.6f}", f"{second.losses[-1]:.6f}", ""),
+        ("loss, largest difference of a step", "", f"{result.loss_difference:.3g}", _verdict(result)),
     ]
 
 
@@ -105,23 +109,18 @@ def _verdict(result: Result) -> str:
     return ""
 
 
-def _kind(kind: str, result: Result) -> str:
+def _kind(kind: str, result: Result) -> Row:
     return _count(f"  {kind}", result, lambda side: side.collectives.get(kind, 0))
 
 
-def _count(label: str, result: Result, value: Callable[[Side], int]) -> str:
+def _count(label: str, result: Result, value: Callable[[Side], int]) -> Row:
     return _row(label, result, value, "{}")
 
 
-def _row(label: str, result: Result, value: Callable[[Side], float], form: str) -> str:
+def _row(label: str, result: Result, value: Callable[[Side], float], form: str) -> Row:
     first, second = (value(side) for side in result.sides)
     ratio = f"{second / first:.2f}x" if first else "-"
-    return _line(label, form.format(first), form.format(second), ratio)
-
-
-def _line(label: str, first: str, second: str, ratio: str) -> str:
-    a, b, c, d = _WIDTHS
-    return f"{label:<{a}}{first:>{b}}{second:>{c}}{ratio:>{d}}".rstrip()
+    return label, form.format(first), form.format(second), ratio
 
 
 def _speed(side: Side, config: Config) -> str:

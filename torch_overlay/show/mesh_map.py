@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..distributed._layout import row_major
 from ..distributed._rank_map import short
+from .columns import aligned
 from .words import counted
 
 
@@ -106,11 +107,7 @@ def text(mesh: MeshMap, gpus_per_host: int) -> str:
         more = f" | ... {len(axis.groups)} in all" if len(axis.groups) > 4 else ""
         count = str(len(axis.groups))
         rows.append((axis.label or axis.name, str(axis.size), count, axis.reach(gpus_per_host), _bars(shown) + more))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows:
-        cells = [cell.rjust(w) if i in (1, 2) else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]
-        lines.append("  ".join([*cells, row[4]]).rstrip())
-    return "\n".join([*lines, *_grid(mesh, hosts)])
+    return "\n".join([*lines, *aligned(rows, right=(1, 2)), *_grid(mesh, hosts)])
 
 
 def _bars(groups: list[str]) -> str:
@@ -125,17 +122,12 @@ def _grid(mesh: MeshMap, hosts: list[list[int]]) -> list[str]:
     """One row a host: its ranks, and for each axis a letter a rank, the same for ranks of one group."""
     if len(hosts) > _MOST_ROWS:
         return ["", f"({len(hosts)} hosts: draw a picture to see them)"]
-    width = max(len(ranks) for ranks in hosts)
-    spans = [short(ranks) for ranks in hosts]
-    first = max(len("ranks"), *map(len, spans))
     axes = mesh.telling()
-    columns = [max(width, len(axis.name)) for axis in axes]
-    head = "  ".join(axis.name.ljust(w) for axis, w in zip(axes, columns))
-    lines = ["", f"{'ranks'.ljust(first)}  {head}".rstrip()]
+    rows = [("ranks", *(axis.name for axis in axes))]
     numbers = [axis.group_of() for axis in axes]
-    for ranks, span in zip(hosts, spans):
+    for ranks in hosts:
         cells = ["".join(_LETTERS[number[rank] % len(_LETTERS)] for rank in ranks) for number in numbers]
-        lines.append(f"{span.ljust(first)}  {'  '.join(c.ljust(w) for c, w in zip(cells, columns))}".rstrip())
+        rows.append((short(ranks), *cells))
     most = max(len(axis.groups) for axis in axes)
     again = f"; after {len(_LETTERS)} groups the letters start again" if most > len(_LETTERS) else ""
-    return [*lines, f"(a row a host, a letter a rank; ranks of one group have the same letter{again})"]
+    return ["", *aligned(rows), f"(a row a host, a letter a rank; ranks of one group have the same letter{again})"]
