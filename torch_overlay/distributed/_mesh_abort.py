@@ -9,6 +9,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _cleanup_process_group_global_state
 
 from ._group_table import find_group
+from ._mesh_group_names import group_names
 from ._mesh_state import shared_state
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
 
 def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:
     shared = shared_state(mesh)
-    names = dict.fromkeys((*mesh.__dict__.get("_dim_group_names", ()), *shared.registry))
+    names = dict.fromkeys((*(group_names(mesh) or ()), *shared.registry))
     if shared.universe is not None:
         names |= dict.fromkeys(entry.group_name for entry in shared.universe.table.entries.values())
         for entry in shared.universe.world.table.entries.values():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch.distributed import device_mesh
 
 from ._layout import Layout, MeshLayout
+from ._mesh_group_names import group_names
 from ._mesh_state import shared_state, view_of
 
 if TYPE_CHECKING:
@@ -60,12 +61,12 @@ def ascending(mesh: DeviceMesh, names: Names) -> MeshLayout:
 
 def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
     """The group name on each of these axes; empty on a rank outside, None where no backend was set up."""
-    held = mesh.__dict__.get("_dim_group_names")
+    held = group_names(mesh)
     if not held:
         return held
     own = _by_name(mesh, held)
     flattened = shared_state(mesh).flattened
-    return [own[name] if name in own else flattened[name]._dim_group_names[0] for name in names]
+    return [own[name] if name in own else group_names(flattened[name])[0] for name in names]
 
 
 def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:

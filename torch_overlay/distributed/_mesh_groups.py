@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_gr
 from ._group_table import Kind, find_group
 from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
+from ._mesh_group_names import group_names
 from ._mesh_pickle import UNBOUND, bind_groups
 from ._mesh_state import axis_names, is_apart, shared_state, view_of
 from ._process_groups import Request, axis_group, makes_communicators
@@ -96,7 +97,7 @@ def prepare(mesh: DeviceMesh) -> None:
 
     >>> prepare(mesh["dp", "cp", "tp"])  # then P,P,S0 -> R,R,R takes two collectives  # doctest: +SKIP
     """
-    if "_dim_group_names" not in mesh.__dict__:
+    if group_names(mesh) is None:
         raise RuntimeError(f"prepare needs a mesh with process groups, and {mesh} was made without")
     if is_apart(mesh):
         raise RuntimeError(
@@ -139,7 +140,7 @@ def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]], asked_for:
 
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
     """The backend and options that an axis of a mesh has; of a group that wasn't made here, its backend."""
-    held = mesh.__dict__.get("_dim_group_names")
+    held = group_names(mesh)
     if not held:
         return (None, None)  # this rank is outside
     known = universe.overrides.get(held[axis]) if universe is not None else None
@@ -175,7 +176,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         if is_apart(flattened):
             continue
-        names = flattened.__dict__.get("_dim_group_names")
+        names = group_names(flattened)
         alike = names and view_of(flattened).layout.axes[0].ascending() == wanted
         if alike and Kind.of(override_of(flattened, universe, 0)) == kind:
             return names[0]
@@ -192,7 +193,7 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     join_universe(shared)
     universe = shared.universe
     made = (universe.serial, universe.version) if universe is not None else ()
-    flattened = [(name, *v.__dict__.get("_dim_group_names", ())) for name, v in list(shared.flattened.items())]
+    flattened = [(name, *(group_names(v) or ())) for name, v in list(shared.flattened.items())]
     return (*made, *flattened) if flattened else made
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import get_backend, is_initialized
 
+from ._mesh_group_names import group_names
 from ._rank_map import RankMap
 from ._shared_state import SharedState
 from ._torch_layout import from_torch, to_torch
@@ -93,7 +94,7 @@ def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
 
 def copy_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
-    copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, mesh.__dict__.get("_dim_group_names"))
+    copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh))
     copied._root_mesh = mesh._root_mesh
     copied._flatten_mapping = mesh._flatten_mapping
     copied._pg_registry = mesh._pg_registry

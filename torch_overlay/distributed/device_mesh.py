@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ._layout import MeshLayout
 from ._mesh_abort import abort_groups
 from ._mesh_axes import ascending, select, select_groups, side_by_side, start_at
+from ._mesh_group_names import group_names
 from ._mesh_groups import finish_view, group_by_name, make_groups, make_own_groups, mark_apart
 from ._mesh_input import (
     check_device_type,
@@ -35,6 +36,7 @@ from ._mesh_input import (
 )
 from ._mesh_pickle import load_state, saved_state
 from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, torch_hash, view_of
+from ._mesh_traced import real_mesh
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap
 from ._shared_state import SharedState
@@ -144,7 +146,7 @@ class _DeviceMesh:
             return True
         if not isinstance(other, DeviceMesh):
             return False
-        mesh: DeviceMesh = getattr(other, "real_obj", other)  # while tracing, a mesh may come wrapped
+        mesh = real_mesh(other)
         traits = ("_mesh_dim_names", "_device_type", "_thread_id", "_preserve_rank_order")
         alike = view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
         return alike and shared_state(self).private == shared_state(mesh).private
@@ -258,9 +260,7 @@ class _DeviceMesh:
                 f"Please specify another valid mesh_dim_name."
             )
         names, overrides = (mesh_dim_name,), (backend_override,)
-        groups = None
-        if "_dim_group_names" in self.__dict__:
-            groups = make_groups(root, layout, names, overrides)
+        groups = None if group_names(self) is None else make_groups(root, layout, names, overrides)
         flattened = make_view(root, layout, names, groups)
         mark_apart(flattened)
         root._flatten_mapping[mesh_dim_name] = flattened
@@ -287,10 +287,9 @@ class _DeviceMesh:
         if len(set(names)) != len(names):
             raise ValueError(f"unflatten needs names that no other axis of the mesh has, got {mesh_dim_names}: {names}")
         new = axis.compose(MeshLayout.dense(mesh_sizes))
-        groups = None
-        if "_dim_group_names" in self.__dict__:
-            groups = list(self._dim_group_names)
-            groups[dim : dim + 1] = make_groups(self, new, mesh_dim_names, backend_override)
+        groups = group_names(self)
+        if groups is not None:
+            groups = [*groups[:dim], *make_groups(self, new, mesh_dim_names, backend_override), *groups[dim + 1 :]]
         unflattened = make_view(self, layout.splice(dim, dim + 1, new), names, groups)
         if groups is not None:
             finish_view(unflattened)
@@ -303,7 +302,7 @@ class _DeviceMesh:
             raise ValueError("concatenate needs at least one mesh, got an empty list")
         layout = side_by_side(device_mesh_list)
         names = [name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ()]
-        held = [mesh.__dict__.get("_dim_group_names") for mesh in device_mesh_list]
+        held = [group_names(mesh) for mesh in device_mesh_list]
         groups = None if None in held else [name for names_of_one in held for name in names_of_one]
         return make_view(device_mesh_list[0], layout, names, groups)
 
@@ -338,7 +337,7 @@ class _DeviceMesh:
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
         """This rank's group on one axis, by number or name: of the mesh's own axes, then of flattened views."""
-        if not hasattr(self, "_dim_group_names"):
+        if not hasattr(self, "_dim_group_names"):  # dynamo traces this, and reads attributes alone
             raise RuntimeError("DeviceMesh process groups not initialized!")
         if self.ndim > 1 and mesh_dim is None:
             raise RuntimeError(

@@ -12,6 +12,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
 
 from .. import options
+from ..distributed._mesh_traced import real_mesh
 from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.regions import NotOurs, Regions
@@ -50,7 +51,7 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     source = getattr(tensor, "_spec", None)
     if not isinstance(source, DTensorSpec) or source.tensor_meta is None:
         raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
-    mesh = getattr(source.mesh, "real_obj", source.mesh)
+    mesh = real_mesh(source.mesh)
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
     return explained(_question(mesh, source, target), source, target)
 

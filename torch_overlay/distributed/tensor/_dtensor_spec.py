@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import is_initialized
 
+from .._mesh_group_names import group_names
+from .._mesh_traced import real_mesh
 from .._settings import get_settings
 from ._joint_groups import joint_axes
 
@@ -20,13 +22,13 @@ class _DTensorSpec:
 
     def _stable_hash(self: DTensorSpec) -> str:
         """The same in every process, for caches of compiled code, which has plans in it: of all that they depend on."""
-        mesh = getattr(self.mesh, "real_obj", self.mesh)
+        mesh = real_mesh(self.mesh)
         _, *rest = self._hash_key()
         known = (mesh._stable_hash(), rest, _joint_axes_of(mesh), get_settings())
         return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
 
 
 def _joint_axes_of(mesh: DeviceMesh) -> list[tuple[int, ...]]:
-    if not is_initialized() or "_dim_group_names" not in mesh.__dict__:
+    if not is_initialized() or group_names(mesh) is None:
         return []  # and no plan
     return sorted(joint_axes(mesh))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._mesh_traced import real_mesh
 from ._answers import remembered, why_not_planned
 from ._program import Program
 from ._question import Question
@@ -16,7 +17,7 @@ def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float |
     """Microseconds on the wire of the plan that will run; None where torch's own path will."""
     if current_spec.tensor_meta is None:
         return None
-    mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
+    mesh = real_mesh(current_spec.mesh)
     if why_not_planned(mesh, current_spec, target_spec) is not None:
         return None
     dtype = current_spec.tensor_meta.dtype

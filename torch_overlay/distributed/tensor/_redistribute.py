@@ -15,6 +15,7 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
+from .._mesh_traced import real_mesh
 from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._safe_merging import exact_merging, merging, runs_to_merge
 from ._specs import is_known, other_spec
@@ -47,7 +48,7 @@ def redistribute_local_tensor(
     is_explicit: bool = False,
 ) -> torch.Tensor:
     """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
-    mesh = getattr(current_spec.mesh, "real_obj", current_spec.mesh)
+    mesh = real_mesh(current_spec.mesh)
     found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, Fallback):
         count_fallback(found.reason)

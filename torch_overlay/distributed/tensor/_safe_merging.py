@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from .._mesh_traced import real_mesh
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -76,9 +78,7 @@ def exact_merging(source: DTensorSpec, target: DTensorSpec) -> Merging:
 
     Decided from what every rank knows alike, the specs and the mesh, so that all ranks run the same collectives.
     """
-    # While tracing, a mesh may come wrapped.
-    mesh = getattr(source.mesh, "real_obj", source.mesh)
-    shards = _in_rank_order(mesh) and all(_even(spec, source) for spec in (source, target))
+    shards = _in_rank_order(real_mesh(source.mesh)) and all(_even(spec, source) for spec in (source, target))
     meta = source.tensor_meta
     # A sum that is divided afterwards is no whole number any more.
     return Merging(shards, meta is None or meta.dtype.is_floating_point or meta.dtype.is_complex)
