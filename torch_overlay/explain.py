@@ -27,8 +27,19 @@ if TYPE_CHECKING:
     from .show.explanation import Explanation
 
 # Short names of dtypes, beside torch's own.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "fp8": "float8_e4m3fn"}
-DTYPES |= {"f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64", "u8": "uint8"}
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8": "float8_e4m3fn",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+}
 
 
 def explain(tensor: DTensor, placements: Sequence[Any] | str) -> Explanation:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from .show.groups import Listing
 
 # Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
-# An entry is ``module:function`` or the function itself; append to count something else.
-COUNTERS: list[str | Callable[[], Mapping[str, object]]] = [
+# An entry is ``module:function`` or the function itself.
+COUNTERS: tuple[str | Callable[[], Mapping[str, object]], ...] = (
     "torch_overlay.distributed._process_groups:counters",
     "torch_overlay.distributed.tensor._answers:counters",
-]
+)
 
 
 @dataclasses.dataclass(frozen=True)

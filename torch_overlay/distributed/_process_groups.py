@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class GroupCounters:
-    """What happened to group requests in this process since the last reset.
+    """What happened to group requests in this process.
 
     Attributes:
         made: groups that this rank is in, made for a mesh.

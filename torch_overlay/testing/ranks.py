@@ -7,6 +7,7 @@ Each stands in front of torch's class. What "on" means is one method, `overlay`:
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from .trace import left_as_found
@@ -15,7 +16,7 @@ from .trace import left_as_found
 class _UnderOverlay:
     """What the mixins share."""
 
-    overlay_options: ClassVar[Mapping[str, object]] = {}
+    overlay_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
 
     @classmethod
     def overlay(cls) -> contextlib.AbstractContextManager[Any]:
