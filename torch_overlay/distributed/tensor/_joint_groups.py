@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
 from .._group_table import find_group as resolve
+from .._mesh_group_names import group_names
 from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
@@ -45,7 +46,7 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     if mesh.ndim == 1:
         return frozenset()
     known = shared_state(mesh).remembered["joint axes"]
-    key = (view_of(mesh), tuple(mesh._dim_group_names), joint_groups_known(mesh), get_settings())
+    key = (view_of(mesh), tuple(group_names(mesh) or ()), joint_groups_known(mesh), get_settings())
     if key not in known:
         known[key] = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
     return known[key]

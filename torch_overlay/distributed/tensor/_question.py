@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
+from .._mesh_group_names import group_names
 from .._mesh_groups import joint_groups_known
 from .._mesh_state import view_of
 from .._settings import Settings, get_settings
@@ -54,7 +55,7 @@ class Site(NamedTuple):
             view_of(mesh),
             mesh._mesh_dim_names,
             mesh._coordinate_on_dim,
-            tuple(mesh._dim_group_names),
+            tuple(group_names(mesh) or ()),
             joint_groups_known(mesh),
             get_settings(),
         )
@@ -117,7 +118,7 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
         return "torch's graph search was asked for"
     if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
         return "torch's steps were asked for, unmerged"
-    if type(mesh) is not DeviceMesh or "_dim_group_names" not in mesh.__dict__:
+    if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
     if not is_initialized():
         return "no world"
