@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from torch_overlay.distributed.tensor._planner import steps as st
-from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
 from torch_overlay.distributed.tensor._planner.plan import plan
 from torch_overlay.distributed.tensor._planner.regions import Regions
 
@@ -194,6 +194,11 @@ class Case:
             for c in coordinates(self.sizes):
                 if step.received(c) > arriving(step):
                     return f"{step} brings {step.received(c)} elements to {c}, said to be {arriving(step)}"
+                if step.sent(c) > leaving(step):
+                    return f"{c} sends {step.sent(c)} elements in {step}, said to be {leaving(step)}"
+            sent, received = (sum(map(count, coordinates(self.sizes))) for count in (step.sent, step.received))
+            if sent != received:
+                return f"{step} sends {sent} elements, of which {received} arrive"
         if not reduces and len(moves) == 1 and isinstance(moves[0], st.AllToAll):
             return self._more_than_lacking(moves[0])
         return None

@@ -1,4 +1,4 @@
-"""Costs: the bytes that a step brings to the busiest rank, the seconds it takes, and the choice between plans.
+"""Costs: what the busiest rank of a step gets and sends, the seconds that takes, and the choice between plans.
 
 The same numbers on every rank: nothing here depends on a coordinate. Standard library only.
 """
@@ -22,11 +22,14 @@ Steps = tuple[Step, ...]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a collective costs: `latency` seconds, and bytes over `bandwidth` (bytes per second and rank).
+    """What a collective costs: latency, and over the bandwidth (bytes per second and rank) the bytes that the busiest
+    rank gets or those that the busiest rank sends, whichever is more.
 
     The defaults are assumptions of the right order for a few hosts, not measurements; give `axes` where they matter.
 
     Attributes:
+        latency: seconds that a collective of two ranks takes without data; half as much more each time their number
+            doubles.
         axes: (latency, bandwidth) of each axis; a joint group is as slow as its slowest axis.
         exchange: how much longer an all-to-all takes than an all-gather that brings the same bytes.
         thrift: a plan that reduces may bring at most this many times the bytes of the leanest one. At 1 no plan pays
@@ -41,15 +44,16 @@ class Cost:
 
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
-        return self._time(step, arriving(step) * itemsize) if isinstance(step, Collective) else 0.0
+        return self._time(step, itemsize) if isinstance(step, Collective) else 0.0
 
-    def _time(self, step: Collective, size: int) -> float:
+    def _time(self, step: Collective, itemsize: int) -> float:
         latency, bandwidth = self.latency, self.bandwidth
         if self.axes:
             latency = max(self.axes[a][0] for a in step.axes)
             bandwidth = min(self.axes[a][1] for a in step.axes)
         weight = self.exchange if isinstance(step, AllToAll) else 1.0
-        return latency + weight * size / bandwidth
+        size = max(arriving(step), leaving(step)) * itemsize
+        return latency * (1 + math.log2(step.ranks)) / 2 + weight * size / bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """The fastest of the plans; of equals the one with fewer collectives, then fewer bytes, then the first."""
@@ -66,10 +70,10 @@ class Cost:
         return [parts, parts[::-1]] if len(parts) > 1 else []
 
     def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:
-        brought = [(step, arriving(step)) for step in plan if isinstance(step, Collective)]
+        talking = [step for step in plan if isinstance(step, Collective)]
         # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
-        picoseconds = round(1e12 * sum([self._time(step, elements * itemsize) for step, elements in brought]))
-        return picoseconds, len(brought), sum([elements for _, elements in brought])
+        picoseconds = round(1e12 * sum([self._time(step, itemsize) for step in talking]))
+        return picoseconds, len(talking), arriving_by(talking)
 
 
 def collectives(plan: Iterable[Step]) -> int:
@@ -90,6 +94,13 @@ def arriving(step: Step) -> int:
     if isinstance(step, Collective):
         return step.received(())
     return 0
+
+
+def leaving(step: Step) -> int:
+    """The elements that the busiest rank sends in a step, or more where cuts are uneven; 0 for a local step."""
+    if isinstance(step, AllToAll):
+        return step.exchange.most_sent(step.diagonals, _least_overlap(step.before, step.after))
+    return arriving(step)
 
 
 def _least_overlap(before: Regions, after: Regions) -> int:

@@ -53,6 +53,8 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
             return None, None
         given.append(old[common:])
         taken.append(new[common:])
+    if isinstance(step, AllToAll) and not {*itertools.chain.from_iterable(given)}.issuperset(step.axes):
+        return None, None  # not every member exchanges pieces with every other one
     if not {*itertools.chain.from_iterable(taken)} <= {*step.axes} or not _alike(step, held, wanted, given, taken):
         return None, None
     pack = _pack(step, held, taken) if not isinstance(step, AllGather) else None

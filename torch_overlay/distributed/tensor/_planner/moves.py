@@ -1,72 +1,36 @@
 """Moves: from boxes to other boxes, with no reduction. One collective if its group is at hand.
 
-The rule behind all of it: what a rank wants lies in boxes of the source that don't overlap, and of the holders of such
-a box the nearest is where the rank is on every axis along which the source is the same. So a move crosses only axes
-that cut the source. Standard library only.
+Ranks that hold the same piece are replicas of one another. A rank can get each piece that it wants from the replica
+that has its own coordinate on every axis along which the replicas differ. So a move needs a group over axes that cut
+the source, and no others. With a group over more axes other replicas can send too, which is better where the nearest
+ones would send much and others nothing: `senders` says when. Standard library only.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .cost import arriving_by
+from .cost import arriving, arriving_by
+from .regions import overlaps
+from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterator
 
     from .cost import Cost
+    from .groups import Groups
     from .regions import Regions
 
 Parts = Sequence[frozenset[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Which joint groups exist: all (`axes` is None), or these axis tuples and every single axis."""
-
-    sizes: tuple[int, ...]
-    axes: frozenset[tuple[int, ...]] | None = None
-
-    @staticmethod
-    def of(axes: Iterable[Iterable[int]] | None, sizes: tuple[int, ...]) -> Groups:
-        """Sorted, and without axes of size 1."""
-        if axes is None:
-            return Groups(sizes)
-        joint = (tuple(sorted(a for a in group if sizes[a] > 1)) for group in axes)
-        return Groups(sizes, frozenset(group for group in joint if len(group) > 1))
-
-    def has(self, axes: Collection[int]) -> bool:
-        """Is there a group over exactly these axes?"""
-        return len(axes) == 1 or self.axes is None or tuple(sorted(axes)) in self.axes
-
-    def count(self, axes: Iterable[int]) -> int:
-        """How many ranks a group over these axes has."""
-        return math.prod(self.sizes[a] for a in axes)
-
-    def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """All groups over some of these axes, the biggest first."""
-        joint = [tuple(sorted(axes))] if self.axes is None else [g for g in self.axes if set(g).issubset(axes)]
-        found = {*joint, *((a,) for a in axes)} if axes else set()
-        return sorted(found, key=lambda group: (-self.count(group), group))
-
-    def cover(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """Disjoint groups over all of these axes, the biggest first."""
-        left, found = set(axes), []
-        while left:
-            found.append(self.within(left)[0])
-            left.difference_update(found[-1])
-        return found
-
-
 def crossed(before: Regions, after: Regions) -> frozenset[int]:
-    """The axes along which something has to move; empty if every rank has what it wants.
+    """The axes along which some rank and the nearest holder of a piece that it wants have different coordinates. Empty
+    if every rank has what it wants.
 
-    Exact up to this: with empty shards an axis may be named that only ranks who want nothing would have crossed.
+    With empty shards there may be more axes: those that only ranks who want nothing would have crossed.
     """
     if 0 in after.shape:
         return frozenset()
@@ -75,13 +39,23 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
         if old == new:
             continue
         rest = old[common(old, new) :]
-        # A wanted piece has one holder on the axes of its dim. An axis that doesn't cut the target there leaves ranks
-        # that want the piece at all its coordinates; one that does may happen to be where the piece is.
+        # On the axes that cut the dim before, a piece has one holder. If an axis doesn't cut the dim after, ranks at
+        # all its coordinates want the piece. If it does, the ranks that want the piece may be where its holder is.
         axes.update([a for a in rest if a not in new])
         both = [a for a in rest if a in new]
         if both:
-            axes.update(_apart(before, after, dim, both))
+            axes.update(_crossed_along(dim, both, before, after))
     return frozenset(axes)
+
+
+def _crossed_along(dim: int, axes: list[int], before: Regions, after: Regions) -> set[int]:
+    """Those of `axes`, which cut this dim before and after, on which a wanted piece and its holder differ."""
+    found: set[int] = set()
+    for _, held, wanted in overlaps(before, after, dim):
+        found.update([a for a in axes if wanted[a] != held[a]])
+        if len(found) == len(axes):
+            break
+    return found
 
 
 def misplaced(before: Regions, after: Regions) -> frozenset[int]:
@@ -89,7 +63,7 @@ def misplaced(before: Regions, after: Regions) -> frozenset[int]:
     return frozenset([a for old, new in zip(before.orders, after.orders) for a in old[common(old, new) :]])
 
 
-def push(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
+def cut_toward(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
     """Cut `before` further by the allowed axes, as far as each cut is a cut of `toward` too. Needs no communication
     if these axes are free."""
     if not allowed:
@@ -110,30 +84,56 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
-    plans = list(_at_once(before, after, axes, groups))
-    if not groups.has(axes):
-        plans.append(_one_group_at_a_time(before, after, groups, itemsize, cost))
-    elif cost.axes and len(axes) > 1:
-        # A joint group is as slow as its slowest axis. More collectives that bring no more may be faster.
+    plans = list(_in_one(before, after, axes, groups, cost))
+    if not plans:
+        return _one_group_at_a_time(before, after, groups, itemsize, cost)
+    # More collectives that bring no more may be faster: a joint group is as slow as its slowest axis, and one over more
+    # axes than need be has more latency.
+    turns: list[Parts] = [] if groups.has(axes) else [()]
+    if cost.axes and len(axes) > 1:
+        turns += cost.by_speed(axes)
+    if turns:
         most = min(map(arriving_by, plans))
-        turns = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in cost.by_speed(axes)]
-        plans += [plan for plan in turns if arriving_by(plan) <= most]
+        found = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in turns]
+        plans += [plan for plan in found if arriving_by(plan) <= most]
     return cost.fastest(plans, itemsize)
 
 
-def _at_once(before: Regions, after: Regions, axes: frozenset[int], groups: Groups) -> Iterable[tuple[Step, ...]]:
+def _in_one(
+    before: Regions, after: Regions, axes: frozenset[int], groups: Groups, cost: Cost
+) -> Iterator[tuple[Step, ...]]:
+    """The plans with one collective."""
     # Narrowing is a view, and what is left is cut by the group alone.
-    narrow = push(before, after, before.free)
+    narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
-    if not groups.has(axes):
-        return
     group = tuple(sorted(axes))
-    if all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)):
+    exchanges = all_to_alls(Exchange(narrow, after, group), before.free, groups)
+    if groups.has(axes) and all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)):
         gather = AllGather(narrow, after, group)
-        yield (*first, gather)
         if gather.ranks * gather.chunk == after.most:
+            yield (*first, gather)
             return  # no padding: an all-to-all would bring the same
-    yield (*first, AllToAll(narrow, after, group))
+        exchanges = list(exchanges)
+        if arriving(gather) <= cost.exchange * arriving(exchanges[0]):
+            yield (*first, gather)
+    for step in exchanges:
+        yield (*first, step)
+
+
+def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: str | None = None) -> Iterator[AllToAll]:
+    """The all-to-alls for an exchange, over groups with at least its axes, which the nearest senders need. A group with
+    more axes is taken if it balances the senders, or if there is no other.
+
+    Such an axis is `free` in the source and cuts the target. So its placement changes, or torch's own steps talk along
+    it: by the law of axes it may talk.
+    """
+    before, after, axes, reduced = exchange
+    nearest = groups.has(axes)
+    more = exchange.tied() if nearest else free & after.sharded
+    for group in groups.between(axes, more.union(axes)):
+        diagonals = exchange.over(group).diagonals() if more else ()
+        if diagonals or group == axes or not nearest:
+            yield AllToAll(before, after, group, op, reduced, diagonals)
 
 
 def _one_group_at_a_time(
@@ -155,7 +155,7 @@ def next_collective(
     """One collective on the way to `after`, and where it leads."""
     then = _next_boxes(now, after, groups, parts)
     axes = crossed(now, then)
-    return cost.fastest(list(_at_once(now, then, axes, groups)), itemsize) if axes else (Narrow(now, then),), then
+    return cost.fastest(list(_in_one(now, then, axes, groups, cost)), itemsize) if axes else (Narrow(now, then),), then
 
 
 def _next_boxes(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
@@ -165,7 +165,7 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups, parts: Parts) -> R
         found = []
         for group in groups.within(wrong & part):
             popped = _without(now, after, group)
-            then = push(popped, after, popped.free)
+            then = cut_toward(popped, after, popped.free)
             if popped.sharded.isdisjoint(group) and (len(group) == 1 or groups.has(crossed(now, then))):
                 found.append((-len(group), then.most, -_unblocked(now, after, group), groups.count(group), group, then))
         if found:
@@ -202,32 +202,3 @@ def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
     while depth < most and old[depth] == new[depth]:
         depth += 1
     return depth
-
-
-def _apart(before: Regions, after: Regions, dim: int, axes: list[int]) -> set[int]:
-    """Those of `axes`, which cut dim `dim` before and after, on which some wanted piece and its holder differ."""
-    found: set[int] = set()
-    new, old = iter(_spans(after, dim)), iter(_spans(before, dim))
-    wanted, held = next(new, None), next(old, None)
-    while wanted is not None and held is not None:
-        if max(wanted[0], held[0]) < min(wanted[1], held[1]):
-            found.update(a for a in axes if wanted[2][a] != held[2][a])
-            if len(found) == len(axes):
-                break
-        if wanted[1] <= held[1]:
-            wanted = next(new, None)
-        else:
-            held = next(old, None)
-    return found
-
-
-def _spans(regions: Regions, dim: int) -> Iterable[tuple[int, int, list[int]]]:
-    """Start, end and coordinate of each chunk of a dim that isn't empty, ascending."""
-    order = regions.orders[dim]
-    for place in itertools.product(*(range(regions.sizes[a]) for a in order)):
-        coordinate = [0] * len(regions.sizes)
-        for axis, at in zip(order, place):
-            coordinate[axis] = at
-        start, length = regions.span(dim, coordinate)
-        if length:
-            yield start, start + length, coordinate

@@ -15,7 +15,8 @@ import math
 from typing import TYPE_CHECKING
 
 from .cost import Cost, arriving, collectives
-from .moves import Groups, misplaced, move
+from .groups import Groups
+from .moves import misplaced, move
 from .reductions import Reduction
 from .regions import NotOurs, Regions
 from .steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step

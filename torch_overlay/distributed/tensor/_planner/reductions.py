@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .cost import arriving_by, collectives
-from .moves import Groups, common, crossed, misplaced, move, next_collective, push
+from .moves import all_to_alls, common, crossed, cut_toward, misplaced, move, next_collective
 from .regions import Regions
-from .steps import AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
+from .senders import Exchange
+from .steps import AllReduce, Divide, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .cost import Cost
+    from .groups import Groups
 
 Steps = tuple[Step, ...]
 Way = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
@@ -110,7 +112,7 @@ class Reduction:
         if not (first and rest):
             return
         start = self.before.settled(first)
-        cut = push(start, self.after, start.free)
+        cut = cut_toward(start, self.after, start.free)
         if not cut.sharded.issuperset(first):
             return
         if not self.groups.has(self.axes) or not crossed(cut, self.after):  # else it would be a third collective
@@ -143,11 +145,11 @@ class Reduction:
             yield tuple(steps), now
 
     def _next_collective(self, now: Regions, early: frozenset[int]) -> Way:
-        narrow = push(now, self.after, now.free)
+        narrow = cut_toward(now, self.after, now.free)
         first = () if narrow == now else (Narrow(now, narrow),)
         left = self.axes & now.pending
         for group in self.groups.within(left):
-            then = push(narrow.settled(group), self.after, narrow.free.union(group))
+            then = cut_toward(narrow.settled(group), self.after, narrow.free.union(group))
             if then.sharded.issuperset(group):
                 return (*first, ReduceScatter(narrow, then, group, self.op)), then
         reduced = left if left.isdisjoint(self.after.sharded) else left & early
@@ -164,23 +166,25 @@ class Reduction:
             return
         orders = zip(self.before.orders, self.after.orders)
         start = self.before.cut([old[: common(old, new)] for old, new in orders]).settled(self.axes)
-        like = push(start, self.after, start.free)
+        like = cut_toward(start, self.after, start.free)
         cuts = [_spread(like, sorted(group - like.sharded)), *self._movable(start, group)]
         for cut in dict.fromkeys(cuts):
             if self.groups.has(self.axes | crossed(self.before, cut)):
-                yield self._exchange(cut), cut
+                yield from self._exchanges(cut)
 
     def in_one(self) -> Iterator[Way]:
         """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
         if self._too_many((self.groups.count(self.axes) - 1) * self.after.most):
             return
         if self.groups.has(self.axes | crossed(self.before, self.after)):
-            yield self._exchange(self.after), self.after
+            yield from self._exchanges(self.after)
 
-    def _exchange(self, then: Regions) -> Steps:
+    def _exchanges(self, then: Regions) -> Iterator[Way]:
+        """All-to-alls to these boxes that bring each rank all terms."""
         group, reduced = (tuple(sorted(axes)) for axes in (self.axes | crossed(self.before, then), self.axes))
         op, mean = (self.op, ()) if self.op != "avg" else ("sum", (Divide(self.groups.count(reduced)),))
-        return (AllToAll(self.before, then, group, op, reduced), *mean)
+        for step in all_to_alls(Exchange(self.before, then, group, reduced), self.before.free, self.groups, op):
+            yield (step, *mean), then
 
     def _move(self, now: Regions) -> tuple[Steps, int]:
         """How to go on from there, and the elements that it brings."""
@@ -192,7 +196,7 @@ class Reduction:
 
     def _narrowed(self) -> tuple[Regions, ...]:
         """What to reduce: only what the target wants of the local tensor, where it can be told; or all of it."""
-        narrow = push(self.before, self.after, self.before.free)
+        narrow = cut_toward(self.before, self.after, self.before.free)
         return (narrow,) if narrow == self.before else (narrow, self.before)
 
     def _cuts(self, narrow: Regions) -> Iterator[Regions]:
@@ -200,7 +204,7 @@ class Reduction:
         start = narrow.settled(self.axes)
         found = []
         for allowed in (self.axes, start.free):
-            cut = push(start, self.after, allowed)
+            cut = cut_toward(start, self.after, allowed)
             cut = _spread(cut, sorted(self.axes - cut.sharded))
             if cut not in found:
                 found.append(cut)
@@ -247,7 +251,7 @@ class Reduction:
 
     def _next_cut(self, now: Regions, cut: Regions, left: frozenset[int]) -> tuple[tuple[int, ...], Regions]:
         for group in self.groups.within(left):
-            then = push(now.settled(group), cut, now.free.union(group))
+            then = cut_toward(now.settled(group), cut, now.free.union(group))
             if then.sharded.issuperset(group):
                 return group, then
         raise AssertionError(f"none of the axes {sorted(left)} makes the next cut from {now} to {cut}")

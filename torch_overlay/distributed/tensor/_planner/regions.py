@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .boxes import Box, chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # Reductions that torch knows by name; any other Partial is not ours.
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
@@ -167,6 +167,33 @@ class Regions(NamedTuple):
             for depth, axis in enumerate(order):
                 words[axis] = f"S{dim}" if list(order) == sorted(order) else f"S{dim}#{depth}"
         return "·".join(words) or "(no axes)"
+
+
+def overlaps(before: Regions, after: Regions, dim: int) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Where the chunks of a dim before and after overlap, ascending: the length that they have in common, and the
+    coordinate of the one before and of the one after. Axes that don't cut the dim there have coordinate 0."""
+    olds, news = _chunks(before, dim), _chunks(after, dim)
+    old, new = next(olds, None), next(news, None)
+    while old is not None and new is not None:
+        length = min(old[1], new[1]) - max(old[0], new[0])
+        if length > 0:
+            yield length, old[2], new[2]
+        if new[1] <= old[1]:
+            new = next(news, None)
+        else:
+            old = next(olds, None)
+
+
+def _chunks(regions: Regions, dim: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Start, end and coordinate of each chunk of a dim that isn't empty, ascending."""
+    order = regions.orders[dim]
+    for place in itertools.product(*(range(regions.sizes[a]) for a in order)):
+        coordinate = [0] * len(regions.sizes)
+        for axis, at in zip(order, place):
+            coordinate[axis] = at
+        start, length = regions.span(dim, coordinate)
+        if length:
+            yield start, start + length, coordinate
 
 
 def _check(dims: Sequence[int | None], ops: Sequence[str | None], ndim: int, sizes: tuple[int, ...]) -> None:

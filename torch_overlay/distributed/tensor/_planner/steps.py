@@ -8,10 +8,10 @@ A step knows the regions `before` and `after` it. What one rank copies, sends an
     AllGather     pack the local tensor, padded to `chunk`; all_gather_into_tensor; copy each piece into its box
     AllReduce     all_reduce of the local tensor
     ReduceScatter pack `pieces(coordinate)`, each padded to `chunk`; reduce_scatter_tensor; its first elements are ours
-    AllToAll      pack `sends(coordinate)`; all_to_all_single with their sizes; copy (or, with `op`, reduce) each of
-                  `receives(coordinate)` into its box
+    AllToAll      pack `sends(coordinate)`, in the order of the members; all_to_all_single with their sizes; copy (or,
+                  with `op`, reduce) each of `receives(coordinate)` into its box, in the order given
 
-Packing is row-major, piece after piece in the order given. Pieces name their peer by its place in
+Each piece is packed row-major, and a member has one piece at most. Pieces name their peer by its place in
 `members(coordinate)`: the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the
 ranks of these coordinates up and lays the pieces out in the order of the group that it really has, so that a group that
 is sorted otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A
@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from .boxes import Box
+from .senders import Diagonal, Exchange
 
 if TYPE_CHECKING:
     from .regions import Regions
@@ -98,17 +99,6 @@ class Collective(_Change):
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
         return list(itertools.product(*ranges))
 
-    def _shared(self, mine: Box, theirs: Regions, coordinate: Coordinate) -> Iterator[tuple[int, tuple[int, ...], Box]]:
-        """What each member has (or will have, by `theirs`) of my box: its place, its coordinate and the part of the box
-        counted from the first element of mine. Members with no part of it are left out."""
-        members = self.members(coordinate)
-        dims = [_parts(mine.start[d], mine.length[d], theirs, d, members) for d in range(len(mine.start))]
-        for i, member in enumerate(members):
-            start = tuple([parts[i][0] for parts in dims])
-            length = tuple([parts[i][1] for parts in dims])
-            if 0 not in length:
-                yield i, member, Box(start, length)
-
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Collective):
@@ -122,11 +112,13 @@ class AllGather(Collective):
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """Where each member's elements go in the gathered tensor; a member with an empty box has no piece."""
         whole = self.after.box(coordinate)
-        return [Piece(i, box) for i, _, box in self._shared(whole, self.before, coordinate)]
+        return [Piece(i, box) for i, _, box in _shared(whole, self.before, enumerate(self.members(coordinate)))]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
         return (self.ranks - 1) * self.chunk
+
+    sent = received  # in a ring, each rank passes on as much as it gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +130,8 @@ class AllReduce(Collective):
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others, if each rank reduces its part and then all parts are gathered."""
         return -(-2 * (self.ranks - 1) * self.before.most // self.ranks)
+
+    sent = received
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,40 +148,98 @@ class ReduceScatter(Collective):
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to each member; a member with an empty box has no piece, only padding."""
         held = self.before.box(coordinate)
-        return [Piece(i, box) for i, _, box in self._shared(held, self.after, coordinate)]
+        return [Piece(i, box) for i, _, box in _shared(held, self.after, enumerate(self.members(coordinate)))]
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
         return (self.ranks - 1) * self.chunk
 
+    sent = received  # in a ring, each rank passes on as much as it gets
+
 
 @dataclass(frozen=True, slots=True)
 class AllToAll(Collective):
-    """Each element to whoever wants and lacks it, once. The members hold different parts or different terms: along each
-    of `axes` the source is cut or reduced, so that no two of them could send the same.
+    """Each element to whoever wants and lacks it, once. With `op`, over the axes in `reduced` too: each rank then gets
+    every term of its target box and reduces them.
 
-    With `op`, over the axes in `reduced` too: each rank then gets every term of its target box and reduces them.
+    Along some axes of the group the ranks may be replicas, which hold the same. A rank exchanges pieces with those of
+    its `peers` only: one for each part and term of the source. `diagonals` say which one; see `senders`.
     """
 
     op: str | None = None
     reduced: tuple[int, ...] = ()
+    diagonals: tuple[Diagonal, ...] = ()
+
+    @property
+    def exchange(self) -> Exchange:
+        """What is to be done, without who sends what."""
+        return Exchange(self.before, self.after, self.axes, self.reduced)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Do some members hold the same? Then not every member is a peer."""
+        return not self.exchange.shards.issuperset(self.axes)
+
+    def peers(self, coordinate: Coordinate) -> list[tuple[int, tuple[int, ...]]]:
+        """The place in `members` and the coordinate of each rank that this one exchanges with, itself included; by
+        their coordinates on the axes that cut or reduce the source, so that terms come in one order on all ranks."""
+        sizes, shards = self.before.sizes, self.exchange.shards
+        cut = [axis for axis in self.axes if axis in shards]
+        found = []
+        for where in itertools.product(*(range(sizes[axis]) for axis in cut)):
+            peer = list(coordinate)
+            for axis, at in zip(cut, where):
+                peer[axis] = at
+            for diagonal in self.diagonals:
+                diagonal.follow(peer, coordinate)
+            found.append((self._place(peer), tuple(peer)))
+        return found
 
     def sends(self, coordinate: Coordinate) -> list[Piece]:
-        """What of the local tensor goes to whom, itself included, by member."""
+        """What of the local tensor goes to whom, itself included; in the order of `peers`."""
         held = self.before.box(coordinate)
-        return [Piece(i, box) for i, _, box in self._shared(held, self.after, coordinate)]
+        return [Piece(i, box) for i, _, box in _shared(held, self.after, self.peers(coordinate))]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
-        """Where what comes from whom goes, itself included, by member. Terms of one sum come in the same order on
-        all ranks, so that all get the same bits; the first is written, the others are added to it."""
+        """Where what comes from whom goes, itself included; in the order of `peers`. Terms of one sum come in the same
+        order on all ranks, so that all get the same bits; the first is written, the others are added to it."""
         whole = self.after.box(coordinate)
-        shared = self._shared(whole, self.before, coordinate)
+        shared = _shared(whole, self.before, self.peers(coordinate))
         return [Piece(i, box, any(who[a] for a in self.reduced)) for i, who, box in shared]
+
+    def sent(self, coordinate: Coordinate) -> int:
+        """Elements that go to others."""
+        return self._to_others(coordinate, self.sends(coordinate))
 
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
-        own = self.members(coordinate).index(tuple(coordinate))
-        return sum(p.box.elements for p in self.receives(coordinate) if p.member != own)
+        return self._to_others(coordinate, self.receives(coordinate))
+
+    def _to_others(self, coordinate: Coordinate, pieces: Iterable[Piece]) -> int:
+        own = self._place(coordinate)
+        return sum([piece.box.elements for piece in pieces if piece.member != own])
+
+    def _place(self, coordinate: Coordinate) -> int:
+        """The place of a coordinate in `members`."""
+        place = 0
+        for axis in self.axes:
+            place = place * self.before.sizes[axis] + coordinate[axis]
+        return place
+
+
+def _shared(
+    mine: Box, theirs: Regions, members: Iterable[tuple[int, tuple[int, ...]]]
+) -> Iterator[tuple[int, tuple[int, ...], Box]]:
+    """What each member has (or will have, by `theirs`) of my box: its place, its coordinate and the part of the box
+    counted from the first element of mine. Members with no part of it are left out."""
+    places = list(members)
+    coordinates = [coordinate for _, coordinate in places]
+    dims = [_parts(mine.start[d], mine.length[d], theirs, d, coordinates) for d in range(len(mine.start))]
+    for i, (place, coordinate) in enumerate(places):
+        start = tuple([parts[i][0] for parts in dims])
+        length = tuple([parts[i][1] for parts in dims])
+        if 0 not in length:
+            yield place, coordinate, Box(start, length)
 
 
 def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tuple[int, ...]]) -> list[tuple[int, int]]:

@@ -1,0 +1,217 @@
+"""Balanced senders: no rank sends more than it must, by a maximum flow, and what the cost model makes of it."""
+
+import itertools
+import math
+
+import networkx
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leaving
+from torch_overlay.distributed.tensor._planner.senders import Exchange, primes
+from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
+from twins_tensor import Case, coordinates, held
+
+MOVED = [("R",), ("S", 0), ("S", 1)]
+R, S0, S1, P = ("R",), ("S", 0), ("S", 1), ("P", "sum")
+HEAVY = 1 << 30  # bytes of an element, so that bytes decide
+NIGHTLY = settings.default.max_examples > 100
+
+
+def moves(sizes, shape):
+    """Every move with a collective, where bytes decide and all groups are at hand."""
+    for source, target in itertools.product(itertools.product(MOVED, repeat=len(sizes)), repeat=2):
+        case = Case(source, target, shape, sizes, itemsize=HEAVY)
+        if any(isinstance(step, Collective) for step in case.steps()):
+            yield case
+
+
+def ports(case):
+    """The elements that the busiest receiver gets, and those that the busiest sender sends, in all collectives."""
+    steps = [step for step in case.steps() if isinstance(step, Collective)]
+    return tuple(
+        sum(max(count(step, c) for c in coordinates(case.sizes)) for step in steps)
+        for count in (lambda step, c: step.received(c), lambda step, c: step.sent(c))
+    )
+
+
+# --- the twin ---
+
+
+def demands(case):
+    """By the ranks that hold them, how many elements have to be sent to others; and what one rank lacks at most."""
+    holders, wanters = {}, {}
+    for side, order, found in (
+        (case.source, case.source_order, holders),
+        (case.target, case.target_order, wanters),
+    ):
+        for c in coordinates(case.sizes):
+            for element in held(side, case.shape, case.sizes, c, order):
+                found.setdefault(element, set()).add(c)
+    wanted, lacking = {}, dict.fromkeys(coordinates(case.sizes), 0)
+    for element, ranks in wanters.items():
+        have = frozenset(holders[element])
+        wanted[have] = wanted.get(have, 0) + len(ranks - have)
+        for rank in ranks - have:
+            lacking[rank] += 1
+    return wanted, max(lacking.values())
+
+
+def least_port(case):
+    """The fewest elements that the busiest port can get or send, whoever sends: by maximum flows from ranks to those
+    who lack what they hold."""
+    wanted, lacking = demands(case)
+    low, high = max(lacking, -(-sum(wanted.values()) // math.prod(case.sizes))), sum(wanted.values())
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(wanted, middle) else (middle + 1, high)
+    return low
+
+
+def enough(wanted, port):
+    """Whether everything can be sent if no rank sends more than `port` elements."""
+    graph = networkx.DiGraph()
+    for ranks, elements in wanted.items():
+        graph.add_edge(ranks, "all", capacity=elements)
+        for rank in ranks:
+            graph.add_edge("nothing", rank, capacity=port)
+            graph.add_edge(rank, ranks)
+    return networkx.maximum_flow_value(graph, "nothing", "all") == sum(wanted.values())
+
+
+def test_the_twin_knows_who_can_send():
+    # Only rank (0,) has the row that seven others want.
+    assert least_port(Case((S0,), (R,), (1, 8), (8,))) == 56
+    # Two replicas of two rows; each row is wanted by the two ranks of the other one.
+    assert least_port(Case((R, S0), (S0, R), (2, 8), (2, 2))) == 8
+    assert demands(Case((R, S0), (S0, R), (2, 8), (2, 2)))[1] == 8
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [((2, 2, 2), (8, 8)), ((4, 4), (16, 16))])
+def test_no_move_has_a_busier_port_than_it_must(sizes, shape):
+    """Within 10 %, says the promise; it is exact."""
+    for case in moves(sizes, shape):
+        assert max(ports(case)) == least_port(case), case
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 4), (8, 4), (8, 8), (2, 4, 2), (3, 3)])
+def test_no_rank_sends_more_than_the_busiest_receives(sizes):
+    """On sizes with one prime factor, and bytes in are what the nearest senders would bring."""
+    ranks = math.prod(sizes)
+    for case in moves(sizes, (ranks, ranks)):
+        (step,) = [step for step in case.steps() if isinstance(step, Collective)]
+        assert leaving(step) <= arriving(step), case
+        if NIGHTLY or ranks <= 16:
+            most_in, most_out = ports(case)
+            assert most_in == demands(case)[1] and most_in == arriving(step) >= most_out, case
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (6, 4), (3, 4), (2, 3, 2)])
+def test_sizes_without_a_common_factor_are_balanced_in_part(sizes):
+    """All moves together; for one of them the busiest port may be three times what it gets."""
+    ranks, total = math.prod(sizes), [0, 0]
+    for case in moves(sizes, (ranks, ranks)):
+        both = ports(case)
+        total = [total[0] + both[0], total[1] + max(both)]
+    assert total[1] <= 1.05 * total[0]
+
+
+# --- who sends ---
+
+
+def only(case):
+    """The collective of a plan that has one."""
+    (step,) = [step for step in case.steps() if isinstance(step, Collective)]
+    return step
+
+
+def senders(case, coordinate):
+    step = only(case)
+    return [step.members(coordinate)[piece.member] for piece in step.receives(coordinate)]
+
+
+def test_a_transposed_shard_comes_from_across_the_diagonal():
+    case = Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=HEAVY)
+    assert only(case).axes == (0, 1)
+    assert all(senders(case, (i, j)) == [(j, i)] for i, j in coordinates((8, 8)))
+    assert {only(case).sent(c) for c in coordinates((8, 8))} == {0, 8 * 64}
+    assert case.problem() is None
+
+
+def test_without_a_group_over_both_axes_the_nearest_sends():
+    case = Case((R, S0), (S0, R), (64, 64), (8, 8), (), itemsize=HEAVY)
+    assert only(case).axes == (1,)
+    assert all(senders(case, (i, j)) == [(i, i)] for i, j in coordinates((8, 8)))
+    assert [only(case).sent((0, j)) for j in range(2)] == [7 * 8 * 64, 0]
+    assert leaving(only(case)) == 7 * 8 * 64 == 7 * arriving(only(case))
+
+
+def test_a_small_tensor_stays_in_the_smaller_group():
+    cases = [Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=size) for size in (1, 16, 256, 4096)]
+    assert [len(only(case).axes) for case in cases] == [1, 1, 2, 2]
+
+
+def test_a_replica_that_stays_one_never_sends():
+    case = Case((R, R, S0), (R, S0, R), (64, 64), (2, 4, 4), itemsize=HEAVY)
+    assert only(case).axes == (1, 2)
+
+
+def test_a_wider_group_serves_where_there_is_no_other():
+    """The axis that joins is a replica and becomes a shard: it may talk, and one collective does it."""
+    for target, count in (((S1, S0, S0), 1), ((S1, S0, R), 2)):
+        case = Case((S0, S1, R), target, (64, 64), (2, 2, 2), ((0, 1, 2),), itemsize=HEAVY)
+        assert len([step for step in case.steps() if isinstance(step, Collective)]) == count
+        assert case.problem() is None
+
+
+def test_a_slow_replica_axis_is_left_out():
+    slow, fast = (1e-6, 1e6), (1e-6, 1e9)
+    for axes, group in (((slow, fast), (1,)), ((fast, fast), (0, 1))):
+        case = Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=HEAVY, cost=Cost(axes=axes))
+        assert only(case).axes == group
+
+
+def test_terms_that_come_from_diagonals_are_added_in_one_order():
+    """A replica axis before the pending one in the mesh: by the order of members, the first term would be another one
+    on other ranks."""
+    exchange = Exchange(*Case((R, S0, P), (S0, R, R), (16, 4), (2, 2, 2)).ends(), (0, 1, 2), (2,))
+    step = AllToAll(exchange.before, exchange.after, exchange.axes, "sum", (2,), exchange.diagonals())
+    assert step.diagonals
+    for c in coordinates((2, 2, 2)):
+        members = step.members(c)
+        terms = [members[piece.member][2] for piece in step.receives(c)]
+        assert terms == sorted(terms) and [piece.add for piece in step.receives(c)] == [bool(term) for term in terms]
+
+
+def test_primes():
+    assert [primes(n) for n in (1, 2, 12, 49, 97)] == [[], [2], [2, 2, 3], [7, 7], [97]]
+
+
+@st.composite
+def exchanges(draw):
+    """Every all-to-all, planned or not: any boxes, any group over at least the axes that it needs."""
+    sizes = draw(st.lists(st.sampled_from([1, 2, 2, 3, 4, 6]), min_size=2, max_size=4).map(tuple))
+    assume(math.prod(sizes) <= 48)
+    shape = tuple(draw(st.lists(st.sampled_from([1, 3, 4, 5, 6, 8, 12, 24]), min_size=1, max_size=2)))
+    kinds = [("R",), ("P", "sum"), *[("S", dim) for dim in range(len(shape))]]
+    source = tuple(draw(st.sampled_from(kinds)) for _ in sizes)
+    target = tuple(draw(st.sampled_from([kind for kind in kinds if kind != P])) for _ in sizes)
+    return Case(source, target, shape, sizes, cost=Cost(latency=0.0))
+
+
+@settings(deadline=None)
+@given(exchanges())
+def test_no_rank_sends_more_than_said(case):
+    """With whatever cuts: even, uneven, of other primes; for the plan and for all groups that could be taken."""
+    before, after = case.ends()
+    reduced = tuple(sorted(before.pending))
+    assert case.problem() is None
+    for more in itertools.product((False, True), repeat=len(case.sizes)):
+        free = [axis for axis in before.free & after.sharded if more[axis]]
+        axes = tuple(sorted({*before.sharded, *reduced, *free}))
+        exchange = Exchange(before, after, axes, reduced)
+        step = AllToAll(before, after, axes, "sum" if reduced else None, reduced, exchange.diagonals())
+        sent = [step.sent(c) for c in coordinates(case.sizes)]
+        assert max(sent) <= leaving(step)
+        assert sum(sent) == sum(step.received(c) for c in coordinates(case.sizes))
