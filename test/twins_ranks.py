@@ -105,6 +105,12 @@ class Case:
     contiguous: bool = True
     public: bool = False
     beside: bool = False  # another mesh over all ranks, used by a second thread meanwhile
+    bytes_only: bool = False  # plan as if there were no latency, so that bytes decide on the smallest tensor
+
+    @property
+    def topology(self) -> tuple[tuple[str, float, float], ...] | None:
+        """The option under which this case is planned."""
+        return tuple((axis, 1e9, 0.0) for axis in self.mesh.axes) if self.bytes_only else None
 
     def problem(self, mesh: DeviceMesh, rank: int) -> str | None:
         """Run it on this rank; what is wrong with the result, or None."""

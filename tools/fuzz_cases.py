@@ -96,6 +96,7 @@ def random_case(rng: random.Random, mesh: MeshRecipe) -> Case:
         rng.random() < 0.8,
         plain and not grown and rng.random() < 0.5,
         rng.random() < 0.15,
+        rng.random() < 0.3,
     )
 
 

@@ -160,7 +160,7 @@ def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[
         if not stock:
             import torch_overlay
 
-            torch_overlay.enable(flatten=case.flatten)
+            torch_overlay.enable(flatten=case.flatten, topology=case.topology)
         key = case.mesh, case.flatten  # the option says which groups are made with a mesh
         if key not in meshes:
             meshes[key] = case.mesh.make()

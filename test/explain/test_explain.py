@@ -3,7 +3,6 @@
 import logging
 import os
 import pathlib
-import re
 
 import pytest
 import torch
@@ -19,12 +18,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_overlay
 import twins_tensor as twin
 from torch_overlay import versions
+from torch_overlay.distributed.tensor._planner.cost import leaving
 from torch_overlay.explain import main
 from torch_overlay.show.placements import Partial, StridedShard
 from torch_overlay.show.placements import Replicate as Whole
 from torch_overlay.show.placements import Shard as Cut
 from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
-from torch_overlay.show.traffic import coordinates, leaving, traffic
+from torch_overlay.show.traffic import coordinates, traffic
 
 
 @pytest.fixture
@@ -139,26 +139,10 @@ def test_traffic_is_what_the_steps_say(case):
 
 
 @given(cases())
-def test_leaving_is_the_busiest_row(case):
+def test_leaving_is_at_least_the_busiest_row(case):
     for step in case.steps():
         if hasattr(step, "axes"):
-            rows = [sum(row) for row in traffic(step)]
-            exact = type(step).__name__ == "AllToAll"
-            assert leaving(step) == max(rows) if exact else leaving(step) + step.ranks >= max(rows)
-
-
-def test_leaving_gives_up_where_counting_takes_too_long(monkeypatch):
-    (step,) = twin.Case((("S", 0), ("S", 1)), (("S", 1), ("S", 0)), (8, 8), (2, 2)).steps()
-    assert leaving(step) is not None
-    monkeypatch.setattr("torch_overlay.show.traffic.MOST_PEERS", 15)
-    assert leaving(step) is None
-
-
-def test_unknown_bytes_are_question_marks(said, monkeypatch):
-    monkeypatch.setattr("torch_overlay.show.traffic.MOST_PEERS", 0)
-    text = said("--mesh=2,2", "--shape=8,8", "S0,S1", "S1,S0")
-    assert re.search(r"bytes in x [\d.]+, out unknown, time x", text)
-    assert [line.split()[3] for line in text.splitlines() if " total " in line] == ["?", "?"]
+            assert leaving(step) + step.ranks >= max(sum(row) for row in traffic(step))
 
 
 TROUBLE = [

@@ -96,6 +96,14 @@ def test_even_steps_have_grids(source, target, shape, count):
     assert {check(step, c) for c in coordinates((2, 2))} == {count}
 
 
+def test_where_not_all_members_exchange_there_is_no_grid():
+    """The third axis is a replica, and there only because there is no other group."""
+    ends = (("S", 0), ("S", 0), ("R",)), (("S", 1),) * 3
+    step, *_ = [s for s in Case(*ends, (16, 16), (2, 2, 2), ((0, 1, 2),)).steps() if isinstance(s, Collective)]
+    assert step.axes == (0, 1, 2) and step.has_replicas
+    assert {check(step, c) for c in coordinates((2, 2, 2))} == {0}
+
+
 def test_a_plain_grid_needs_no_copy():
     assert Grid((2, 3, 4), (2, 3, 4), (0, 1, 2)).plain
     assert Grid((2, 1, 4), (2, 1, 4), (1, 0, 2)).plain

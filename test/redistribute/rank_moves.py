@@ -1,15 +1,22 @@
 """Every move and every reduction of two meshes, by real collectives: right values, and few collectives."""
 
+import dataclasses
 import itertools
 
 from torch.distributed.tensor.debug import CommDebugMode
 
 from mesh_harness import STOCK, needs_overlay
+from mesh_ranks import SHUFFLED
+from torch_overlay.distributed.tensor._planner.cost import Cost
+from torch_overlay.distributed.tensor._planner.steps import AllToAll
 from twins_ranks import Case, MeshRecipe
+from twins_tensor import Case as Planned
+from way import needs_package
 
 KINDS = (("R",), ("S", 0), ("S", 1))
 CUBE = MeshRecipe(tuple(range(8)), (2, 2, 2), flattened=("ab", "ac", "bc", "abc"))
 GRID = MeshRecipe(tuple(range(8)), (4, 2), flattened=("ab",))
+DTYPES = "float32", "int16", "bool"
 
 
 def pairs(axes: int, pending: bool):
@@ -50,6 +57,29 @@ class MoveCases:
     def test_moves_and_reductions_of_a_grid(self):
         self.assertEqual(self.check_pairs(GRID, pending=False, most=1), 9 * 8)
         self.assertEqual(self.check_pairs(GRID, pending=True, most=2), 7 * 9)
+
+    @needs_package
+    def test_pieces_from_balanced_senders(self):
+        """Without latency, a plan takes replicas other than the nearest wherever that balances what ranks send: even
+        and uneven pieces, in groups whose ranks are in any order, of types that travel as they are or as bytes."""
+        import torch_overlay
+
+        balanced = 0
+        for ranks, sizes, shape in (
+            (SHUFFLED, (2, 4), (16, 16)),
+            (SHUFFLED, (2, 2, 2), (8, 8)),
+            (SHUFFLED, (4, 2), (9, 7)),
+        ):
+            recipe = MeshRecipe(ranks, sizes, flattened=("ab", "ac", "bc", "abc")[: 1 if len(sizes) == 2 else 4])
+            mesh, first = recipe.make(), Case(recipe, (), (), shape, bytes_only=True)
+            with torch_overlay.enabled(topology=first.topology):
+                for number, (source, target) in enumerate(pairs(len(sizes), pending=False)):
+                    plan = Planned(source, target, shape, sizes, cost=Cost(axes=((0.0, 1e9),) * len(sizes))).steps()
+                    if any(isinstance(step, AllToAll) and step.diagonals for step in plan):
+                        case = dataclasses.replace(first, source=source, target=target, dtype=DTYPES[number % 3])
+                        self.assertIsNone(case.problem(mesh, self.rank), repr(case))
+                        balanced += 1
+        self.assertGreater(balanced, 100)
 
     @needs_overlay
     def test_a_collective_that_moves_nothing_isnt_run(self):

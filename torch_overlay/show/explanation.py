@@ -170,10 +170,12 @@ class Explanation:
 
     def _assumed(self) -> list[str]:
         cost = self.question.cost
-        guess = f"assumed: {duration(cost.latency)} and {cost.bandwidth / 1e9:g} GB/s, for want of a topology"
+        pair = f"{duration(cost.latency)} for 2 ranks and more for more"
+        guess = f"assumed: {pair}, {cost.bandwidth / 1e9:g} GB/s, for want of a topology"
         return [
             "in, out: bytes that the busiest rank gets from others and sends to others",
-            f"time: an estimate, latency + bytes / bandwidth (x {cost.exchange:g} in an all_to_all)",
+            "time: an estimate, latency + the larger of in and out / bandwidth",
+            f"      (x {cost.exchange:g} in an all_to_all)",
             *([] if cost.axes else [guess]),
             "left out: contention, overlap with compute, copies to pack and unpack",
         ]

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..distributed.tensor._planner.cost import arriving, collectives
+from ..distributed.tensor._planner.cost import arriving, collectives, leaving
 from ..distributed.tensor._planner.plan import NAMES, flatten_call
 from ..distributed.tensor._planner.regions import NotOurs
 from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
@@ -16,7 +16,6 @@ from . import reasons
 from .explanation import Explanation, Line, Side
 from .question import Question
 from .torch_steps import TorchStep, padded, torch_steps, word_of
-from .traffic import leaving
 from .words import counted
 
 
@@ -103,8 +102,7 @@ def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Col
     if not isinstance(step, Collective):
         return Line(name, (), 1, holds, 0, 0, 0.0, why, trouble)
     sent = sent or step
-    incoming, outgoing = arriving(sent) * question.itemsize, leaving(sent)
-    outgoing = None if outgoing is None else outgoing * question.itemsize
+    incoming, outgoing = arriving(sent) * question.itemsize, leaving(sent) * question.itemsize
     seconds = question.cost.seconds(sent, question.itemsize)
     axes = tuple(question.names[axis] for axis in step.axes)
     return Line(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble)

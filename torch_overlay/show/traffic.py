@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
-
-MOST_PEERS = 1 << 18  # ranks times the size of their group: half a second
 
 
 def coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -45,21 +42,6 @@ def _parts(step: Collective, place: tuple[int, ...]) -> list[tuple[int, int]]:
         return [(piece.member, piece.box.elements) for piece in step.sends(place)]
     assert isinstance(step, (AllGather, ReduceScatter)), step
     return [(piece.member, piece.box.elements) for piece in step.pieces(place)]
-
-
-def leaving(step: Collective) -> int | None:
-    """The elements that the busiest rank sends to others; None on a mesh too large to ask each rank.
-
-    What a gather or a reduction brings to a rank, the rank passes on: as much goes out as comes in.
-    """
-    if not isinstance(step, AllToAll):
-        return step.received(())
-    if math.prod(step.before.sizes) * step.ranks > MOST_PEERS:
-        return None
-    return max(
-        sum(piece.box.elements for piece in step.sends(place) if step.members(place)[piece.member] != place)
-        for place in coordinates(step.before.sizes)
-    )
 
 
 def holders(regions: Regions) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:

@@ -129,7 +129,9 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
     """
     before, after, axes, reduced = exchange
     nearest = groups.has(axes)
-    more = exchange.tied() if nearest else free & after.sharded
+    more = free & after.sharded
+    if nearest and more:
+        more = exchange.tied()
     for group in groups.between(axes, more.union(axes)):
         diagonals = exchange.over(group).diagonals() if more else ()
         if diagonals or group == axes or not nearest:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .regions import overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from .regions import Regions
 
@@ -84,8 +84,9 @@ class Exchange(NamedTuple):
         replicas = [digit for digit in tied if digit.axis in self.axes and digit.axis not in shards]
         if not replicas:
             return ()
-        free = [d for axis in self.axes if axis in shards for d in self._digits(axis) if d not in tied]
-        free.sort(key=lambda digit: digit.axis in self.after.sharded)  # along the others, all ranks want the same
+        free = [digit for digit in self._cuts(shards.intersection(self.axes)) if digit not in tied]
+        # Along axes that don't cut the target, all ranks want the same.
+        free.sort(key=lambda digit: (digit.axis in self.after.sharded, digit.axis, -digit.unit))
         partners: dict[Digit, Digit] = {}
         for alike in (True, False):
             for replica in [digit for digit in replicas if digit not in partners]:
@@ -96,9 +97,15 @@ class Exchange(NamedTuple):
         return tuple([Diagonal(*pair) for pair in partners.items()])
 
     def tied(self) -> frozenset[int]:
-        """The replica axes, in the group or not, along which the senders of a piece are better spread."""
-        shards = self.shards
-        return frozenset([digit.axis for digit in self._tied() if digit.axis not in shards])
+        """The replica axes, in the group or not, that cut the target where the source is cut too."""
+        found, shards = [], self.shards
+        for old, new in zip(self.before.orders, self.after.orders):
+            boxes, depth = math.prod([self.before.sizes[a] for a in old]), 1
+            for axis in new:
+                if depth < boxes and axis not in shards:
+                    found.append(axis)
+                depth *= self.before.sizes[axis]
+        return frozenset(found)
 
     def most_sent(self, diagonals: Collection[Diagonal], least_kept: int) -> int:
         """The elements that the busiest rank sends to others. Never less than that, and exact in most cases where all
@@ -107,6 +114,9 @@ class Exchange(NamedTuple):
         Args:
             least_kept: what every rank, at least, wants of what it holds already.
         """
+        if self.shards.issuperset(self.after.sharded):  # all that a rank holds goes to the same number of others
+            alike = [axis for axis in self.axes if axis in self.shards and axis not in self.after.sharded]
+            return math.prod([self.before.sizes[axis] for axis in alike]) * self.before.most - least_kept
         if not all(map(self._aligned, range(len(self.before.shape)))):
             return self._most_uneven(diagonals) - least_kept
         tied = self._tied()
@@ -142,7 +152,7 @@ class Exchange(NamedTuple):
         target too, it is taken where there is most.
         """
         paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
-        cuts = [digit for axis in self.after.orders[dim] for digit in self._digits(axis)]
+        cuts = self._cuts(self.after.orders[dim])
         same = [digit for digit in cuts if digit.axis not in self.shards and digit not in paired]
         summed = [digit for digit in cuts if digit not in same and digit not in used]
         if len(summed) == len(cuts):
@@ -163,7 +173,7 @@ class Exchange(NamedTuple):
         found = []
         for old, new in zip(self.before.orders, self.after.orders):
             boxes, depth = math.prod([self.before.sizes[a] for a in old]), 1
-            for digit in [digit for axis in new for digit in self._digits(axis)]:
+            for digit in self._cuts(new):
                 if depth < boxes:
                     found.append(digit)
                 depth *= digit.base
@@ -171,14 +181,19 @@ class Exchange(NamedTuple):
 
     def _aligned(self, dim: int) -> bool:
         """Is this dim cut as before, or evenly and by the same primes as far as it is cut before and after?"""
-        if self.before.orders[dim] == self.after.orders[dim]:
+        orders = self.before.orders[dim], self.after.orders[dim]
+        if orders[0] == orders[1]:
             return True
-        old, new = (
-            [digit.base for axis in order for digit in self._digits(axis)]
-            for order in (self.before.orders[dim], self.after.orders[dim])
-        )
-        finest = max(math.prod(old), math.prod(new))
-        return all(a == b for a, b in zip(old, new)) and self.before.shape[dim] % finest == 0
+        old, new = ([self.before.sizes[axis] for axis in order] for order in orders)
+        if self.before.shape[dim] % max(math.prod(old), math.prod(new)):
+            return False
+        if all(a == b for a, b in zip(old, new)):
+            return True
+        return all(a.base == b.base for a, b in zip(*map(self._cuts, orders)))
+
+    def _cuts(self, order: Iterable[int]) -> list[Digit]:
+        """The digits of the axes that cut a dim, outer to inner."""
+        return [digit for axis in order for digit in self._digits(axis)]
 
     def _digits(self, axis: int) -> Iterator[Digit]:
         """The digits of the coordinate on an axis, the most significant first."""
