@@ -44,11 +44,11 @@ loss    loss=4
 
 axis                     size  groups  reaches           the groups' ranks
 world                      16       1  over 2 hosts      0-15
-pp                          2       8  over 2 hosts      0 8 | 1 9 | 2 10 | 3 11 | ... 8 in all
+pp                          2       8  over 2 hosts      0, 8 | 1, 9 | 2, 10 | 3, 11 | ... 8 in all
 dp_replicate = etp = cp     1      16  no communication  0 | 1 | 2 | 3 | ... 16 in all
 fsdp = batch = loss         4       4  inside a host     0-6 by 2 | 1-7 by 2 | 8-14 by 2 | 9-15 by 2
-tp                          2       8  inside a host     0 1 | 2 3 | 4 5 | 6 7 | ... 8 in all
-efsdp                       2       8  inside a host     0 4 | 1 5 | 2 6 | 3 7 | ... 8 in all
+tp                          2       8  inside a host     0, 1 | 2, 3 | 4, 5 | 6, 7 | ... 8 in all
+efsdp                       2       8  inside a host     0, 4 | 1, 5 | 2, 6 | 3, 7 | ... 8 in all
 ep                          4       4  inside a host     0-3 | 4-7 | 8-11 | 12-15
 
 ranks  pp        fsdp      tp        efsdp     ep
@@ -73,10 +73,10 @@ axis                     size  groups  reaches           the groups' ranks
 world                       8       1  over 2 hosts      0-7
 pp = dp_replicate = etp     1       8  no communication  0 | 1 | 2 | 3 | ... 8 in all
 fsdp = loss                 4       2  over 2 hosts      0-6 by 2 | 1-7 by 2
-tp                          2       4  inside a host     0 1 | 2 3 | 4 5 | 6 7
-efsdp = batch               2       4  over 2 hosts      0 4 | 1 5 | 2 6 | 3 7
+tp                          2       4  inside a host     0, 1 | 2, 3 | 4, 5 | 6, 7
+efsdp = batch               2       4  over 2 hosts      0, 4 | 1, 5 | 2, 6 | 3, 7
 ep                          4       2  inside a host     0-3 | 4-7
-cp                          2       4  inside a host     0 2 | 1 3 | 4 6 | 5 7
+cp                          2       4  inside a host     0, 2 | 1, 3 | 4, 6 | 5, 7
 
 ranks  fsdp  tp    efsdp  ep    cp
 0-3    abab  aabb  abcd   aaaa  abab
@@ -102,8 +102,8 @@ world = fsdp = ep = batch = loss              4       1  over 2 hosts      0-3
 pp = dp_replicate = tp = efsdp = etp = cp     1       4  no communication  0 | 1 | 2 | 3
 
 ranks  world
-0 1    aa
-2 3    aa
+0, 1   aa
+2, 3   aa
 (a row a host, a letter a rank; ranks of one group have the same letter)""",
         )
 
@@ -123,14 +123,14 @@ loss    loss=32
 axis          size  groups  reaches        the groups' ranks
 world          512       1  over 64 hosts  0-511
 pp               4     128  over 4 hosts   0-384 by 128 | 1-385 by 128 | 2-386 by 128 | 3-387 by 128 | ... 128 in all
-dp_replicate     2     256  over 2 hosts   0 64 | 1 65 | 2 66 | 3 67 | ... 256 in all
+dp_replicate     2     256  over 2 hosts   0, 64 | 1, 65 | 2, 66 | 3, 67 | ... 256 in all
 fsdp            16      32  over 8 hosts   0-60 by 4 | 1-61 by 4 | 2-62 by 4 | 3-63 by 4 | ... 32 in all
 tp               4     128  inside a host  0-3 | 4-7 | 8-11 | 12-15 | ... 128 in all
-efsdp            2     256  over 2 hosts   0 32 | 1 33 | 2 34 | 3 35 | ... 256 in all
+efsdp            2     256  over 2 hosts   0, 32 | 1, 33 | 2, 34 | 3, 35 | ... 256 in all
 ep              16      32  over 4 hosts   0-30 by 2 | 1-31 by 2 | 32-62 by 2 | 33-63 by 2 | ... 32 in all
-etp              2     256  inside a host  0 1 | 2 3 | 4 5 | 6 7 | ... 256 in all
+etp              2     256  inside a host  0, 1 | 2, 3 | 4, 5 | 6, 7 | ... 256 in all
 batch           16      32  over 16 hosts  0-120 by 8 | 1-121 by 8 | 2-122 by 8 | 3-123 by 8 | ... 32 in all
-cp               2     256  inside a host  0 4 | 1 5 | 2 6 | 3 7 | ... 256 in all
+cp               2     256  inside a host  0, 4 | 1, 5 | 2, 6 | 3, 7 | ... 256 in all
 loss            32      16  over 16 hosts  0-124 by 4 | 1-125 by 4 | 2-126 by 4 | 3-127 by 4 | ... 16 in all
 
 ranks    pp        dp_replicate  fsdp      tp        efsdp     ep        etp       batch     cp        loss
