@@ -27,6 +27,7 @@ from ._planner.steps import (
     ReduceScatter,
     Step,
 )
+from ._spelling import gathered, scattered
 
 if TYPE_CHECKING:
     from ._joint_groups import Group
@@ -38,7 +39,7 @@ Coordinate = Sequence[int]
 _functional = torch.ops._c10d_functional
 
 # What every backend moves; other types travel as their bytes.
-_MOVED = {
+MOVED = {
     torch.float32,
     torch.float64,
     torch.float16,
@@ -62,7 +63,7 @@ _REDUCE = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
-_REDUCED = _MOVED | {torch.int16, torch.complex64, torch.complex128}
+_REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
 
 
 def reduces(op: str | None, dtype: torch.dtype) -> bool:
@@ -152,7 +153,7 @@ def _moved(run: Local) -> Local:
     """A collective on a flat tensor of a type that backends move, for any type."""
 
     def on_bytes(flat: torch.Tensor) -> torch.Tensor:
-        if flat.dtype in _MOVED:
+        if flat.dtype in MOVED:
             return run(flat)
         return run(_bytes(flat)).view(flat.dtype)
 
@@ -189,6 +190,9 @@ def _unpack(grid: Grid, shape: Sequence[int]) -> Local:
 def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> Local:
     shape = place.wanted.length
     size, chunk, held = step.ranks, step.chunk, place.held.elements
+    spelled = gathered(step, place.held, place.wanted) if group.in_order else None
+    if spelled is not None:
+        return _all_gather_spelled(*spelled, size, group, finish)
     gather = _moved(lambda flat: finish(_functional.all_gather_into_tensor(flat, size, group.name)))
     grid = grids(step, place.held, place.wanted)[1] if group.in_order else None
     if grid is not None:
@@ -204,6 +208,15 @@ def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> L
         return land(gather(flat))
 
     return run
+
+
+def _all_gather_spelled(pack: Local, join: Local | None, size: int, group: Group, finish: Local) -> Local:
+    name = group.name
+    if join is None:
+        gather = _moved(lambda local: finish(_functional.all_gather_into_tensor(local, size, name)))
+        return lambda local: gather(pack(local))
+    gather = _moved(lambda local: _wait(_functional.all_gather_into_tensor(local, size, name)))
+    return lambda local: join(gather(pack(local)))
 
 
 def _assemble(flat: torch.Tensor, pieces: Sequence[tuple[int, Box]], shape: Sequence[int]) -> torch.Tensor:
@@ -251,6 +264,9 @@ def _row(pieces: Sequence[tuple[int, Box]], shape: Sequence[int]) -> int | None:
 def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Local) -> Local:
     shape = place.wanted.length
     size, mine = step.ranks, place.wanted.elements
+    spelled = scattered(step, place.held, place.wanted) if group.in_order else None
+    if spelled is not None:
+        return lambda local: finish(_functional.reduce_scatter_tensor(spelled(local), step.op, size, group.name))
     grid = grids(step, place.held, place.wanted)[0] if group.in_order else None
     gather_up = _pack(grid) if grid is not None else _pack_padded(step, place.coordinate, group)
 
@@ -314,7 +330,7 @@ def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Lo
 
     def run(local: torch.Tensor) -> torch.Tensor:
         flat = gather_up(local)
-        if flat.dtype in _MOVED:
+        if flat.dtype in MOVED:
             return land(finish(_functional.all_to_all_single(flat, receive_splits, send_splits, group.name)))
         width = flat.element_size()
         sent, received = [n * width for n in send_splits], [n * width for n in receive_splits]

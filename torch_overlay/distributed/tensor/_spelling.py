@@ -1,0 +1,131 @@
+"""Torch's spelling: a collective that joins or cuts one dim runs on tensors in their shape, as torch runs it.
+
+Inductor's patterns, async tensor parallelism among them, look for these operations; flat tensors they don't see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+
+from ._planner.boxes import chunk
+from ._planner.steps import AllGather, AllToAll, Collective
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._planner.boxes import Box
+    from ._planner.regions import Regions
+    from ._planner.steps import ReduceScatter, Step
+
+Local = Callable[[torch.Tensor], torch.Tensor]
+
+_PLAIN = (Shard, Replicate, Partial)
+
+
+def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
+    """What a rank sends, and how what arrives becomes its new tensor: as torch does for a dim that the axes of the step
+    cut last. None if there is no such dim; nothing to do after the collective is None, too.
+
+    Over one axis, uneven shards are padded along the dim, so that ranks whose local tensor only torch can gather (see
+    `is_one_gather`) and the others understand each other.
+
+    Args:
+        held, wanted: this rank's boxes before the step and after it.
+    """
+    dim = _cut_last(step.after, step.before, step.axes)
+    if dim is None or not wanted.elements:
+        return None
+    length, size = wanted.length[dim], step.ranks
+    if length % size == 0 and held.length[dim] * size == length:
+        return torch.Tensor.contiguous, _joined(size, dim, held, wanted)
+    return _padded(size, dim, held, wanted) if len(step.axes) == 1 else None
+
+
+def _joined(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
+    if dim == 0:
+        return None
+    if math.prod(held.length[:dim]) == 1:
+        shape = wanted.length
+        return lambda arrived: arrived.view(shape)
+    return lambda arrived: torch.cat(arrived.chunk(size), dim)
+
+
+def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
+    lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
+    missing = (*held.length[:dim], lengths[0] - held.length[dim], *held.length[dim + 1 :])
+    block = lengths[0] if dim == 0 else held.length[0]
+
+    def pack(local: torch.Tensor) -> torch.Tensor:
+        if missing[dim]:
+            local = torch.cat([local, local.new_zeros(missing)], dim)
+        return local.contiguous()
+
+    def land(arrived: torch.Tensor) -> torch.Tensor:
+        blocks = zip(arrived.split(block), lengths, strict=True)
+        return torch.cat([block.narrow(dim, 0, length) for block, length in blocks if length], dim)
+
+    return pack, land
+
+
+def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
+    """What goes into the reduction where the axes of the step cut one dim, last and evenly, as torch has it; what comes
+    out is the new tensor. Else None."""
+    dim = _cut_last(step.before, step.after, step.axes)
+    size = step.ranks
+    if dim is None or not wanted.elements or wanted.length[dim] * size != held.length[dim]:
+        return None
+    if dim == 0:
+        return torch.Tensor.contiguous
+    return lambda local: torch.cat(local.contiguous().chunk(size, dim))
+
+
+def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
+    """The dim whose shards the axes cut once more, where no other dim is cut otherwise."""
+    others = [dim for dim, (before, after) in enumerate(zip(whole.orders, cut.orders)) if before != after]
+    if len(others) != 1 or cut.orders[others[0]] != (*whole.orders[others[0]], *axes):
+        return None
+    return others[0]
+
+
+def is_torchs(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether a plan is one collective over one axis, evenly split, and torch's own code takes the same one. An
+    all-to-all it takes on accelerators only; on the CPU it gathers."""
+    if not _is_one_step(steps, source, target):
+        return False
+    (step,) = steps
+    if isinstance(step, AllToAll) and (step.op is not None or source.mesh.device_type == "cpu"):
+        return False
+    orders = [pair for pair in zip(step.before.orders, step.after.orders) if pair[0] != pair[1]]
+    bare = [[order[:-1] if order[-1:] == step.axes else order for order in pair] for pair in orders]
+    return all(old == new for old, new in bare) and _even(step.before) and _even(step.after)
+
+
+def is_one_gather(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether a plan is one all-gather over one axis, evenly split or not, that torch's own code takes as well."""
+    if not _is_one_step(steps, source, target) or not isinstance(steps[0], AllGather):
+        return False
+    return _cut_last(steps[0].after, steps[0].before, steps[0].axes) is not None
+
+
+def _is_one_step(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
+    """One collective over one axis, alone, for what one axis changes between placements of torch's plain kinds."""
+    if len(steps) != 1 or not isinstance(steps[0], Collective) or len(steps[0].axes) != 1:
+        return False
+    ends = list(zip(source.placements, target.placements, strict=True))
+    plain = all(type(placement) in _PLAIN for pair in ends for placement in pair)
+    changed = [axis for axis, (old, new) in enumerate(ends) if old != new]
+    in_order = DTensorSpec.is_default_device_order(source.shard_order)
+    in_order = in_order and DTensorSpec.is_default_device_order(target.shard_order)
+    return plain and in_order and changed == [*steps[0].axes]
+
+
+def _even(regions: Regions) -> bool:
+    """Whether all coordinates hold shards of one size."""
+    cuts = zip(regions.shape, regions.orders, strict=True)
+    return all(length % math.prod([regions.sizes[axis] for axis in order]) == 0 for length, order in cuts)
