@@ -32,8 +32,8 @@ def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | No
     """What a rank sends, and how what arrives becomes its new tensor: as torch does for a dim that the axes of the step
     cut last. None if there is no such dim; nothing to do after the collective is None, too.
 
-    Over one axis, uneven shards are padded along the dim, so that ranks whose local tensor only torch can gather (see
-    `is_one_gather`) and the others understand each other.
+    Over one axis, uneven shards are padded along the dim as by torch, so that a rank whose local tensor torch must
+    gather (see `torch_pads`) and the others understand each other.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.
@@ -93,24 +93,32 @@ def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None
     return others[0]
 
 
-def is_torchs(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
+def is_torchs(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec, device_type: str) -> bool:
     """Whether a plan is one collective over one axis, evenly split, and torch's own code takes the same one. An
     all-to-all it takes on accelerators only; on the CPU it gathers."""
     if not _is_one_step(steps, source, target):
         return False
     (step,) = steps
-    if isinstance(step, AllToAll) and (step.op is not None or source.mesh.device_type == "cpu"):
+    if isinstance(step, AllToAll) and (step.op is not None or device_type == "cpu"):
         return False
     orders = [pair for pair in zip(step.before.orders, step.after.orders) if pair[0] != pair[1]]
     bare = [[order[:-1] if order[-1:] == step.axes else order for order in pair] for pair in orders]
     return all(old == new for old, new in bare) and _even(step.before) and _even(step.after)
 
 
-def is_one_gather(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether a plan is one all-gather over one axis, evenly split or not, that torch's own code takes as well."""
+def torch_pads(
+    steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec, held: Sequence[int], shape: Sequence[int]
+) -> bool:
+    """Whether a rank that should hold a local tensor of one shape, and has one of another, may gather it all the same:
+    over one axis, where shards are uneven, torch pads each along the dim to the longest, and so does `gathered`."""
     if not _is_one_step(steps, source, target) or not isinstance(steps[0], AllGather):
         return False
-    return _cut_last(steps[0].after, steps[0].before, steps[0].axes) is not None
+    before, axes = steps[0].before, steps[0].axes
+    dim = _cut_last(steps[0].after, before, axes)
+    if dim is None or before.orders[dim] != axes or len(shape) != len(held):
+        return False
+    others = all(length == wanted for d, (length, wanted) in enumerate(zip(shape, held)) if d != dim)
+    return others and before.shape[dim] % steps[0].ranks != 0 and shape[dim] <= before.longest(dim)
 
 
 def _is_one_step(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
@@ -118,11 +126,11 @@ def _is_one_step(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec
     if len(steps) != 1 or not isinstance(steps[0], Collective) or len(steps[0].axes) != 1:
         return False
     ends = list(zip(source.placements, target.placements, strict=True))
-    plain = all(type(placement) in _PLAIN for pair in ends for placement in pair)
-    changed = [axis for axis, (old, new) in enumerate(ends) if old != new]
-    in_order = DTensorSpec.is_default_device_order(source.shard_order)
-    in_order = in_order and DTensorSpec.is_default_device_order(target.shard_order)
-    return plain and in_order and changed == [*steps[0].axes]
+    if any(type(placement) not in _PLAIN for pair in ends for placement in pair):
+        return False
+    changed = tuple([axis for axis, (old, new) in enumerate(ends) if old != new])
+    orders = (source.shard_order, target.shard_order)
+    return changed == steps[0].axes and all(map(DTensorSpec.is_default_device_order, orders))
 
 
 def _even(regions: Regions) -> bool:
