@@ -57,9 +57,9 @@ def ends(mesh, source, target, shape=SHAPE, dtype=torch.float32):
 
 
 def plan_of(local, source, target, async_op=False):
-    from torch_overlay.distributed.tensor._planned import find_plan
+    from torch_overlay.distributed.tensor._answers import find_answer
 
-    return find_plan(source.mesh, local, source, target, async_op, None)
+    return find_answer(source.mesh, local, source, target, async_op, None)
 
 
 def pairs():
@@ -103,7 +103,7 @@ def test_the_operations_are_torchs(mesh, async_op):
             by_torch(local, *specs, async_op=async_op)
         with Recorder() as ours:
             result = local
-            for run in plan.run:
+            for run in plan.functions:
                 result = run(result)
         assert ours.seen == theirs.seen, (source, target)
         expected = by_torch(local, *specs, async_op=async_op)
@@ -118,9 +118,10 @@ def test_of_an_accelerator_the_all_to_all_is_torchs(mesh):
 
     local, *specs = ends(mesh, (Replicate(), Shard(0)), (Replicate(), Shard(1)))
     plan = plan_of(local, *specs)
-    assert not plan.torchs and is_torchs(plan.steps, *specs, "cuda")
+    assert not plan.torchs and is_torchs(plan.steps, plan.question, "cuda")
     local, *specs = ends(mesh, (Shard(0), Shard(0)), (Shard(1), Shard(0)))  # the outer cut of two
-    assert not is_torchs(plan_of(local, *specs).steps, *specs, "cuda")
+    plan = plan_of(local, *specs)
+    assert not is_torchs(plan.steps, plan.question, "cuda")
 
 
 @pytest.mark.parametrize(

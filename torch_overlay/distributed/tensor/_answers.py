@@ -19,11 +19,12 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from .._mesh_state import shared_state
 from .._shared_state import states
 from ._planner.cost import collectives
-from ._planner.plan import plan
+from ._planner.plan import flatten_call, plan
 from ._planner.regions import NotOurs
 from ._planner.steps import Collective
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question, stands_for_many_ranks, why_not
+from ._spelling import torch_pads
 from ._symbolic import is_symbolic, only_reduces, plan_open_sizes
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def find_answer(
             return _answer_open_sizes(mesh, local, source, target, async_op)
     found = remembered(Question.of(mesh, source, target, shape, local.dtype, async_op), mesh)
     if isinstance(found, Program) and tuple(local.shape) != found.held:
-        return _misfit(found, local, source)
+        return _misfit(found, local)
     return found
 
 
@@ -117,14 +118,16 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
     return made
 
 
-def _misfit(program: Program, local: torch.Tensor, source: DTensorSpec) -> Fallback:
-    """Why torch's own code runs; where others would wait for this rank by a plan that it can't follow, an error."""
-    if collectives(program.steps):
+def _misfit(program: Program, local: torch.Tensor) -> Fallback:
+    """Why torch's own code runs; where others would wait for this rank by a plan that it can't follow, an error. Where
+    torch pads shards, the others do likewise."""
+    ask = program.question
+    if collectives(program.steps) and not torch_pads(program.steps, ask, program.held, local.shape):
         raise ValueError(
-            f"A local tensor of shape {program.held} is expected at {source.mesh._coordinate_on_dim} of a mesh of "
-            f"shape {tuple(source.mesh.shape)}, since the DTensor has shape {tuple(source.shape)} and placements "
-            f"{source.placements}; it has shape {tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the "
-            "true global shape= and stride=, or the local tensor that they ask for."
+            f"A local tensor of shape {program.held} is expected at {ask.site.coordinate} of a mesh of shape "
+            f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and placements {ask.source}; it has shape "
+            f"{tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the true global shape= and stride=, or the "
+            "local tensor that they ask for."
         )
     return Fallback("a local tensor of another shape than its spec says")
 
@@ -194,13 +197,5 @@ def missing_groups() -> dict[str, int]:
         lacked = dict.fromkeys(axes for axes in wanted if axes not in made.joint)
         saved = (collectives(made.steps) - collectives(best)) * made.runs
         if saved > 0 and lacked:
-            found[" and ".join(_call(axes, made.question.site.names) for axes in lacked)] += saved
+            found[" and ".join(flatten_call(axes, made.question.site.names) for axes in lacked)] += saved
     return dict(found.most_common())
-
-
-def _call(axes: tuple[int, ...], names: tuple[str, ...] | None) -> str:
-    """The mesh call that makes a group over some axes."""
-    if not names:
-        return f"a group over axes {axes} of a mesh without names"
-    chosen = [str(names[axis]) for axis in axes]
-    return f"mesh[{', '.join(map(repr, chosen))}].flatten({'_'.join(chosen)!r})".replace("'", '"')

@@ -13,8 +13,11 @@ from ._planner.regions import NotOurs
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
 from ._specs import nests_anew, norm_ended, read_ends
+from ._spelling import is_torchs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -39,6 +42,7 @@ class Program:
         cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
         trim: whether the last step leaves a view of something bigger, or torch a copy where there is nothing to do.
+        torchs: whether torch's own code would run the same collective and nothing else.
         functions: one for each step; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.
         runs: how often it ran.
@@ -52,6 +56,7 @@ class Program:
     cost: Cost
     norm: _NormPartial | None
     trim: bool
+    torchs: bool = False
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     runs: int = 0
@@ -85,20 +90,22 @@ class Program:
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
         self.groups = {group.name: axes for axes, group in used.items()}
+        self.torchs = is_torchs(self.steps, ask, mesh.device_type) and all(group.in_order for group in used.values())
         self.functions = functions
 
-    def run(self, local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        """What this rank holds after the steps, from what it held before.
+    def run(self, local: torch.Tensor, mesh: DeviceMesh, functions: Sequence[Local] | None = None) -> torch.Tensor:
+        """What this rank holds after the steps, from what it held before; or after other functions that do the same.
 
         Raises:
             RuntimeError: a collective failed; if its group was destroyed, says which.
         """
-        if self.functions is None:
+        functions = self.functions if functions is None else functions
+        if functions is None:
             raise AssertionError("a program runs after make_ready")
         self.runs += 1
         result = local
         try:
-            for function in self.functions:
+            for function in functions:
                 result = function(result)
         except RuntimeError as error:
             missing = [axes for name, axes in self.groups.items() if resolve(name) is None]

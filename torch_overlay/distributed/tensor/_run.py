@@ -27,7 +27,7 @@ from ._planner.steps import (
     ReduceScatter,
     Step,
 )
-from ._spelling import gathered, scattered
+from ._spelling import MOVED, gathered, scattered
 
 if TYPE_CHECKING:
     from ._joint_groups import Group
@@ -37,19 +37,6 @@ Local = Callable[[torch.Tensor], torch.Tensor]
 Coordinate = Sequence[int]
 
 _functional = torch.ops._c10d_functional
-
-# What every backend moves; other types travel as their bytes.
-MOVED = {
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-}
 
 _LARGE = 1 << 20  # bytes of a message from which on a second copy of it costs more than some more calls
 

@@ -22,10 +22,25 @@ if TYPE_CHECKING:
     from ._planner.boxes import Box
     from ._planner.regions import Regions
     from ._planner.steps import ReduceScatter, Step
+    from ._question import Question
 
 Local = Callable[[torch.Tensor], torch.Tensor]
 
-_PLAIN = (Shard, Replicate, Partial)
+_PLAIN = frozenset((Shard, Replicate, Partial))
+# What every backend moves; other types travel as their bytes.
+MOVED = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
@@ -93,12 +108,14 @@ def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None
     return others[0]
 
 
-def is_torchs(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec, device_type: str) -> bool:
+def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bool:
     """Whether a plan is one collective over one axis, evenly split, and torch's own code takes the same one. An
     all-to-all it takes on accelerators only; on the CPU it gathers."""
-    if not _is_one_step(steps, source, target):
+    if not _is_one_step(steps, question):
         return False
     (step,) = steps
+    if isinstance(step, (AllGather, AllToAll)) and question.dtype not in MOVED:
+        return False
     if isinstance(step, AllToAll) and (step.op is not None or device_type == "cpu"):
         return False
     orders = [pair for pair in zip(step.before.orders, step.after.orders) if pair[0] != pair[1]]
@@ -106,12 +123,10 @@ def is_torchs(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec, d
     return all(old == new for old, new in bare) and _even(step.before) and _even(step.after)
 
 
-def torch_pads(
-    steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec, held: Sequence[int], shape: Sequence[int]
-) -> bool:
+def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether a rank that should hold a local tensor of one shape, and has one of another, may gather it all the same:
     over one axis, where shards are uneven, torch pads each along the dim to the longest, and so does `gathered`."""
-    if not _is_one_step(steps, source, target) or not isinstance(steps[0], AllGather):
+    if not _is_one_step(steps, question) or not isinstance(steps[0], AllGather):
         return False
     before, axes = steps[0].before, steps[0].axes
     dim = _cut_last(steps[0].after, before, axes)
@@ -121,15 +136,15 @@ def torch_pads(
     return others and before.shape[dim] % steps[0].ranks != 0 and shape[dim] <= before.longest(dim)
 
 
-def _is_one_step(steps: Sequence[Step], source: DTensorSpec, target: DTensorSpec) -> bool:
+def _is_one_step(steps: Sequence[Step], question: Question) -> bool:
     """One collective over one axis, alone, for what one axis changes between placements of torch's plain kinds."""
     if len(steps) != 1 or not isinstance(steps[0], Collective) or len(steps[0].axes) != 1:
         return False
-    ends = list(zip(source.placements, target.placements, strict=True))
-    if any(type(placement) not in _PLAIN for pair in ends for placement in pair):
+    if not _PLAIN.issuperset(question.kinds):
         return False
-    changed = tuple([axis for axis, (old, new) in enumerate(ends) if old != new])
-    orders = (source.shard_order, target.shard_order)
+    ends = enumerate(zip(question.source, question.target, strict=True))
+    changed = tuple([axis for axis, (old, new) in ends if old != new])
+    orders = (question.source_order, question.target_order)
     return changed == steps[0].axes and all(map(DTensorSpec.is_default_device_order, orders))
 
 
