@@ -148,6 +148,21 @@ def test_a_cut_before_a_gather_leaves_it_in_its_shape(mesh):
     assert [line[1] for line in gathers] == ["(2, 8, 24)"]
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_what_goes_into_a_reduction_is_row_major(mesh, dim, memory_format):
+    """Torch's cat keeps the memory format that all its tensors share."""
+    from torch_overlay.distributed.tensor._spelling import scattered
+
+    local, *specs = ends(mesh, (Replicate(), Partial()), (Replicate(), Shard(dim)), (4, 8, 8, 3))
+    (step,) = plan_of(local, *specs).steps
+    coordinate = tuple(mesh.get_coordinate())
+    pack = scattered(step, step.before.box(coordinate), step.after.box(coordinate))
+    values = torch.rand(4, 8, 8, 3)
+    packed = pack(values.contiguous(memory_format=memory_format))
+    assert packed.is_contiguous() and torch.equal(packed, torch.cat(values.chunk(4, dim)))
+
+
 def test_a_short_shard_is_padded_by_torch_where_shards_are_uneven():
     """Of nine columns on two ranks the first has five, by torch's rule; with four, torch pads one more. What isn't
     padded is an error still: too long a shard, or another dim."""

@@ -29,7 +29,7 @@ EXPECTED = [
     ),
     Expected(
         f"{_DEBUG_MODE}::test_debug_mode_densor_redistribution_trace",
-        "The test's text of a redistribution has the two all-gathers that stock takes; a plan takes one collective.",
+        f"{_FEWER}: one for (S1, S1) to (R, S1), where the text that it expects has 2 all-gathers.",
         ">=2.13.0",
     ),
     Expected(

@@ -126,8 +126,8 @@ def _misfit(program: Program, local: torch.Tensor) -> Fallback:
         raise ValueError(
             f"A local tensor of shape {program.held} is expected at {ask.site.coordinate} of a mesh of shape "
             f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and placements {ask.source}; it has shape "
-            f"{tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the true global shape= and stride=, or the "
-            "local tensor that they ask for."
+            f"{tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the true global shape= and stride=, or "
+            "the local tensor that they ask for."
         )
     return Fallback("a local tensor of another shape than its spec says")
 

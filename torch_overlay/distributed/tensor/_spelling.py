@@ -97,7 +97,7 @@ def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
         return None
     if dim == 0:
         return torch.Tensor.contiguous
-    return lambda local: torch.cat(local.contiguous().chunk(size, dim))
+    return lambda local: torch.cat(local.chunk(size, dim)).contiguous()  # cat may keep another memory format
 
 
 def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
