@@ -66,7 +66,7 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
         return held
     own = _by_name(mesh, held)
     flattened = shared_state(mesh).flattened
-    return [own[name] if name in own else group_names(flattened[name])[0] for name in names]
+    return [own[name] if name in own else flattened[name]._dim_group_names[0] for name in names]
 
 
 def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:

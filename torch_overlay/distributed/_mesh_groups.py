@@ -177,8 +177,9 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
         if is_apart(flattened):
             continue
         names = group_names(flattened)
-        alike = names and view_of(flattened).layout.axes[0].ascending() == wanted
-        if alike and Kind.of(override_of(flattened, universe, 0)) == kind:
+        if not names or view_of(flattened).layout.axes[0].ascending() != wanted:
+            continue
+        if Kind.of(override_of(flattened, universe, 0)) == kind:
             return names[0]
     return None
 

@@ -303,7 +303,7 @@ class _DeviceMesh:
         layout = side_by_side(device_mesh_list)
         names = [name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ()]
         held = [group_names(mesh) for mesh in device_mesh_list]
-        groups = None if None in held else [name for names_of_one in held for name in names_of_one]
+        groups = None if None in held else [name for names_of_one in held for name in names_of_one or ()]
         return make_view(device_mesh_list[0], layout, names, groups)
 
     @staticmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..distributed._rank_map import short
 from ..distributed.tensor._planner.regions import Regions
@@ -16,6 +17,8 @@ from ..distributed.tensor._planner.steps import Step
 from .columns import aligned, wrapped
 from .question import Question
 from .words import amount, counted, duration, two_digits
+
+Number = TypeVar("Number", int, float)
 
 _HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
 _RIGHT = (0, 3, 5, 6, 7)  # columns of numbers
@@ -182,13 +185,17 @@ class Explanation:
 
 
 def _figures(of: Line | Side) -> tuple[str, str, str]:
-    sizes = ["?" if size is None else amount(size) for size in (of.incoming, of.outgoing)]
-    return (*sizes, "?" if of.seconds is None else duration(of.seconds))
+    into, out = ("?" if size is None else amount(size) for size in (of.incoming, of.outgoing))
+    return (into, out, "?" if of.seconds is None else duration(of.seconds))
 
 
-def _sum(parts: Iterable[float | None]) -> float | None:
-    known = list(parts)
-    return None if None in known else sum(known)
+def _sum(parts: Iterable[Number | None]) -> Number | None:
+    total: Any = 0
+    for part in parts:
+        if part is None:
+            return None
+        total += part
+    return total
 
 
 def _change(old: float | None, new: float | None) -> str:

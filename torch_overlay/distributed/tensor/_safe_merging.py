@@ -57,11 +57,10 @@ def runs_to_merge(infos: Sequence[Any]) -> list[Sequence[Any]]:
     allowed = _allowed.get()
     if all(allowed):
         return [infos]
-    runs: list[list[Any]] = []
+    runs: list[Sequence[Any]] = []
     for info in infos:
-        before = runs[-1][-1] if runs else None
-        if before is not None and _alike(before, info, allowed):
-            runs[-1].append(info)
+        if runs and _alike(runs[-1][-1], info, allowed):
+            runs[-1] = [*runs[-1], info]
         else:
             runs.append([info])
     return runs

@@ -111,9 +111,9 @@ def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None
 def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bool:
     """Whether a plan is one collective over one axis, evenly split, and torch's own code takes the same one. An
     all-to-all it takes on accelerators only; on the CPU it gathers."""
-    if not _is_one_step(steps, question):
+    step = _one_step(steps, question)
+    if step is None:
         return False
-    (step,) = steps
     if isinstance(step, (AllGather, AllToAll)) and question.dtype not in MOVED:
         return False
     if isinstance(step, AllToAll) and (step.op is not None or device_type == "cpu"):
@@ -126,26 +126,27 @@ def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bo
 def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether a rank that should hold a local tensor of one shape, and has one of another, may gather it all the same:
     over one axis, where shards are uneven, torch pads each along the dim to the longest, and so does `gathered`."""
-    if not _is_one_step(steps, question) or not isinstance(steps[0], AllGather):
+    step = _one_step(steps, question)
+    if not isinstance(step, AllGather):
         return False
-    before, axes = steps[0].before, steps[0].axes
-    dim = _cut_last(steps[0].after, before, axes)
+    before, axes = step.before, step.axes
+    dim = _cut_last(step.after, before, axes)
     if dim is None or before.orders[dim] != axes or len(shape) != len(held):
         return False
     others = all(length == wanted for d, (length, wanted) in enumerate(zip(shape, held)) if d != dim)
-    return others and before.shape[dim] % steps[0].ranks != 0 and shape[dim] <= before.longest(dim)
+    return others and before.shape[dim] % step.ranks != 0 and shape[dim] <= before.longest(dim)
 
 
-def _is_one_step(steps: Sequence[Step], question: Question) -> bool:
-    """One collective over one axis, alone, for what one axis changes between placements of torch's plain kinds."""
-    if len(steps) != 1 or not isinstance(steps[0], Collective) or len(steps[0].axes) != 1:
-        return False
-    if not _PLAIN.issuperset(question.kinds):
-        return False
+def _one_step(steps: Sequence[Step], question: Question) -> Collective | None:
+    """A plan's only step, a collective over one axis, which alone changes, between plain placements; else None."""
+    step = steps[0] if len(steps) == 1 else None
+    if not isinstance(step, Collective) or len(step.axes) != 1 or not _PLAIN.issuperset(question.kinds):
+        return None
     ends = enumerate(zip(question.source, question.target, strict=True))
     changed = tuple([axis for axis, (old, new) in ends if old != new])
     orders = (question.source_order, question.target_order)
-    return changed == steps[0].axes and all(map(DTensorSpec.is_default_device_order, orders))
+    plain = changed == step.axes and all(map(DTensorSpec.is_default_device_order, orders))
+    return step if plain else None
 
 
 def _even(regions: Regions) -> bool:

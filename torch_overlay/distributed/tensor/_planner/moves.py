@@ -107,13 +107,12 @@ def _in_one(
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
     group = tuple(sorted(axes))
-    exchanges = all_to_alls(Exchange(narrow, after, group), before.free, groups)
+    exchanges = list(all_to_alls(Exchange(narrow, after, group), before.free, groups))
     if groups.has(axes) and all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)):
         gather = AllGather(narrow, after, group)
         if gather.ranks * gather.chunk == after.most:
             yield (*first, gather)
             return  # no padding: an all-to-all would bring the same
-        exchanges = list(exchanges)
         if arriving(gather) <= cost.exchange * arriving(exchanges[0]):
             yield (*first, gather)
     for step in exchanges:

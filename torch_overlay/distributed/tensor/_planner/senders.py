@@ -157,15 +157,15 @@ class Exchange(NamedTuple):
         summed = [digit for digit in cuts if digit not in same and digit not in used]
         if len(summed) == len(cuts):
             return self.before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
-        most: dict[tuple[tuple[int, ...], ...], int] = {}
+        most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # by sender, and what is summed over
         order = self.before.orders[dim]
         for elements, held, wanted in overlaps(self.before, self.after, dim):
-            sender = tuple([held[a] for a in order]), tuple([digit.of(wanted) for digit in same])
-            key = (*sender, tuple([digit.of(wanted) for digit in summed]))
+            sender = (*[held[a] for a in order], *[digit.of(wanted) for digit in same])
+            key = sender, tuple([digit.of(wanted) for digit in summed])
             most[key] = max(most.get(key, 0), elements)
-        sent: dict[tuple[tuple[int, ...], ...], int] = {}
-        for key, elements in most.items():
-            sent[key[:2]] = sent.get(key[:2], 0) + elements
+        sent: dict[tuple[int, ...], int] = {}
+        for (sender, _), elements in most.items():
+            sent[sender] = sent.get(sender, 0) + elements
         return max(sent.values(), default=0)
 
     def _tied(self) -> list[Digit]:

@@ -94,6 +94,10 @@ class Collective(_Change):
         """The size of the joint group."""
         return math.prod([self.before.sizes[a] for a in self.axes])
 
+    def received(self, coordinate: Coordinate) -> int:
+        """Elements that arrive from others."""
+        raise NotImplementedError
+
     def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
         """The coordinates of the joint group that `coordinate` is in, row-major over `axes`."""
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
@@ -258,4 +262,4 @@ def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tup
     return found
 
 
-Step = Narrow | Embed | Divide | AllGather | AllReduce | ReduceScatter | AllToAll
+Step = Narrow | Embed | Divide | Collective
