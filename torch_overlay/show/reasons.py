@@ -33,7 +33,7 @@ def ours(step: Step, averages: bool) -> str:
         return f"ends the {_ended(step.op)}: all ranks get the result"
     if isinstance(step, ReduceScatter):
         return f"ends the {_ended(step.op)}: each rank gets only its own part"
-    return "each rank gets all terms of its own part" if step.op else "each rank gets what it lacks"
+    return "each rank gets all terms of its own part" if getattr(step, "op", None) else "each rank gets what it lacks"
 
 
 def torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:
