@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from .._group_table import find_group as resolve
 from ._joint_groups import Group, find_group, gone, joint_axes
-from ._planner.cost import Cost
+from ._planner.cost import Cost, collectives
 from ._planner.plan import line, plan
 from ._planner.regions import NotOurs
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
-from ._specs import nests_anew, norm_ended, read_ends
+from ._specs import gathers_for_torch, norm_ended, read_ends
 from ._spelling import is_torchs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
@@ -41,7 +42,6 @@ class Program:
         joint: the sets of axes for which there is a group.
         cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
-        trim: whether the last step leaves a view of something bigger, or torch a copy where there is nothing to do.
         torchs: whether torch's own code would run the same collective and nothing else.
         functions: one for each step; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.
@@ -55,7 +55,6 @@ class Program:
     joint: frozenset[tuple[int, ...]]
     cost: Cost
     norm: _NormPartial | None
-    trim: bool
     torchs: bool = False
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -89,6 +88,8 @@ class Program:
         functions = runners(self.steps, ask.site.coordinate, held, group_of, ask.async_op)
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
+        copy = self._last_copy()
+        functions = functions if copy is None else (*functions, copy)
         self.groups = {group.name: axes for axes, group in used.items()}
         self.torchs = is_torchs(self.steps, ask, mesh.device_type) and all(group.in_order for group in used.values())
         self.functions = functions
@@ -112,9 +113,21 @@ class Program:
             if missing:
                 raise RuntimeError(gone(mesh, missing[0])) from error
             raise
-        if not self.trim:
-            return result
-        return result.clone() if {*map(type, self.steps)} <= {Narrow} else result.contiguous()
+        return result
+
+    def _last_copy(self) -> Local | None:
+        """Where the steps end in a view of something bigger, or torch has a tensor of its own: what makes it so.
+
+        Torch cuts into a copy with the same order of strides, and gathers into a contiguous tensor.
+        """
+        is_view = {*map(type, self.steps)} <= {Narrow}
+        if not collectives(self.steps) and 1 in self.question.sizes and gathers_for_torch(self.question):
+            return (
+                (lambda end: end.clone(memory_format=torch.contiguous_format)) if is_view else torch.Tensor.contiguous
+            )
+        if not self.steps or not isinstance(self.steps[-1], Narrow):
+            return None
+        return torch.Tensor.clone if is_view else torch.Tensor.contiguous
 
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
@@ -128,8 +141,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
             raise NotOurs("terms of a type that only a backend reduces")
-    trim = isinstance(steps[-1], Narrow) if steps else 1 in sizes and nests_anew(question)
-    return Program(question, before, after, steps, joint, cost, norm, trim)
+    trim = isinstance(steps[-1], Narrow) if steps else 1 in sizes and gathers_for_torch(question)
+    return Program(question, before, after, steps, joint, cost, norm)
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:

@@ -98,15 +98,15 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
     return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
 
 
-def nests_anew(question: Question) -> bool:
-    """Whether a dim is cut by other axes from some axis on: torch makes it whole up to there and cuts it again, though
-    the shards are the same where only axes of size 1 came or went."""
+def gathers_for_torch(question: Question) -> bool:
+    """Whether a dim is cut by other axes from some axis on: torch gathers it up to there and cuts it again, though the
+    shards are the same where only axes of size 1 came or went."""
     old = _nested(question.source, question.source_order)
     new = _nested(question.target, question.target_order)
     for dim in {*old, *new}:
         one, other = old.get(dim, ()), new.get(dim, ())
         same = common(one, other)
-        if any(question.sizes[axis] > 1 for axis in (*one[same:], *other[same:])):
+        if any(question.sizes[axis] > 1 for axis in one[same:]):
             return True
     return False
 
