@@ -41,6 +41,7 @@ def play(rank: int, port: int, said) -> None:
     """One rank: the redistribution once with everybody, then with one that dies before its second collective."""
     import torch_overlay
     from torch_overlay.distributed._mesh_state import shared_state
+    from torch_overlay.distributed.tensor._planner.steps import AllReduce, AllToAll, Collective
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -52,8 +53,10 @@ def play(rank: int, port: int, said) -> None:
     said.put((rank, "first", Met(redistribute(mesh, rank).tolist())))
     if rank == VICTIM:
         (program,) = shared_state(mesh).remembered["answers"].values()
-        assert len(program.functions) > 1, program.text
-        program.functions = (program.functions[0], lambda local: os._exit(0))
+        first, second = [step for step in program.steps if isinstance(step, Collective)]
+        before = program.functions[:-3]  # the last three are the second's: pack, communicate, unpack
+        assert isinstance(first, AllReduce) and isinstance(second, AllToAll) and before, program.text
+        program.functions = (*before, lambda local: os._exit(0))
     start, got, error = time.monotonic(), None, ""
     try:
         got = redistribute(mesh, rank).tolist()
@@ -80,6 +83,7 @@ def met():
         for rank in ranks:
             rank.join(10)
             rank.kill()
+    assert ranks[VICTIM].exitcode == 0, "it died of something else than its own exit"
     return results
 
 

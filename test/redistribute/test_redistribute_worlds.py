@@ -223,12 +223,12 @@ def test_what_torch_refuses_of_complex_numbers_goes_to_torch(op, target):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn, torch.complex64])
 @pytest.mark.parametrize("rows", [4, 2048])  # few bytes, and so many that they are copied once
 def test_blocks_are_joined_in_their_order(rows, dtype):
-    from torch_overlay.distributed.tensor._run import _joined
+    from torch_overlay.distributed.tensor._pack import joined
 
     whole = torch.randint(0, 2, (rows, 1024)).to(dtype)
     blocks = [whole.narrow(1, 0, 1000), whole.narrow(1, 1000, 24), whole.narrow(0, 1, 2)]
     flat = [element for block in blocks for element in block.view(torch.uint8).flatten().tolist()]
-    assert _joined(blocks).view(torch.uint8).tolist() == flat
+    assert joined(blocks).view(torch.uint8).tolist() == flat
 
 
 class Own(Partial):

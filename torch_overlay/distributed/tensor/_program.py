@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,7 @@ class Program:
 
     Attributes:
         question: to which it is the answer.
+        held: the shape that the local tensor must have.
         before, after: what each coordinate holds.
         steps: the plan.
         joint: the sets of axes for which there is a group.
@@ -49,6 +51,7 @@ class Program:
     """
 
     question: Question
+    held: tuple[int, ...]
     before: Regions
     after: Regions
     steps: tuple[Step, ...]
@@ -59,11 +62,6 @@ class Program:
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     runs: int = 0
-
-    @property
-    def held(self) -> tuple[int, ...]:
-        """The shape that the local tensor must have."""
-        return self.before.box(self.question.site.coordinate).length
 
     @property
     def text(self) -> str:
@@ -83,9 +81,8 @@ class Program:
             used[axes] = find_group(mesh, axes, mesh._rank)
             return used[axes]
 
-        ask = self.question
-        held = self.before.box(ask.site.coordinate)
-        functions = runners(self.steps, ask.site.coordinate, held, group_of, ask.async_op)
+        ask, coordinate = self.question, self.question.site.coordinate
+        functions = runners(self.steps, coordinate, self.before.box(coordinate), group_of, ask.async_op)
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
         copy = self._last_copy()
@@ -122,9 +119,7 @@ class Program:
         """
         is_view = {*map(type, self.steps)} <= {Narrow}
         if not collectives(self.steps) and 1 in self.question.sizes and gathers_for_torch(self.question):
-            return (
-                (lambda end: end.clone(memory_format=torch.contiguous_format)) if is_view else torch.Tensor.contiguous
-            )
+            return partial(torch.clone, memory_format=torch.contiguous_format) if is_view else torch.Tensor.contiguous
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None
         return torch.Tensor.clone if is_view else torch.Tensor.contiguous
@@ -141,8 +136,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
             raise NotOurs("terms of a type that only a backend reduces")
-    trim = isinstance(steps[-1], Narrow) if steps else 1 in sizes and gathers_for_torch(question)
-    return Program(question, before, after, steps, joint, cost, norm)
+    held = before.box(question.site.coordinate).length
+    return Program(question, held, before, after, steps, joint, cost, norm)
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:

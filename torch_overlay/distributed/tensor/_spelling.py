@@ -6,13 +6,13 @@ Inductor's patterns, async tensor parallelism among them, look for these operati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
+from ._pack import MOVED, Local
 from ._planner.boxes import chunk
 from ._planner.steps import AllGather, AllToAll, Collective
 
@@ -24,23 +24,7 @@ if TYPE_CHECKING:
     from ._planner.steps import ReduceScatter, Step
     from ._question import Question
 
-Local = Callable[[torch.Tensor], torch.Tensor]
-
 _PLAIN = frozenset((Shard, Replicate, Partial))
-# What every backend moves; other types travel as their bytes.
-MOVED = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
 
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:

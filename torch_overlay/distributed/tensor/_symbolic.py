@@ -69,9 +69,11 @@ def plan_open_sizes(
     found = program_for(here)
     _guard_numbers(found, program_for, here, shape, open_dims, ranks)
     sizes = tuple([ranks * (size // ranks) if dim in open_dims else size for dim, size in enumerate(shape)])
+    before = found.before._replace(shape=sizes)
     program = dataclasses.replace(
         found,
-        before=found.before._replace(shape=sizes),
+        held=before.box(found.question.site.coordinate).length,
+        before=before,
         after=found.after._replace(shape=sizes),
         steps=tuple([_on_shape(step, sizes) for step in found.steps]),
     )

@@ -1,0 +1,71 @@
+"""Peak memory of a call, from the events of torch's CPU allocator: it sees what operators allocate inside, too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.profiler import profile, record_function
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor import placement_types
+
+_MARK = "measured call"
+
+
+class Memory(NamedTuple):
+    """Bytes beyond what was allocated before a call.
+
+    Attributes:
+        peak: the most at any one time during the call, its result included.
+        kept: what is still allocated after it, while only its result is held.
+    """
+
+    peak: int
+    kept: int
+
+
+def allocated(calls: Sequence[Callable[[], object]]) -> list[Memory]:
+    """What each call allocates on the CPU, in this thread. Each is made once before, so that caches are filled."""
+    for call in calls:
+        call()
+    with profile(use_cpu=True, profile_memory=True) as profiled:
+        for call in calls:
+            with record_function(_MARK):
+                result = call()
+            del result
+    return _read(profiled.kineto_results.events())
+
+
+def _read(events: Sequence[Any]) -> list[Memory]:
+    """The memory of each marked span; each event says by how much it changed what is allocated."""
+    spans = sorted((event.start_ns(), event.end_ns()) for event in events if event.name() == _MARK)
+    changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    changes.sort(key=lambda change: change[0])
+    found, at = [], 0
+    for begun, ended in spans:
+        held = peak = 0
+        while at < len(changes) and changes[at][0] <= ended:
+            if changes[at][0] >= begun:
+                held += changes[at][1]
+                peak = max(peak, held)
+            at += 1
+        found.append(Memory(peak, held))
+    return found
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Stock exchanges shards on a CPU mesh as it does on a GPU; else it gathers there, which takes more memory."""
+    before = placement_types.shard_dim_alltoall
+
+    def exchange(input, gather_dim, shard_dim, mesh, mesh_dim):
+        group = functional._group_or_group_name(functional._resolve_group((mesh, mesh_dim)))
+        return torch.ops._dtensor.shard_dim_alltoall(input, gather_dim, shard_dim, group)
+
+    placement_types.shard_dim_alltoall = exchange
+    try:
+        yield
+    finally:
+        placement_types.shard_dim_alltoall = before

@@ -1,0 +1,160 @@
+"""Run an all-to-all: each element to whoever wants and lacks it, and with a reduction the terms of each target.
+
+A small message goes as a whole, with what a rank sends to itself in its place. Of a large one this part stays where it
+is until the others' parts have come: so it is copied once, and takes no memory in what is sent and in what arrives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.distributed._functional_collectives import _are_we_tracing
+
+from ._pack import MOVED, Local, Place, Stages, as_bytes, assembled, is_large, joined, packing, part, unpacking, view_of
+from ._planner.grids import grids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ._joint_groups import Group
+    from ._planner.boxes import Box
+    from ._planner.steps import AllToAll, Piece
+
+_functional = torch.ops._c10d_functional
+
+_REDUCE = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "product": torch.mul,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+
+
+class Apart(NamedTuple):
+    """What goes to the others, or came from them, and the local tensor, which has the part that stays."""
+
+    flat: torch.Tensor
+    local: torch.Tensor
+
+
+def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
+    """Pack, exchange and unpack: everything, or all but the rank's own part."""
+    sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
+    whole = _everything(step, place, group, finish, sends, receives)
+    own = step.members(place.coordinate).index(tuple(place.coordinate))
+    others = [[piece for piece in pieces if piece.member != own] for pieces in (sends, receives)]
+    if not all(others) or len(others[1]) == len(receives):
+        return whole
+    (kept,) = [piece.box for piece in sends if piece.member == own]
+    send_splits, receive_splits = (_splits(pieces, group) for pieces in others)
+    pack, exchange = _pack_pieces(others[0], group), _swap(send_splits, receive_splits, group, finish)
+    land = _landing(step, receives, receive_splits, group, place.wanted.length, own)
+    size = sum(piece.box.elements for piece in sends)
+
+    def start(local: torch.Tensor) -> torch.Tensor | Apart:
+        return Apart(pack(local), part(local, kept)) if is_large(local, size) else whole[0](local)
+
+    def swap(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
+        return Apart(exchange(sent.flat), sent.local) if type(sent) is Apart else whole[1](sent)
+
+    def end(came: torch.Tensor | Apart) -> torch.Tensor:
+        return land(*came) if type(came) is Apart else whole[2](came)
+
+    return start, swap, end
+
+
+def _everything(
+    step: AllToAll, place: Place, group: Group, finish: Local, sends: Sequence[Piece], receives: Sequence[Piece]
+) -> Stages:
+    coordinate, held, wanted = place
+    grids_of = grids(step, held, wanted) if group.in_order else (None, None)
+    send_splits, receive_splits = _splits(sends, group), _splits(receives, group)
+    pack = packing(grids_of[0]) if grids_of[0] is not None else _pack_pieces(sends, group)
+    if grids_of[1] is not None:
+        land = unpacking(grids_of[1], wanted.length)
+    else:
+        land = _landing(step, receives, receive_splits, group, wanted.length)
+    if any(receive_splits) and not any(send_splits):
+        # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
+        own = group.places[step.members(coordinate).index(tuple(coordinate))]
+        send_splits[own] = receive_splits[own] = 1
+        pack = lambda local: local.new_empty(1)  # noqa: E731
+        land = _landing(step, receives, receive_splits, group, wanted.length)
+    return pack, _swap(send_splits, receive_splits, group, finish), land
+
+
+def _swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:
+    def run(flat: torch.Tensor) -> torch.Tensor:
+        if flat.dtype in MOVED:
+            return finish(_functional.all_to_all_single(flat, receive_splits, send_splits, group.name))
+        width = flat.element_size()
+        sent, received = [n * width for n in send_splits], [n * width for n in receive_splits]
+        return finish(_functional.all_to_all_single(as_bytes(flat), received, sent, group.name)).view(flat.dtype)
+
+    return run
+
+
+def _pack_pieces(sends: Sequence[Piece], group: Group) -> Local:
+    boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        return joined([part(local, box) for box in boxes]) if boxes else local.new_empty(0)
+
+    return run
+
+
+def _landing(
+    step: AllToAll,
+    receives: Sequence[Piece],
+    splits: Sequence[int],
+    group: Group,
+    shape: Sequence[int],
+    own: int | None = None,
+) -> Callable[..., torch.Tensor]:
+    """From what arrived to the local tensor; with `own`, that member's part is the second argument."""
+    starts = [0, *itertools.accumulate(splits)]
+    pieces = [
+        (starts[group.places[piece.member]] if piece.member != own else None, piece.box, piece.add)
+        for piece in receives
+    ]
+    if step.op is None:
+        return lambda flat, kept=None: assembled(flat, [piece[:2] for piece in pieces], shape, kept)
+    return lambda flat, kept=None: _reduced(flat, pieces, shape, step, kept)
+
+
+def _reduced(
+    flat: torch.Tensor,
+    pieces: Sequence[tuple[int | None, Box, bool]],
+    shape: Sequence[int],
+    step: AllToAll,
+    kept: torch.Tensor | None,
+) -> torch.Tensor:
+    """Every term into its box; all ranks add in the same order."""
+    whole = flat.new_empty(shape)
+    combine = _REDUCE[step.op or "sum"]
+    out = not _are_we_tracing()  # where nothing is traced, into its place
+    for at, box, add in pieces:
+        target = part(whole, box)
+        term = view_of(flat, at, box, kept)
+        if add and out:
+            combine(target, term, out=target)
+        else:
+            target.copy_(combine(target, term) if add else term)
+    if step.op == "avg":
+        whole = whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
+    return whole
+
+
+def _splits(pieces: Sequence[Piece], group: Group) -> list[int]:
+    """How many elements go to, or come from, each rank of the group."""
+    counts = [0] * len(group.places)
+    for piece in pieces:
+        counts[group.places[piece.member]] += piece.box.elements
+    return counts

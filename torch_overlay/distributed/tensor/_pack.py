@@ -1,0 +1,160 @@
+"""What a rank packs for others into one flat tensor, and unpacks from what they sent."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.distributed._functional_collectives import _are_we_tracing
+
+if TYPE_CHECKING:
+    from ._planner.boxes import Box
+    from ._planner.grids import Grid
+
+Local = Callable[[torch.Tensor], torch.Tensor]
+Stages = tuple[Local, ...]
+Coordinate = Sequence[int]
+
+# What every backend moves; other types travel as their bytes.
+MOVED = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
+
+LARGE = 1 << 20  # bytes of a message from which on a second copy of it costs more than some more calls
+
+
+def is_large(tensor: torch.Tensor, elements: int) -> bool:
+    """Whether so many elements of its type are worth more calls than one copy takes, where nothing is traced."""
+    return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and not _are_we_tracing()
+
+
+class Place(NamedTuple):
+    """Where a step runs: this rank's coordinate, and what it holds before the step and after it."""
+
+    coordinate: Coordinate
+    held: Box
+    wanted: Box
+
+
+def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    for dim, (start, length) in enumerate(zip(*box, strict=True)):
+        if length != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def flattened(local: torch.Tensor) -> torch.Tensor:
+    """All elements, one after the other in memory; of a single column, `reshape` would make a view that skips some."""
+    return local.reshape(-1).contiguous()
+
+
+def packing(grid: Grid) -> Local:
+    """From the local tensor to what goes to the members, flat."""
+    lengths, times, order = grid
+    if grid.plain:
+        return flattened
+    if times != lengths:
+        return lambda local: flattened(local.reshape(lengths).expand(times).permute(order))
+    return lambda local: flattened(local.reshape(lengths).permute(order))
+
+
+def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
+    """From what came from the members, flat, to the local tensor."""
+    lengths, _, order = grid
+    if grid.plain:
+        return lambda flat: flat.view(shape)
+    return lambda flat: flat.view(lengths).permute(order).reshape(shape).contiguous()
+
+
+def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
+    """`unpacking` where what the first axes bring is in its place already: what lies within is sorted part by part, so
+    that a large tensor isn't there twice."""
+    lengths, _, order = grid
+    fixed = next((i for i, dim in enumerate(order) if i != dim), len(order))
+    parts = math.prod(lengths[:fixed])
+    once = unpacking(grid, shape)
+    if grid.plain or parts == 1:
+        return once
+    inner = [dim - fixed + 1 for dim in order[fixed:]]
+
+    def run(flat: torch.Tensor) -> torch.Tensor:
+        if not is_large(flat, flat.numel()):
+            return once(flat)
+        for part in flat.view(parts, -1):
+            part.copy_(part.view(1, *lengths[fixed:]).permute(0, *inner).reshape(-1))
+        return flat.view(shape)
+
+    return run
+
+
+def assembled(
+    flat: torch.Tensor, pieces: Sequence[tuple[int | None, Box]], shape: Sequence[int], kept: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`."""
+    dim = _row(pieces, shape)
+    if dim is not None and flat.numel() <= 2 * math.prod(shape) and _in_place(pieces, dim, shape):
+        return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding, as torch's does
+    views = [view_of(flat, at, box, kept) for at, box in pieces]
+    if dim is None:
+        whole = flat.new_empty(shape)
+        for view, (_, box) in zip(views, pieces, strict=True):
+            part(whole, box).copy_(view)
+        return whole
+    return torch.cat(views, dim).contiguous() if len(views) > 1 else views[0].clone()
+
+
+def view_of(flat: torch.Tensor, at: int | None, box: Box, kept: torch.Tensor | None) -> torch.Tensor:
+    """The block for a box, from this offset on; with no offset, the one that was kept."""
+    if at is None:
+        assert kept is not None, "a block without an offset stayed here"  # noqa: S101
+        return kept
+    return flat.narrow(0, at, box.elements).view(box.length)
+
+
+def _in_place(pieces: Sequence[tuple[int | None, Box]], dim: int, shape: Sequence[int]) -> bool:
+    """Whether boxes that follow one another along a dim lie as in the tensor that they make, from the start on."""
+    if math.prod(shape[:dim]) != 1:
+        return False
+    return [at for at, _ in pieces] == [0, *itertools.accumulate(box.elements for _, box in pieces)][:-1]
+
+
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Blocks, each row-major and one after the other."""
+    if parts[0].ndim and len({part.shape[1:] for part in parts}) == 1:
+        return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])
+    lengths = [part.numel() for part in parts]
+    if not is_large(parts[0], sum(lengths)) or all(part.is_contiguous() for part in parts):
+        return torch.cat([part.reshape(-1) for part in parts])
+    flat = parts[0].new_empty(sum(lengths))  # to flatten them first would copy them twice
+    torch._foreach_copy_([piece.view(part.shape) for piece, part in zip(flat.split(lengths), parts)], parts)
+    return flat
+
+
+def _row(pieces: Sequence[tuple[int | None, Box]], shape: Sequence[int]) -> int | None:
+    """The dim along which the boxes follow one another and fill the shape, if there is one."""
+    for dim in range(len(shape)):
+        at = 0
+        for _, box in pieces:
+            across = all(n == m for d, (n, m) in enumerate(zip(box.length, shape, strict=True)) if d != dim)
+            if not across or box.start[dim] != at:
+                break
+            at += box.length[dim]
+        else:
+            if pieces and at == shape[dim]:
+                return dim
+    return None
+
+
+def as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    return flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8)
