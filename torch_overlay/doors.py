@@ -32,11 +32,11 @@ def meshes_need_nothing() -> None:
     """Meshes that torch made get their state on first use."""
 
 
-def settle_meshes(_: None) -> None:
+def hand_back_meshes(_: None) -> None:
     """Meshes made under the overlay go on living without it."""
-    from torch_overlay.distributed._mesh_state import settle
+    from torch_overlay.distributed._mesh_state import hand_back
 
-    settle()
+    hand_back()
 
 
 def trace_as_torch() -> tuple[list[str], dict[str, Any]]:

@@ -81,7 +81,7 @@ PATCHES: tuple[Patch, ...] = (
         MESH,
         "torch_overlay.doors:meshes_need_nothing",
         Kind.HOOK,
-        undo="torch_overlay.doors:settle_meshes",
+        undo="torch_overlay.doors:hand_back_meshes",
         unit="mesh",
     ),
     Patch(

@@ -175,7 +175,7 @@ def thread_id() -> int | None:
     return threading.get_ident() if is_initialized() and get_backend() == "threaded" else None
 
 
-def settle() -> None:  # overlay only
+def hand_back() -> None:  # overlay only
     """Give every living mesh what torch's own code looks for, and take the overlay's state off it."""
     for mesh in list(_living.values()):
         held = mesh.__dict__

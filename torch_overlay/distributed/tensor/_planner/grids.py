@@ -17,7 +17,7 @@ from .steps import AllGather, AllToAll, Collective, ReduceScatter
 if TYPE_CHECKING:
     from .boxes import Box
 
-Cuts = Sequence[tuple[int, ...]]
+Orders = Sequence[tuple[int, ...]]
 
 
 class Grid(NamedTuple):
@@ -61,7 +61,7 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     return pack, _unpack(step, wanted, given) if not isinstance(step, ReduceScatter) else None
 
 
-def _alike(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box, given: Cuts, taken: Cuts) -> bool:
+def _alike(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box, given: Orders, taken: Orders) -> bool:
     """Does each member's piece have the same lengths, and no padding after it?"""
     if isinstance(step, AllToAll) and step.op is not None:
         return False
@@ -76,7 +76,7 @@ def _alike(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box, g
     return isinstance(step, AllToAll) or piece == step.chunk
 
 
-def _pack(step: Collective, held: Box, taken: Cuts) -> Grid:
+def _pack(step: Collective, held: Box, taken: Orders) -> Grid:
     sizes = step.before.sizes
     # Members that differ only along an axis that doesn't cut the target want the same.
     alike = [axis for axis in step.axes if not any(axis in axes for axes in taken)]
@@ -94,7 +94,7 @@ def _pack(step: Collective, held: Box, taken: Cuts) -> Grid:
     return Grid(lengths, tuple(times), (*[place[a] for a in step.axes], *inner))
 
 
-def _unpack(step: Collective, wanted: Box, given: Cuts) -> Grid:
+def _unpack(step: Collective, wanted: Box, given: Orders) -> Grid:
     sizes = step.before.sizes
     view = [sizes[axis] for axis in step.axes]
     order = []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .groups import Groups
 
 Steps = tuple[Step, ...]
-Way = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
+Beginning = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
 
 _ORDERS = tuple(itertools.product((False, True), repeat=2))  # axes that cut the target last, pending axes first
 
@@ -93,33 +93,33 @@ class Reduction:
     def _exact(self, step: ReduceScatter) -> bool:
         return step.before == self.before and step.ranks * step.chunk == self.before.most
 
-    def whole(self) -> Iterator[Way]:
+    def whole(self) -> Iterator[Beginning]:
         """All-reduce what every rank has, then move."""
         for narrow in self._narrowed():
-            yield self._all_reduce(self.before, narrow, self.axes), narrow.settled(self.axes)
+            yield self._all_reduce(self.before, narrow, self.axes), narrow.without_pending(self.axes)
 
-    def scattered(self) -> Iterator[Way]:
+    def scattered(self) -> Iterator[Beginning]:
         """Reduce-scatter, each rank keeping one part along all the axes, then move or gather the parts."""
         for narrow in self._narrowed():
             first = () if narrow == self.before else (Narrow(self.before, narrow),)
             for cut in self._cuts(narrow):
                 yield (*first, *self._reduce_scatter(narrow, cut, self.axes)), cut
 
-    def part_whole(self) -> Iterator[Way]:
+    def part_whole(self) -> Iterator[Beginning]:
         """Reduce-scatter over the axes that cut the target, then all-reduce over the rest what is left of the data."""
         first = self.axes & self.after.sharded
         rest = self.axes - first
         if not (first and rest):
             return
-        start = self.before.settled(first)
+        start = self.before.without_pending(first)
         cut = cut_toward(start, self.after, start.free)
         if not cut.sharded.issuperset(first):
             return
         if not self.groups.has(self.axes) or not crossed(cut, self.after):  # else it would be a third collective
             scattered = self._reduce_scatter(self.before, cut, first)
-            yield (*scattered, *self._all_reduce(cut, cut, rest)), cut.settled(rest)
+            yield (*scattered, *self._all_reduce(cut, cut, rest)), cut.without_pending(rest)
 
-    def moved_first(self) -> Iterator[Way]:
+    def moved_first(self) -> Iterator[Beginning]:
         """Move into boxes from which the target is a cut, then reduce there."""
         inner = self.before.cut([_until(order, self.axes) for order in self.after.orders])
         if not crossed(self.before, inner):
@@ -127,11 +127,11 @@ class Reduction:
         if self.axes.issubset(self.after.sharded):
             reduced, now = self._reduce_scatter(inner, self.after, self.axes), self.after
         else:
-            reduced, now = self._all_reduce(inner, inner, self.axes), inner.settled(self.axes)
+            reduced, now = self._all_reduce(inner, inner, self.axes), inner.without_pending(self.axes)
         if not self._too_many(arriving_by(reduced)):
             yield (*move(self.before, inner, self.groups, self.itemsize, self.cost), *reduced), now
 
-    def one_group_at_a_time(self) -> Iterator[Way]:
+    def one_group_at_a_time(self) -> Iterator[Beginning]:
         """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce the `early` axes, else move on until one
         does; what doesn't cut the target is all-reduced in the end."""
         if self.groups.has(self.axes | crossed(self.before, self.after)):
@@ -144,42 +144,42 @@ class Reduction:
                 steps += made
             yield tuple(steps), now
 
-    def _next_collective(self, now: Regions, early: frozenset[int]) -> Way:
+    def _next_collective(self, now: Regions, early: frozenset[int]) -> Beginning:
         narrow = cut_toward(now, self.after, now.free)
         first = () if narrow == now else (Narrow(now, narrow),)
         left = self.axes & now.pending
         for group in self.groups.within(left):
-            then = cut_toward(narrow.settled(group), self.after, narrow.free.union(group))
+            then = cut_toward(narrow.without_pending(group), self.after, narrow.free.union(group))
             if then.sharded.issuperset(group):
                 return (*first, ReduceScatter(narrow, then, group, self.op)), then
         reduced = left if left.isdisjoint(self.after.sharded) else left & early
         if reduced:
-            return (*first, *self._all_reduce(narrow, narrow, reduced)), narrow.settled(reduced)
+            return (*first, *self._all_reduce(narrow, narrow, reduced)), narrow.without_pending(reduced)
         made, then = next_collective(narrow, self.after, self.groups, self.itemsize, self.cost)
         return (*first, *made), then
 
-    def exchanged(self) -> Iterator[Way]:
+    def exchanged(self) -> Iterator[Beginning]:
         """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
         no other rank has, and adds them up itself; then the parts move."""
         group = self.axes | crossed(self.before, self.after)
         if self.groups.has(self.axes) or not self.groups.has(group):
             return
         orders = zip(self.before.orders, self.after.orders)
-        start = self.before.cut([old[: common(old, new)] for old, new in orders]).settled(self.axes)
+        start = self.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(self.axes)
         like = cut_toward(start, self.after, start.free)
         cuts = [_spread(like, sorted(group - like.sharded)), *self._movable(start, group)]
         for cut in dict.fromkeys(cuts):
             if self.groups.has(self.axes | crossed(self.before, cut)):
                 yield from self._exchanges(cut)
 
-    def in_one(self) -> Iterator[Way]:
+    def in_one(self) -> Iterator[Beginning]:
         """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
         if self._too_many((self.groups.count(self.axes) - 1) * self.after.most):
             return
         if self.groups.has(self.axes | crossed(self.before, self.after)):
             yield from self._exchanges(self.after)
 
-    def _exchanges(self, then: Regions) -> Iterator[Way]:
+    def _exchanges(self, then: Regions) -> Iterator[Beginning]:
         """All-to-alls to these boxes that bring each rank all terms."""
         group, reduced = (tuple(sorted(axes)) for axes in (self.axes | crossed(self.before, then), self.axes))
         op, mean = (self.op, ()) if self.op != "avg" else ("sum", (Divide(self.groups.count(reduced)),))
@@ -201,7 +201,7 @@ class Reduction:
 
     def _cuts(self, narrow: Regions) -> Iterator[Regions]:
         """Different cuts of `narrow` along all the axes: where the target has them, the rest anywhere."""
-        start = narrow.settled(self.axes)
+        start = narrow.without_pending(self.axes)
         found = []
         for allowed in (self.axes, start.free):
             cut = cut_toward(start, self.after, allowed)
@@ -230,7 +230,7 @@ class Reduction:
     def _all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> Steps:
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
         for group in self.groups.cover(axes):
-            then = narrow.settled(group)
+            then = narrow.without_pending(group)
             steps.append(AllReduce(narrow, then, group, self.op))
             narrow = then
         return tuple(steps)
@@ -251,7 +251,7 @@ class Reduction:
 
     def _next_cut(self, now: Regions, cut: Regions, left: frozenset[int]) -> tuple[tuple[int, ...], Regions]:
         for group in self.groups.within(left):
-            then = cut_toward(now.settled(group), cut, now.free.union(group))
+            then = cut_toward(now.without_pending(group), cut, now.free.union(group))
             if then.sharded.issuperset(group):
                 return group, then
         raise AssertionError(f"none of the axes {sorted(left)} makes the next cut from {now} to {cut}")

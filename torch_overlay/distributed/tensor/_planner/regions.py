@@ -155,7 +155,7 @@ class Regions(NamedTuple):
         """The same tensor and reductions, cut in other orders."""
         return Regions(self.shape, self.sizes, tuple(orders), self.partial)
 
-    def settled(self, axes: Collection[int]) -> Regions:
+    def without_pending(self, axes: Collection[int]) -> Regions:
         """The same boxes, with nothing pending over `axes`."""
         partial = tuple([None if a in axes else op for a, op in enumerate(self.partial)])
         return Regions(self.shape, self.sizes, self.orders, partial)
