@@ -114,6 +114,14 @@ def test_redistribute(tmp_path):
         assert any("isn't patched" in note for note in found["notes"])
 
 
+def test_memory(tmp_path):
+    """Of 4 MB: stock gathers one axis, then the other; ours sorts one gather where it lies, in two parts."""
+    found = bench(tmp_path, "memory", "--size", "4194304", "--only", "S0,R,S1 -> R,R,R", "--each")
+    (one,) = found["facts"]["pairs"]
+    assert one["peak"] == {"stock": 6 << 20, "overlay": 6 << 20} and one["move"]
+    assert [target["met"] for target in found["targets"]] == [True]
+
+
 def test_overhead(tmp_path):
     found = bench(tmp_path, "overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
     for kind in ("plan hit", "plan miss"):

@@ -131,7 +131,7 @@ def _in_place(pieces: Sequence[tuple[int | None, Box]], dim: int, shape: Sequenc
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
     """Blocks, each row-major and one after the other."""
-    if parts[0].ndim and len({part.shape[1:] for part in parts}) == 1:
+    if parts[0].ndim and all(part.shape[1:] == parts[0].shape[1:] for part in parts):
         return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])
     lengths = [part.numel() for part in parts]
     if not is_large(parts[0], sum(lengths)) or all(part.is_contiguous() for part in parts):
