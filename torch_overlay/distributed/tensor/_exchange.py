@@ -6,6 +6,7 @@ is until the others' parts have come: so it is copied once, and takes no memory 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,54 +39,68 @@ _REDUCE = {
 
 
 class Apart(NamedTuple):
-    """What goes to the others, or came from them, and the local tensor, which has the part that stays."""
+    """What goes to the others, or came from them; the rank's own part, which stays; and what to do with both."""
 
     flat: torch.Tensor
-    local: torch.Tensor
+    own: torch.Tensor
+    exchange: Local
+    land: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    """Pack, exchange and unpack: everything, or all but the rank's own part."""
-    sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
-    whole = _everything(step, place, group, finish, sends, receives)
-    own = step.members(place.coordinate).index(tuple(place.coordinate))
-    others = [[piece for piece in pieces if piece.member != own] for pieces in (sends, receives)]
-    if not all(others) or len(others[1]) == len(receives):
-        return whole
-    (kept,) = [piece.box for piece in sends if piece.member == own]
-    send_splits, receive_splits = (_splits(pieces, group) for pieces in others)
-    pack, exchange = _pack_pieces(others[0], group), _swap(send_splits, receive_splits, group, finish)
-    land = _landing(step, receives, receive_splits, group, place.wanted.length, own)
-    size = sum(piece.box.elements for piece in sends)
+    """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
+    pack, exchange, land = _everything(step, place, group, finish)
+    apart = functools.cache(functools.partial(_others, step, place, group, finish))  # made for the first large one
+    elements = max(place.held.elements, place.wanted.elements)
 
     def start(local: torch.Tensor) -> torch.Tensor | Apart:
-        return Apart(pack(local), part(local, kept)) if is_large(local, size) else whole[0](local)
+        pack_others = apart() if is_large(local, elements) else None
+        return pack_others(local) if pack_others else pack(local)
 
     def swap(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
-        return Apart(exchange(sent.flat), sent.local) if type(sent) is Apart else whole[1](sent)
+        return sent._replace(flat=sent.exchange(sent.flat)) if isinstance(sent, Apart) else exchange(sent)
 
     def end(came: torch.Tensor | Apart) -> torch.Tensor:
-        return land(*came) if type(came) is Apart else whole[2](came)
+        return came.land(came.flat, came.own) if isinstance(came, Apart) else land(came)
 
     return start, swap, end
 
 
-def _everything(
-    step: AllToAll, place: Place, group: Group, finish: Local, sends: Sequence[Piece], receives: Sequence[Piece]
-) -> Stages:
+def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
+    """Packs all but the rank's own part; None where it has none, or has only this to send or to get."""
+    own = step.members(place.coordinate).index(tuple(place.coordinate))
+    sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
+    sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
+    if not sent or not received or len(received) == len(receives):
+        return None
+    (kept,) = [piece.box for piece in sends if piece.member == own]
+    splits = _splits(sent, group), _splits(received, group)
+    pack, exchange = _pack_pieces(sent, group), _swap(*splits, group, finish)
+    land = _landing(step, receives, splits[1], group, place.wanted.length, own)
+    return lambda local: Apart(pack(local), part(local, kept), exchange, land)
+
+
+def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
     coordinate, held, wanted = place
-    grids_of = grids(step, held, wanted) if group.in_order else (None, None)
-    send_splits, receive_splits = _splits(sends, group), _splits(receives, group)
-    pack = packing(grids_of[0]) if grids_of[0] is not None else _pack_pieces(sends, group)
-    if grids_of[1] is not None:
-        land = unpacking(grids_of[1], wanted.length)
+    to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
+    if to_pack is not None:
+        send_splits = [math.prod(to_pack.times) // step.ranks] * step.ranks
+        pack = packing(to_pack)
     else:
-        land = _landing(step, receives, receive_splits, group, wanted.length)
-    if any(receive_splits) and not any(send_splits):
-        # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
-        own = group.places[step.members(coordinate).index(tuple(coordinate))]
-        send_splits[own] = receive_splits[own] = 1
-        pack = lambda local: local.new_empty(1)  # noqa: E731
+        sends = step.sends(coordinate)
+        send_splits = _splits(sends, group)
+        pack = _pack_pieces(sends, group)
+    if to_unpack is not None:
+        receive_splits = [wanted.elements // step.ranks] * step.ranks
+        land = unpacking(to_unpack, wanted.length)
+    else:
+        receives = step.receives(coordinate)
+        receive_splits = _splits(receives, group)
+        if any(receive_splits) and not any(send_splits):
+            # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
+            own = group.places[step.members(coordinate).index(tuple(coordinate))]
+            send_splits[own] = receive_splits[own] = 1
+            pack = lambda local: local.new_empty(1)  # noqa: E731
         land = _landing(step, receives, receive_splits, group, wanted.length)
     return pack, _swap(send_splits, receive_splits, group, finish), land
 
@@ -125,7 +140,8 @@ def _landing(
         for piece in receives
     ]
     if step.op is None:
-        return lambda flat, kept=None: assembled(flat, [piece[:2] for piece in pieces], shape, kept)
+        blocks = [(at, box) for at, box, _ in pieces]
+        return lambda flat, kept=None: assembled(flat, blocks, shape, kept)
     return lambda flat, kept=None: _reduced(flat, pieces, shape, step, kept)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._planner.grids import Grid
 
 Local = Callable[[torch.Tensor], torch.Tensor]
-Stages = tuple[Local, ...]
+Stages = tuple[Callable[[Any], Any], ...]  # the first takes a local tensor, each other what the one before it returned
 Coordinate = Sequence[int]
 
 # What every backend moves; other types travel as their bytes.
