@@ -29,6 +29,7 @@ PAIRS = [
     for target in itertools.product("R01", repeat=3)
     if source != target
 ]
+COUNT = settings.default.max_examples // 4  # 25, and 250 at night
 # Named by who met them: each took a collective more than stock while merging was off for every symbol.
 MET = [("RPP", "RRR"), ("R00", "RRR"), ("RPP", "R00"), ("1PP", "RRR")]
 
@@ -38,8 +39,7 @@ def read(words):
 
 
 def chosen():
-    count = settings.default.max_examples // 4  # 25, and 250 at night
-    return MET + random.Random(12).sample(PAIRS, min(count, len(PAIRS)))
+    return MET + random.Random(12).sample(PAIRS, COUNT)
 
 
 @pytest.fixture
