@@ -89,8 +89,8 @@ def test_the_operations_are_torchs(mesh, async_op):
         collective = plan.steps and isinstance(plan.steps[0], Collective)
         exchanged = any(old.is_shard() and new.is_shard() and old != new for old, new in zip(source, target))
         steps = torch_redistribute._gen_transform_infos(*specs)
-        assert plan.torchs == (collective and len(steps) == 1 and not exchanged), (source, target)
-        if not plan.torchs:
+        assert plan.is_torchs(mesh) == (collective and len(steps) == 1 and not exchanged), (source, target)
+        if not plan.is_torchs(mesh):
             continue
         kinds[type(plan.steps[0]).__name__] += 1
         texts = []
@@ -118,7 +118,7 @@ def test_of_an_accelerator_the_all_to_all_is_torchs(mesh):
 
     local, *specs = ends(mesh, (Replicate(), Shard(0)), (Replicate(), Shard(1)))
     plan = plan_of(local, *specs)
-    assert not plan.torchs and is_torchs(plan.steps, plan.question, "cuda")
+    assert not plan.is_torchs(mesh) and is_torchs(plan.steps, plan.question, "cuda")
     local, *specs = ends(mesh, (Shard(0), Shard(0)), (Shard(1), Shard(0)))  # the outer cut of two
     plan = plan_of(local, *specs)
     assert not is_torchs(plan.steps, plan.question, "cuda")
@@ -136,7 +136,7 @@ def test_of_an_accelerator_the_all_to_all_is_torchs(mesh):
 )
 def test_what_torch_does_otherwise_is_ours(mesh, source, target, shape, dtype):
     local, *specs = ends(mesh, source, target, shape, dtype)
-    assert not plan_of(local, *specs).torchs
+    assert not plan_of(local, *specs).is_torchs(mesh)
 
 
 def test_a_cut_before_a_gather_leaves_it_in_its_shape(mesh):

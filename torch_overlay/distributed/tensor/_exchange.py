@@ -6,7 +6,6 @@ is until the others' parts have come: so it is copied once, and takes no memory 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,12 +49,15 @@ class Apart(NamedTuple):
 def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
     """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
     pack, exchange, land = _everything(step, place, group, finish)
-    apart = functools.cache(functools.partial(_others, step, place, group, finish))  # made for the first large one
     elements = max(place.held.elements, place.wanted.elements)
+    made: list[Callable[[torch.Tensor], Apart] | None] = []  # for the first large one
 
     def start(local: torch.Tensor) -> torch.Tensor | Apart:
-        pack_others = apart() if is_large(local, elements) else None
-        return pack_others(local) if pack_others else pack(local)
+        if not is_large(local, elements):
+            return pack(local)
+        if not made:
+            made.append(_others(step, place, group, finish))
+        return made[0](local) if made[0] else pack(local)
 
     def swap(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
         return sent._replace(flat=sent.exchange(sent.flat)) if isinstance(sent, Apart) else exchange(sent)

@@ -7,7 +7,7 @@ meshes have, or which are still alive, has no part in it. In which order a group
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
+
+REMEMBERED = 1024  # meshes of one universe
 
 
 class Group(NamedTuple):
@@ -41,15 +44,28 @@ class Group(NamedTuple):
         return self.places == tuple(range(len(self.places)))
 
 
+class AtHand(NamedTuple):
+    """The groups of a mesh: the sets of axes, two and more, that have one, and those groups that were looked up."""
+
+    joint: frozenset[tuple[int, ...]]
+    found: dict[tuple[Any, ...], Group]
+
+
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
-    if mesh.ndim == 1:
-        return frozenset()
-    known = shared_state(mesh).remembered["joint axes"]
+    return _at_hand(mesh).joint
+
+
+def _at_hand(mesh: DeviceMesh) -> AtHand:
+    known = shared_state(mesh).remembered["groups at hand"]
     key = (view_of(mesh), tuple(group_names(mesh) or ()), joint_groups_known(mesh), get_settings())
-    if key not in known:
-        known[key] = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
-    return known[key]
+    found = known.get(key)
+    if found is None:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        joint = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
+        found = known[key] = AtHand(joint, {})
+    return found
 
 
 def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
@@ -59,6 +75,14 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
         RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
         NotOurs: there is none, which `joint_axes` says before; or it holds other ranks.
     """
+    found = _at_hand(mesh).found
+    key = (*axes, rank)
+    if key not in found:
+        found[key] = _find_group(mesh, axes, rank)
+    return found[key]
+
+
+def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     view = view_of(mesh)
     members = view.show(view.layout.select(axes)).ranks(rank)
     name = _own_name(mesh, axes[0]) if len(axes) == 1 else joint_group_name(mesh, axes)

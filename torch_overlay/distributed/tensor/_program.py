@@ -15,7 +15,7 @@ from ._planner.plan import line, plan
 from ._planner.regions import NotOurs
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
-from ._specs import gathers_for_torch, norm_ended, read_ends
+from ._specs import gathers_for_torch, read_ends
 from ._spelling import is_torchs
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class Program:
         joint: the sets of axes for which there is a group.
         cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
-        torchs: whether torch's own code would run the same collective and nothing else.
         functions: one for each step; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.
+        in_order: whether these groups hold their ranks in the order of the mesh.
         runs: how often it ran.
     """
 
@@ -58,15 +58,19 @@ class Program:
     joint: frozenset[tuple[int, ...]]
     cost: Cost
     norm: _NormPartial | None
-    torchs: bool = False
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    in_order: bool = False
     runs: int = 0
 
     @property
     def text(self) -> str:
         """The plan as one line."""
         return line(self.before, self.after, self.steps, self.question.dtype.itemsize, self.question.site.names)
+
+    def is_torchs(self, mesh: DeviceMesh) -> bool:
+        """Whether torch's own code would run the same collective and nothing else."""
+        return self.in_order and is_torchs(self.steps, self.question, mesh.device_type)
 
     def make_ready(self, mesh: DeviceMesh) -> None:
         """Look up the groups and make the functions.
@@ -88,7 +92,7 @@ class Program:
         copy = self._last_copy()
         functions = functions if copy is None else (*functions, copy)
         self.groups = {group.name: axes for axes, group in used.items()}
-        self.torchs = is_torchs(self.steps, ask, mesh.device_type) and all(group.in_order for group in used.values())
+        self.in_order = all(group.in_order for group in used.values())
         self.functions = functions
 
     def run(self, local: torch.Tensor, mesh: DeviceMesh, functions: Sequence[Local] | None = None) -> torch.Tensor:
@@ -128,16 +132,16 @@ class Program:
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
     """Plan. Raises NotOurs, with the reason, where torch's own steps have to run."""
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
-    before, after = [cuts.on(shape, sizes) for cuts in read_ends(question)]
+    ends = read_ends(question)
+    before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
     joint, cost = joint_axes(mesh), cost_of(question.site.names, question.site.settings)
-    norm = norm_ended(question.source, question.target, sizes)
     steps = plan(before, after, dtype.itemsize, joint, cost)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
             raise NotOurs("terms of a type that only a backend reduces")
     held = before.box(question.site.coordinate).length
-    return Program(question, held, before, after, steps, joint, cost, norm)
+    return Program(question, held, before, after, steps, joint, cost, ends.norm)
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:

@@ -63,7 +63,8 @@ def redistribute_local_tensor(
                 is_explicit=is_explicit,
             )
     count_run()
-    if found.torchs and torch._C._len_torch_dispatch_stack():  # whoever traces or counts sees just what torch does
+    # Whoever traces or counts sees just what torch does.
+    if torch._C._len_torch_dispatch_stack() and found.is_torchs(mesh):
         one_step = partial(
             redistribute_by_steps,
             current_spec=current_spec,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
@@ -117,13 +117,33 @@ def _nested(placements: Placements, shard_order: Any) -> dict[int, tuple[int, ..
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
 
-def read_ends(question: Question) -> tuple[Cuts, Cuts]:
-    """What both specs say. Raises as `read_cuts`."""
-    ndim, sizes = len(question.shape), question.sizes
-    return (
-        read_cuts(question.source, question.source_order, ndim, sizes),
-        read_cuts(question.target, question.target_order, ndim, sizes),
-    )
+class Ends(NamedTuple):
+    """What the specs of a question say of tensors of any size, and the norm that it brings together, if any."""
+
+    before: Cuts
+    after: Cuts
+    norm: _NormPartial | None
+
+
+def read_ends(question: Question) -> Ends:
+    """What both specs say. Raises as `read_cuts` and `norm_ended`."""
+    orders = question.source_order, question.target_order
+    return _read_ends(question.source, question.target, question.kinds, *orders, len(question.shape), question.sizes)
+
+
+# By class, too: a subclass of Partial calls itself equal to it.
+@lru_cache(maxsize=1024)
+def _read_ends(
+    source: Placements,
+    target: Placements,
+    kinds: tuple[type, ...],
+    source_order: Any,
+    target_order: Any,
+    ndim: int,
+    sizes: tuple[int, ...],
+) -> Ends:
+    before, after = read_cuts(source, source_order, ndim, sizes), read_cuts(target, target_order, ndim, sizes)
+    return Ends(before, after, norm_ended(source, target, sizes))
 
 
 def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[int, ...]) -> Cuts:

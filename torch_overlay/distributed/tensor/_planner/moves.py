@@ -107,14 +107,15 @@ def _in_one(
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
     group = tuple(sorted(axes))
-    exchanges = list(all_to_alls(Exchange(narrow, after, group), before.free, groups))
+    gather = None
     if groups.has(axes) and all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)):
         gather = AllGather(narrow, after, group)
         if gather.ranks * gather.chunk == after.most:
             yield (*first, gather)
             return  # no padding: an all-to-all would bring the same
-        if arriving(gather) <= cost.exchange * arriving(exchanges[0]):
-            yield (*first, gather)
+    exchanges = list(all_to_alls(Exchange(narrow, after, group), before.free, groups))
+    if gather is not None and arriving(gather) <= cost.exchange * arriving(exchanges[0]):
+        yield (*first, gather)
     for step in exchanges:
         yield (*first, step)
 
@@ -131,6 +132,9 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
     more = free & after.sharded
     if nearest and more:
         more = exchange.tied()
+    if nearest and not more:
+        yield AllToAll(before, after, axes, op, reduced)
+        return
     for group in groups.between(axes, more.union(axes)):
         diagonals = exchange.over(group).diagonals() if more else ()
         if diagonals or group == axes or not nearest:
