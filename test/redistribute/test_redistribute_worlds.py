@@ -272,3 +272,51 @@ def test_a_world_of_some_ranks_can_be_named():
             assert dist.get_world_size() == 1
         finally:
             dist.destroy_process_group()
+
+
+def test_a_shard_keeps_nothing_of_what_it_was_cut_from():
+    """All ranks reduce everything, since 31 rows scattered over 64 ranks are mostly padding, and keep a part."""
+    with torch_overlay.enabled(), world(1, 64):
+        mesh = init_device_mesh("cpu", (64,))
+        given = DTensor.from_local(torch.ones(31, 16), mesh, [P()], run_check=False)
+        shard_ = given.redistribute(placements=[S(0)]).to_local()
+        assert shard_.untyped_storage().nbytes() == 4 * shard_.numel()
+
+
+def test_a_group_that_is_gone_is_noticed_before_anything_is_sent():
+    """By a question that is new, though its groups were looked up for another."""
+    with torch_overlay.enabled(flatten="existing"), world(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        for rows in (8, 16):
+            given = DTensor.from_local(torch.ones(rows, 4), mesh, (P(), S(0)), run_check=False)
+            if rows == 8:
+                given.redistribute(placements=(R, R))
+                dist.destroy_process_group(mesh.get_group("b"))
+                continue
+            with CommDebugMode() as counted, pytest.raises(RuntimeError, match="and it is gone"):
+                given.redistribute(placements=(R, R))
+            assert counted.get_total_counts() == 0
+
+
+def test_bytes_are_read_off_a_column():
+    """Of one column, which is contiguous with any stride; a type that travels as bytes needs stride 1."""
+    with torch_overlay.enabled(), world(1, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        local = torch.ones(2, 2, dtype=torch.int16).t().contiguous().t()
+        given = DTensor.from_local(local, mesh, (R, S(0)), run_check=False)
+        assert given.redistribute(placements=(S(1), R)).to_local().shape == (8, 1)
+
+
+@pytest.mark.parametrize("size", [16, 1024])  # large tensors are sorted and added up in place
+@pytest.mark.parametrize("ends", [((P(), P()), (S(1), S(0))), ((P(), S(0)), (S(1), R)), ((S(0), S(1)), (R, R))])
+def test_a_local_tensor_under_autograd_is_redistributed_as_on_stock(ends, size):
+    """Torch's function called by hand: nothing changes a tensor that autograd looks at."""
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+
+    with torch_overlay.enabled(flatten="create"), world(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        given = DTensor.from_local(torch.ones(size, size), mesh, ends[0], run_check=False)
+        target = DTensorSpec(mesh, ends[1], tensor_meta=given._spec.tensor_meta)
+        local = given.to_local().clone().requires_grad_()
+        found = redistribute_local_tensor(local, given._spec, target)
+        assert found.shape == redistribute_local_tensor(local.detach(), given._spec, target).shape

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from hypothesis import settings
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -95,11 +96,13 @@ def even(words, shape):
 
 
 def test_no_more_than_stock_where_the_cuts_alone_are_even(mesh):
-    """12 and 20 are no multiples of 8: torch's steps run, merged where that is exact."""
+    """12 and 20 are no multiples of 8. Where torch's steps run, they are merged where that is exact."""
     shape = (12, 20)
     stock = stocks(mesh, [pair for pair in chosen() if even(pair[0], shape) and even(pair[1], shape)], shape)
     ours = {pair: collectives(mesh, *pair, shape, dynamic=True) for pair in stock}
     assert len(stock) > 10 and not {pair: (ours[pair], stock[pair]) for pair in stock if ours[pair] > stock[pair]}
+    moves = [pair for pair in stock if "P" not in pair[0]]
+    assert moves and [ours[pair] for pair in moves] == [collectives(mesh, *pair, shape, False) for pair in moves]
     assert collectives(mesh, "RPP", "RRR", (5, 3), dynamic=True) == 1, "an all-reduce cuts nothing"
 
 
@@ -108,6 +111,48 @@ def program(mesh, source, target, shape, dynamic=True):
     with mode:
         spec = DTensorSpec(mesh, target, tensor_meta=given._spec.tensor_meta)
         return find_answer(mesh, given._local_tensor, given._spec, spec, False, None), env
+
+
+@pytest.mark.parametrize(("source", "target"), [("P", "1"), ("R", "1"), ("0", "1")])
+def test_sizes_may_have_bounds(source, target):
+    """No guard beyond what the cuts ask for: it would be an error for whoever said which sizes there are."""
+    with fake_world(3, 8):
+        line = init_device_mesh("cpu", (8,))
+
+        def moved(local):
+            given = DTensor.from_local(local, line, read(source), run_check=False)
+            return given.redistribute(placements=read(target)).to_local() * 2
+
+        graphs = CompileCounterWithBackend("aot_eager")
+        fast = torch.compile(moved, backend=graphs, fullgraph=True)
+        for batch in (16, 17, 24):
+            local = torch.ones(batch, 32)
+            torch._dynamo.mark_dynamic(local, 0, min=2, max=64)
+            assert fast(local).shape == moved(local).shape
+        assert graphs.frame_count == 1
+    torch._dynamo.reset()
+
+
+def test_a_misfit_is_an_error_as_with_known_sizes(mesh):
+    """Before anything is sent: the other ranks run the plan."""
+    source, target = read("000"), read("001")
+    for dynamic in (False, True):
+        given, mode, _ = placed(mesh, source, (32, 8), dynamic)
+        with mode, CommDebugMode() as counted, pytest.raises(ValueError, match="Nothing was sent"):
+            meta = given._spec.tensor_meta
+            spec = DTensorSpec(mesh, target, tensor_meta=meta)
+            find_answer(mesh, given._local_tensor.narrow(0, 0, 3), given._spec, spec, False, None)
+        assert counted.get_total_counts() == 0
+
+
+def test_how_evenly_other_dims_can_be_cut_makes_no_difference(mesh):
+    """The plan of a tensor of which one dim is cut, for any length of the other."""
+    pairs = [(source, target) for source, target in chosen() if "1" not in source + target]
+    for source, target in pairs + [("PP0", "R0R"), ("P0P", "0RR"), ("PPP", "00R")]:
+        ends = read(source), read(target)
+        forms = [_symbolic._form(program(mesh, *ends, (32, n), dynamic=False)[0]) for n in (8, 9, 16, 31)]
+        uncut = all(not state.orders[1] for step in forms[0] for state in (step.before, step.after))
+        assert not uncut or forms.count(forms[0]) == len(forms), (source, target)
 
 
 def test_another_kind_of_size_is_another_graph(mesh):

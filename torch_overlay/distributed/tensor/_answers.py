@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED = 4096  # answers of one universe
-_PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
+_lock = threading.Lock()  # for changing and for listing them; who only looks one up doesn't wait
+_PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 
 
 class Fallback(NamedTuple):
@@ -73,23 +75,22 @@ def find_answer(
         if is_symbolic(shape):
             return _answer_open_sizes(mesh, local, source, target, async_op)
     found = remembered(Question.of(mesh, source, target, shape, local.dtype, async_op), mesh)
-    if isinstance(found, Program) and tuple(local.shape) != found.held:
-        return _misfit(found, local)
-    return found
+    return _fitting(found, local)
 
 
 def _answer_open_sizes(
     mesh: DeviceMesh, local: torch.Tensor, source: DTensorSpec, target: DTensorSpec, async_op: bool
 ) -> Answer:
-    """What only ends reductions is one program for all sizes, known or not; what else moves, for those of one kind."""
+    """What only ends reductions is one program for all sizes, known or not. What else moves is one for all sizes that
+    are multiples of the number of ranks that cut them."""
     if only_reduces(source, target):
         any_shape = (math.prod(mesh.shape),) * len(source.shape)
         return remembered(Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh)
     try:
-        program = plan_open_sizes(mesh, local, source, target, async_op)
+        program = plan_open_sizes(mesh, local.dtype, source, target, async_op)
     except NotOurs as why:
         return Fallback(str(why))
-    return program or Fallback(SYMBOLIC)
+    return _fitting(program, local)
 
 
 def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answer:
@@ -97,12 +98,14 @@ def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answ
     answers = shared_state(mesh).remembered["answers"]
     found = answers.get(question)
     if found is None or (ready and isinstance(found, Program) and found.functions is None):
-        found = answers[question] = _make(question, mesh, found, ready)
-    with contextlib.suppress(KeyError):  # threads that meet here plan twice, and one may drop what another found
-        if len(answers) > CACHED // 2:
-            answers.move_to_end(question)  # before, nobody asks which one is the oldest soon
-        if len(answers) > CACHED:
-            answers.popitem(last=False)
+        found = _make(question, mesh, found, ready)
+        with _lock:
+            answers[question] = found
+    if len(answers) > CACHED // 2:  # before, nobody asks which one is the oldest soon
+        with _lock, contextlib.suppress(KeyError):  # another thread may have forgotten it
+            answers.move_to_end(question)
+            if len(answers) > CACHED:
+                answers.popitem(last=False)
     return found
 
 
@@ -118,11 +121,14 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
     return made
 
 
-def _misfit(program: Program, local: torch.Tensor) -> Fallback:
-    """Why torch's own code runs; where others would wait for this rank by a plan that it can't follow, an error. Where
-    torch pads shards, the others do likewise."""
-    ask = program.question
-    if collectives(program.steps) and not torch_pads(program.steps, ask, program.held, local.shape):
+def _fitting(found: Answer, local: torch.Tensor) -> Answer:
+    """The answer, if the local tensor has the shape that its spec says. Else torch's own code runs; where others would
+    wait for this rank by a plan that it can't follow, an error. Where torch pads shards, the others do likewise."""
+    if isinstance(found, Fallback) or tuple(local.shape) == found.held:
+        return found
+    program, ask = found, found.question
+    padded = program.in_order and torch_pads(program.steps, ask, program.held, local.shape)
+    if collectives(program.steps) and not padded:
         raise ValueError(
             f"A local tensor of shape {program.held} is expected at {ask.site.coordinate} of a mesh of shape "
             f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and placements {ask.source}; it has shape "
@@ -137,7 +143,7 @@ def _why_not_run(local: torch.Tensor) -> str | None:
     if stands_for_many_ranks():
         return "a mode in which one process stands for many ranks"
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
-    return None if type(inner) in _PLAIN else "a local tensor of a class of its own"
+    return None if type(inner) in _PLAIN_TENSORS else "a local tensor of a class of its own"
 
 
 def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
@@ -190,7 +196,8 @@ def counters() -> dict[str, object]:
 def missing_groups() -> dict[str, int]:
     """The calls that would make groups which plans lacked, with the collectives that each would have saved so far."""
     found: Counter[str] = Counter()
-    answers = [answer for shared in list(states) for answer in list(shared.remembered["answers"].values())]
+    with _lock:
+        answers = [answer for shared in list(states) for answer in list(shared.remembered["answers"].values())]
     for made in [made for made in answers if isinstance(made, Program) and collectives(made.steps) > 1]:
         best = plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
         wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]

@@ -11,9 +11,22 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.distributed._functional_collectives import _are_we_tracing
 
-from ._pack import MOVED, Local, Place, Stages, as_bytes, assembled, is_large, joined, packing, part, unpacking, view_of
+from ._pack import (
+    MOVED,
+    Local,
+    Place,
+    Stages,
+    as_bytes,
+    assembled,
+    is_large,
+    joined,
+    may_change,
+    packing,
+    part,
+    unpacking,
+    view_of,
+)
 from ._planner.grids import grids
 
 if TYPE_CHECKING:
@@ -157,7 +170,7 @@ def _reduced(
     """Every term into its box; all ranks add in the same order."""
     whole = flat.new_empty(shape)
     combine = _REDUCE[step.op or "sum"]
-    out = not _are_we_tracing()  # where nothing is traced, into its place
+    out = may_change(flat) and (kept is None or may_change(kept))
     for at, box, add in pieces:
         target = part(whole, box)
         term = view_of(flat, at, box, kept)

@@ -75,11 +75,13 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
         RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
         NotOurs: there is none, which `joint_axes` says before; or it holds other ranks.
     """
-    found = _at_hand(mesh).found
-    key = (*axes, rank)
-    if key not in found:
-        found[key] = _find_group(mesh, axes, rank)
-    return found[key]
+    known, key = _at_hand(mesh).found, (*axes, rank)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _find_group(mesh, axes, rank)
+    elif resolve(found.name) is None:
+        raise RuntimeError(gone(mesh, axes))
+    return found
 
 
 def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:

@@ -35,8 +35,13 @@ LARGE = 1 << 20  # bytes of a message from which on a second copy of it costs mo
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
-    """Whether so many elements of its type are worth more calls than one copy takes, where nothing is traced."""
-    return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and not _are_we_tracing()
+    """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed."""
+    return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and may_change(tensor)
+
+
+def may_change(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that nobody else has may be changed in place: not while tracing, nor under autograd."""
+    return not _are_we_tracing() and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 class Place(NamedTuple):
@@ -91,8 +96,8 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
     def run(flat: torch.Tensor) -> torch.Tensor:
         if not is_large(flat, flat.numel()):
             return once(flat)
-        for part in flat.view(parts, -1):
-            part.copy_(part.view(1, *lengths[fixed:]).permute(0, *inner).reshape(-1))
+        for block in flat.view(parts, -1):
+            block.copy_(block.view(1, *lengths[fixed:]).permute(0, *inner).reshape(-1))
         return flat.view(shape)
 
     return run
@@ -157,4 +162,7 @@ def _row(pieces: Sequence[tuple[int | None, Box]], shape: Sequence[int]) -> int 
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
-    return flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8)
+    plain = flat.resolve_conj().resolve_neg().contiguous()
+    if plain.ndim and plain.stride(-1) != 1:  # of a dim of length 1, which is contiguous with any stride
+        plain = plain.clone(memory_format=torch.contiguous_format)
+    return plain.view(torch.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,10 +122,15 @@ class Program:
         """
         is_view = {*map(type, self.steps)} <= {Narrow}
         if not collectives(self.steps) and 1 in self.question.sizes and gathers_for_torch(self.question):
-            return partial(torch.clone, memory_format=torch.contiguous_format) if is_view else torch.Tensor.contiguous
+            return _copied
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None
-        return torch.Tensor.clone if is_view else torch.Tensor.contiguous
+        return torch.Tensor.clone if is_view else _copied
+
+
+def _copied(view: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of its own: a view would keep all of the tensor that it is a part of."""
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:

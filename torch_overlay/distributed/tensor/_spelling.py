@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ._planner.steps import ReduceScatter, Step
     from ._question import Question
 
-_PLAIN = frozenset((Shard, Replicate, Partial))
+_PLAIN_PLACEMENTS = frozenset((Shard, Replicate, Partial))
 
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
@@ -124,7 +124,7 @@ def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], s
 def _one_step(steps: Sequence[Step], question: Question) -> Collective | None:
     """A plan's only step, a collective over one axis, which alone changes, between plain placements; else None."""
     step = steps[0] if len(steps) == 1 else None
-    if not isinstance(step, Collective) or len(step.axes) != 1 or not _PLAIN.issuperset(question.kinds):
+    if not isinstance(step, Collective) or len(step.axes) != 1 or not _PLAIN_PLACEMENTS.issuperset(question.kinds):
         return None
     ends = enumerate(zip(question.source, question.target, strict=True))
     changed = tuple([axis for axis, (old, new) in ends if old != new])

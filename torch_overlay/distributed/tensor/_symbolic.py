@@ -1,15 +1,16 @@
 """Sizes that a compiler leaves open: one plan for all sizes of a kind, with guards that say of which.
 
-The plan is that of the sizes for which the compiler traces. It serves all that are multiples of the mesh's size, as
-far as the cost model prefers it: where every cut is even, what a plan costs is a line over the number of elements, so
-that a plan that is the best for two numbers is the best for all between them. Its boxes are computed from the symbols.
+The plan is that of the sizes for which the compiler traces. It serves all sizes for which the same dims are cut evenly,
+as far as the cost model prefers it. Where all cuts are even, a plan takes a fixed time and a time for each element; so
+a plan that is the best for few elements and for many is the best for all numbers between (`test_plan_sizes.py` holds
+the cost model to that). The boxes are computed from the symbols.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -19,14 +20,13 @@ from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-_FAR = 40  # sizes of up to 2**40 times the mesh's are looked at
+_FAR = 40  # up to 2**40 units are looked at
 
 
 def is_symbolic(shape: Sequence[object]) -> bool:
@@ -41,72 +41,120 @@ def only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
     return same_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
 
 
+class Open(NamedTuple):
+    """The sizes that are open.
+
+    Attributes:
+        dims: which.
+        units: for each, what its sizes are counted in: the parts into which it is cut, of the mesh's size if it isn't.
+        rest: for each, what remains beside whole units; zero of a dim that is cut.
+        counts: for each, the units of the size for which the compiler traces.
+    """
+
+    dims: tuple[int, ...]
+    units: tuple[int, ...]
+    rest: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def shape(self, traced: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+        """The traced shape with other sizes in place of those that are open."""
+        sizes = list(traced)
+        for dim, unit, rest, count in zip(self.dims, self.units, self.rest, counts, strict=True):
+            sizes[dim] = unit * count + rest
+        return tuple(sizes)
+
+
 def plan_open_sizes(
-    mesh: DeviceMesh, local: torch.Tensor, source: DTensorSpec, target: DTensorSpec, async_op: bool
+    mesh: DeviceMesh, dtype: torch.dtype, source: DTensorSpec, target: DTensorSpec, async_op: bool
 ) -> Program:
     """A program for all sizes that the trace may stand for; asks the compiler for guards.
 
     Raises:
-        NotOurs: a size isn't known to be a multiple, even with a guard; or there is no plan.
+        NotOurs: a size that is cut isn't known to be a multiple, even with a guard; or there is no plan.
     """
-    ranks = math.prod(mesh.shape)
     shape = source.shape
+    traced = tuple([size if isinstance(size, int) else size.node.hint for size in shape])
+    if None in traced or 0 in traced:
+        raise NotOurs(SYMBOLIC)
+
+    def program_for(sizes: tuple[int, ...]) -> Program:
+        return make_program(Question.of(mesh, source, target, sizes, dtype, async_op), mesh)
+
+    found = program_for(traced)
+    parts = _parts(found)
     open_dims = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
-    if not all(guard_or_false(shape[dim] % ranks == 0) and guard_or_false(shape[dim] > 0) for dim in open_dims):
-        raise NotOurs(SYMBOLIC)
-    traced = tuple(size if isinstance(size, int) else size.node.hint for size in shape)
-    if None in traced:
-        raise NotOurs(SYMBOLIC)
+    for dim in open_dims:
+        if parts[dim] > 1:
+            _guard(shape[dim] % parts[dim] == 0)
+        _guard(shape[dim] > 0)
+    units = tuple([parts[dim] if parts[dim] > 1 else math.prod(mesh.shape) for dim in open_dims])
+    counts = [divmod(traced[dim], unit) for dim, unit in zip(open_dims, units, strict=True)]
+    rest, here = tuple([rest for _, rest in counts]), tuple([count for count, _ in counts])
+    _guard_numbers(found, program_for, Open(tuple(open_dims), units, rest, here), shape, traced)
+    return _with_symbols(found, mesh, tuple([_multiple(size, parts[dim]) for dim, size in enumerate(shape)]))
 
-    def program_for(counts: Sequence[int]) -> Program:
-        """With these multiples of the mesh's size in place of the sizes that are open."""
-        sizes = list(traced)
-        for dim, count in zip(open_dims, counts, strict=True):
-            sizes[dim] = count * ranks
-        return make_program(Question.of(mesh, source, target, tuple(sizes), local.dtype, async_op), mesh)
 
-    here = [traced[dim] // ranks for dim in open_dims]
-    found = program_for(here)
-    _guard_numbers(found, program_for, here, shape, open_dims, ranks)
-    sizes = tuple([ranks * (size // ranks) if dim in open_dims else size for dim, size in enumerate(shape)])
-    before = found.before._replace(shape=sizes)
+def _parts(program: Program) -> list[int]:
+    """Into how many parts each dim is cut, by this plan or by others that it is chosen from; 1 if it isn't cut."""
+    steps = [step for step in program.steps if not isinstance(step, Divide)]
+    states = [program.before, program.after, *[end for step in steps for end in (step.before, step.after)]]
+    cutting = [{axis for state in states for axis in state.orders[dim]} for dim in range(len(program.before.shape))]
+    if program.before.pending - program.after.pending:
+        # What is reduced may be cut on the way, by all axes that take part.
+        anywhere = set().union(*cutting, program.before.pending - program.after.pending)
+        cutting = [anywhere if axes else axes for axes in cutting]
+    return [math.prod([program.question.sizes[axis] for axis in axes]) for axes in cutting]
+
+
+def _multiple(size: Any, parts: int) -> Any:
+    """The same size, as a multiple, so that what it is divided into needs no rounding."""
+    return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
+
+
+def _with_symbols(found: Program, mesh: DeviceMesh, shape: tuple[Any, ...]) -> Program:
+    """The same program for a tensor of this shape, ready to run."""
+    before = found.before._replace(shape=shape)
     program = dataclasses.replace(
         found,
         held=before.box(found.question.site.coordinate).length,
         before=before,
-        after=found.after._replace(shape=sizes),
-        steps=tuple([_on_shape(step, sizes) for step in found.steps]),
+        after=found.after._replace(shape=shape),
+        steps=tuple([_on_shape(step, shape) for step in found.steps]),
     )
-    if tuple(local.shape) != program.held:
-        raise NotOurs("a local tensor of another shape than its spec says")
     program.make_ready(mesh)
     return program
 
 
 def _guard_numbers(
-    found: Program, program_for: Any, here: Sequence[int], shape: Sequence[Any], open_dims: Sequence[int], ranks: int
+    found: Program,
+    program_for: Callable[[tuple[int, ...]], Program],
+    sizes: Open,
+    shape: Sequence[Any],
+    traced: tuple[int, ...],
 ) -> None:
     """Ask for guards on the number of elements, where another number would have another plan."""
     form = _form(found)
 
-    def same(first: int) -> bool:
-        return _form(program_for([first, *here[1:]])) == form
+    def same(counts: Sequence[int]) -> bool:
+        return _form(program_for(sizes.shape(traced, counts))) == form
 
-    least, most = here[0], here[0]
-    if _form(program_for([1] * len(here))) != form:
-        below = 0  # another plan, or none
-        while least - below > 1:
-            middle = (below + least) // 2
-            below, least = (below, middle) if same(middle) else (middle, least)
-        elements = math.prod([shape[dim] for dim in open_dims])
-        _guard(elements >= ranks ** len(here) * math.prod([least, *here[1:]]))
-    if _form(program_for([1 << _FAR] * len(here))) != form:
-        above = 1 << _FAR
-        while above - most > 1:
-            middle = (above + most) // 2
-            above, most = (above, middle) if same(middle) else (middle, most)
-        elements = math.prod([shape[dim] for dim in open_dims])
-        _guard(elements <= ranks ** len(here) * math.prod([most, *here[1:]]))
+    def elements(first: int) -> int:
+        return math.prod([n for d, n in enumerate(sizes.shape(traced, (first, *sizes.counts[1:]))) if d in sizes.dims])
+
+    first = sizes.counts[0]
+    count = math.prod([shape[dim] for dim in sizes.dims])
+    if not same([0 if rest else 1 for rest in sizes.rest]):
+        _guard(count >= elements(_last_same(first, -1, lambda number: same((number, *sizes.counts[1:])))))
+    if not same([1 << _FAR] * len(sizes.dims)):
+        _guard(count <= elements(_last_same(first, 1 << _FAR, lambda number: same((number, *sizes.counts[1:])))))
+
+
+def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:
+    """From a number that is the same towards one that isn't: the last that is."""
+    while abs(there - here) > 1:
+        middle = (here + there) // 2
+        here, there = (middle, there) if same(middle) else (here, middle)
+    return here
 
 
 def _guard(condition: Any) -> None:

@@ -167,7 +167,7 @@ class Reduction:
         orders = zip(self.before.orders, self.after.orders)
         start = self.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(self.axes)
         like = cut_toward(start, self.after, start.free)
-        cuts = [_spread(like, sorted(group - like.sharded)), *self._movable(start, group)]
+        cuts = [self._spread(like, sorted(group - like.sharded)), *self._movable(start, group)]
         for cut in dict.fromkeys(cuts):
             if self.groups.has(self.axes | crossed(self.before, cut)):
                 yield from self._exchanges(cut)
@@ -205,23 +205,42 @@ class Reduction:
         found = []
         for allowed in (self.axes, start.free):
             cut = cut_toward(start, self.after, allowed)
-            cut = _spread(cut, sorted(self.axes - cut.sharded))
+            cut = self._spread(cut, sorted(self.axes - cut.sharded))
             if cut not in found:
                 found.append(cut)
                 yield cut
         if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
             # Padded, and by more than one axis after the other would be: all of them where there is least padding.
-            cut = _spread(start, sorted(self.axes))
+            cut = self._spread(start, sorted(self.axes))
             if cut not in found:
                 found.append(cut)
                 yield cut
         if not any(self.groups.has(crossed(cut, self.after)) for cut in found):
             yield from self._movable(start, self.axes)
 
+    def _dims(self) -> list[int]:
+        """The dims that source or target cut, then the others: so that it makes no difference how evenly these can be
+        cut, where those can."""
+        ends = self.before.orders, self.after.orders
+        return sorted(range(len(self.before.shape)), key=lambda dim: not any(orders[dim] for orders in ends))
+
+    def _spread(self, regions: Regions, axes: list[int]) -> Regions:
+        """Cut further, by all these axes on the dim where the biggest box gets smallest; of equals the first."""
+        if not axes or not regions.shape:
+            return regions
+        lengths = [regions.longest(dim) for dim in range(len(regions.shape))]
+        sizes = {}
+        for dim in self._dims():
+            length = lengths[dim]
+            for axis in axes:
+                length = -(-length // regions.sizes[axis])
+            sizes[dim] = math.prod([*lengths[:dim], length, *lengths[dim + 1 :]])
+        return _cut_on(regions, min(sizes, key=sizes.__getitem__), axes)
+
     def _movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
         """Cuts of `start` along all these axes from which one collective leads on, with the groups at hand. Whose axes
         talk in it depends on the dim that they cut, and on their order there."""
-        for (last, first), dim in itertools.product(_ORDERS, range(len(start.shape))):
+        for (last, first), dim in itertools.product(_ORDERS, self._dims()):
             order = sorted(axes, key=lambda a: (last and a in self.after.sharded, first and a not in self.axes, a))
             cut = _cut_on(start, dim, order)
             if self.groups.has(crossed(cut, self.after)):
@@ -260,19 +279,6 @@ class Reduction:
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
     depth = next((i for i, axis in enumerate(order) if axis in stops), len(order))
     return order[:depth]
-
-
-def _spread(regions: Regions, axes: list[int]) -> Regions:
-    """Cut further, by all these axes on the dim where the biggest box gets smallest; of equals the outermost."""
-    if not axes or not regions.shape:
-        return regions
-    lengths = [regions.longest(dim) for dim in range(len(regions.shape))]
-    sizes = []
-    for dim, length in enumerate(lengths):
-        for axis in axes:
-            length = -(-length // regions.sizes[axis])
-        sizes.append(math.prod([*lengths[:dim], length, *lengths[dim + 1 :]]))
-    return _cut_on(regions, sizes.index(min(sizes)), axes)
 
 
 def _cut_on(regions: Regions, dim: int, axes: list[int]) -> Regions:
