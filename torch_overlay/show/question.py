@@ -95,10 +95,6 @@ def groups_at_hand(
 
 def cost_of(names: tuple[str, ...], topology: Topology | None) -> Cost:
     """The cost model with what is known of the axes; the others are as the model assumes."""
-    if not topology:
-        return Cost()
-    default = (Cost().latency, Cost().bandwidth)
-    known = {name: (latency, bandwidth) for name, bandwidth, latency in topology}
-    if missing := sorted(known.keys() - set(names)):
+    if missing := sorted({name for name, *_ in topology or ()} - set(names)):
         raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}")
-    return Cost(axes=tuple(known.get(name, default) for name in names))
+    return Cost.of(names, topology)

@@ -24,7 +24,7 @@ from ._planner.plan import flatten_call, plan
 from ._planner.regions import NotOurs
 from ._planner.steps import Collective
 from ._program import Program, make_program
-from ._question import SYMBOLIC, Question, stands_for_many_ranks, why_not
+from ._question import MANY_RANKS, SYMBOLIC, Question, stands_for_many_ranks, why_not
 from ._spelling import torch_pads
 from ._symbolic import is_symbolic, only_reduces, plan_open_sizes
 
@@ -141,7 +141,7 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
 def _why_not_run(local: torch.Tensor) -> str | None:
     """Why no program can run on this tensor, now: a class may only know the operations that torch's own steps take."""
     if stands_for_many_ranks():
-        return "a mode in which one process stands for many ranks"
+        return MANY_RANKS
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
     return None if type(inner) in _PLAIN_TENSORS else "a local tensor of a class of its own"
 
@@ -151,7 +151,7 @@ def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) 
     if why := why_not(mesh, source, target):
         return why
     if stands_for_many_ranks():
-        return "a mode in which one process stands for many ranks"
+        return MANY_RANKS
     return SYMBOLIC if is_symbolic(source.shape) else None
 
 

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
-    from .._settings import Settings
     from ._planner.regions import Regions
     from ._question import Question
 
-_COST = Cost()
 _UNORDERED = ("max", "min", "product")  # of complex numbers, which torch refuses
 
 
@@ -43,7 +41,7 @@ class Program:
         joint: the sets of axes for which there is a group.
         cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
-        functions: one for each step; None until it is made ready.
+        functions: what runs, one after the other; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.
         in_order: whether these groups hold their ranks in the order of the mesh.
         runs: how often it ran.
@@ -139,7 +137,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     ends = read_ends(question)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
-    joint, cost = joint_axes(mesh), cost_of(question.site.names, question.site.settings)
+    joint, cost = joint_axes(mesh), Cost.of(question.site.names, question.site.settings.topology)
     steps = plan(before, after, dtype.itemsize, joint, cost)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
@@ -155,12 +153,3 @@ def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> No
         raise NotOurs("complex numbers have no greatest or least, and torch multiplies none")
     if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
         raise NotOurs("an average of whole numbers, which only a backend can give")
-
-
-def cost_of(names: tuple[str, ...] | None, settings: Settings) -> Cost:
-    """The cost model, with what the user said of the mesh's axes."""
-    if not settings.topology or not names:
-        return _COST
-    known = {name: (latency, bandwidth) for name, bandwidth, latency in settings.topology}
-    default = (_COST.latency, _COST.bandwidth)
-    return Cost(axes=tuple(known.get(name, default) for name in names))

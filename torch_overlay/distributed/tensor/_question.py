@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .._view import View
 
 SYMBOLIC = "a symbolic shape"
+MANY_RANKS = "a mode in which one process stands for many ranks"
 # Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
 _ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
 

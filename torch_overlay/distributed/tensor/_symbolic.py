@@ -134,19 +134,21 @@ def _guard_numbers(
 ) -> None:
     """Ask for guards on the number of elements, where another number would have another plan."""
     form = _form(found)
+    first, *others = sizes.counts
 
     def same(counts: Sequence[int]) -> bool:
         return _form(program_for(sizes.shape(traced, counts))) == form
 
-    def elements(first: int) -> int:
-        return math.prod([n for d, n in enumerate(sizes.shape(traced, (first, *sizes.counts[1:]))) if d in sizes.dims])
+    def elements(bound: int) -> int:
+        """With as many units of the first dim, towards this bound, as have the same plan."""
+        last = sizes.shape(traced, (_last_same(first, bound, lambda number: same((number, *others))), *others))
+        return math.prod([last[dim] for dim in sizes.dims])
 
-    first = sizes.counts[0]
     count = math.prod([shape[dim] for dim in sizes.dims])
     if not same([0 if rest else 1 for rest in sizes.rest]):
-        _guard(count >= elements(_last_same(first, -1, lambda number: same((number, *sizes.counts[1:])))))
+        _guard(count >= elements(-1))
     if not same([1 << _FAR] * len(sizes.dims)):
-        _guard(count <= elements(_last_same(first, 1 << _FAR, lambda number: same((number, *sizes.counts[1:])))))
+        _guard(count <= elements(1 << _FAR))
 
 
 def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:

@@ -42,6 +42,15 @@ class Cost:
     exchange: float = 1.25
     thrift: float = 1.0
 
+    @staticmethod
+    def of(names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None) -> Cost:
+        """With what is known of the axes, as (name, bandwidth, latency); the others are as assumed."""
+        assumed = Cost()
+        if not topology or not names:
+            return assumed
+        known = {name: (latency, bandwidth) for name, bandwidth, latency in topology}
+        return Cost(axes=tuple([known.get(name, (assumed.latency, assumed.bandwidth)) for name in names]))
+
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
         return self._time(step, itemsize) if isinstance(step, Collective) else 0.0

@@ -98,6 +98,10 @@ class Collective(_Change):
         """Elements that arrive from others."""
         raise NotImplementedError
 
+    def sent(self, coordinate: Coordinate) -> int:
+        """Elements that go to others: as many as arrive, where each rank passes on in a ring what it gets."""
+        return self.received(coordinate)
+
     def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
         """The coordinates of the joint group that `coordinate` is in, row-major over `axes`."""
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
@@ -122,8 +126,6 @@ class AllGather(Collective):
         """Elements that arrive from others."""
         return (self.ranks - 1) * self.chunk
 
-    sent = received  # in a ring, each rank passes on as much as it gets
-
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Collective):
@@ -134,8 +136,6 @@ class AllReduce(Collective):
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others, if each rank reduces its part and then all parts are gathered."""
         return -(-2 * (self.ranks - 1) * self.before.most // self.ranks)
-
-    sent = received
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,6 @@ class ReduceScatter(Collective):
     def received(self, coordinate: Coordinate) -> int:
         """Elements that arrive from others."""
         return (self.ranks - 1) * self.chunk
-
-    sent = received  # in a ring, each rank passes on as much as it gets
 
 
 @dataclass(frozen=True, slots=True)
