@@ -99,7 +99,7 @@ def arriving(step: Step) -> int:
     """The elements that a step brings to the busiest rank, or a little more where ranks differ; 0 for a local step."""
     if isinstance(step, AllToAll):
         terms = math.prod([step.before.sizes[a] for a in step.reduced])
-        return terms * step.after.most - _least_overlap(step.before, step.after)
+        return terms * step.after.most - least_overlap(step.before, step.after)
     if isinstance(step, Collective):
         return step.received(())
     return 0
@@ -108,11 +108,11 @@ def arriving(step: Step) -> int:
 def leaving(step: Step) -> int:
     """The elements that the busiest rank sends in a step, or more where cuts are uneven; 0 for a local step."""
     if isinstance(step, AllToAll):
-        return step.exchange.most_sent(step.diagonals, _least_overlap(step.before, step.after))
+        return step.exchange.most_sent(step.diagonals, least_overlap(step.before, step.after))
     return arriving(step)
 
 
-def _least_overlap(before: Regions, after: Regions) -> int:
+def least_overlap(before: Regions, after: Regions) -> int:
     """The elements that every rank, at least, holds already; dim by dim, so it may be less than the least rank has."""
     least = 1
     for length, old, new in zip(before.shape, before.orders, after.orders):

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .cost import arriving_by, collectives
+from .cost import arriving_by, collectives, least_overlap
 from .moves import all_to_alls, common, crossed, cut_toward, misplaced, move, next_collective
 from .regions import Regions
 from .senders import Exchange
@@ -41,12 +41,16 @@ class Reduction:
     groups: Groups
     itemsize: int
     cost: Cost
+    _crossed: frozenset[int] = field(init=False)
     _moves: dict[Regions, tuple[Steps, int]] = field(default_factory=dict)
     _least: float = math.inf  # the elements of the leanest plan so far
 
+    def __post_init__(self) -> None:
+        self._crossed = crossed(self.before, self.after)
+
     def best(self) -> Steps:
         """The plan that the cost prefers."""
-        if self.axes.isdisjoint(self.after.sharded) and not crossed(self.before, self.after):
+        if self.axes.isdisjoint(self.after.sharded) and not self._crossed:
             head, now = next(self.whole())
             return (*head, *self._move(now)[0])  # no plan can do with less
         if self.axes.issubset(self.after.sharded):
@@ -73,10 +77,10 @@ class Reduction:
         for place, way in ways:
             for head, now in way():
                 elements = arriving_by(head)
-                if not self._too_many(elements):
-                    tail, more = self._move(now)
-                    if collectives(head) + collectives(tail) > most:
-                        continue
+                if self._too_many(elements + _lacked(now, self.after)):
+                    continue
+                tail, more = self._move(now)
+                if collectives(head) + collectives(tail) <= most:
                     found.append((elements + more, place, (*head, *tail)))
                     self._least = min(self._least, elements + more)
         found.sort(key=lambda one: one[1])
@@ -85,7 +89,7 @@ class Reduction:
     def _most_collectives(self) -> int:
         """As many as it takes one axis at a time, and no more than two where one group has all that talk."""
         apart = len(self.axes | misplaced(self.before, self.after))
-        return min(apart, 2) if self.groups.has(self.axes | crossed(self.before, self.after)) else apart
+        return min(apart, 2) if self.groups.has(self.axes | self._crossed) else apart
 
     def _too_many(self, elements: int) -> bool:
         return elements > self._least * self.cost.thrift
@@ -122,19 +126,20 @@ class Reduction:
     def moved_first(self) -> Iterator[Beginning]:
         """Move into boxes from which the target is a cut, then reduce there."""
         inner = self.before.cut([_until(order, self.axes) for order in self.after.orders])
-        if not crossed(self.before, inner):
+        scattered, terms = self.axes.issubset(self.after.sharded), self.groups.count(self.axes)
+        reduced = (terms - 1) * (self.after.most if scattered else 2 * inner.most // terms)
+        if self._too_many(reduced + _lacked(self.before, inner)) or not crossed(self.before, inner):
             return
-        if self.axes.issubset(self.after.sharded):
-            reduced, now = self._reduce_scatter(inner, self.after, self.axes), self.after
+        moved = move(self.before, inner, self.groups, self.itemsize, self.cost)
+        if scattered:
+            yield (*moved, *self._reduce_scatter(inner, self.after, self.axes)), self.after
         else:
-            reduced, now = self._all_reduce(inner, inner, self.axes), inner.without_pending(self.axes)
-        if not self._too_many(arriving_by(reduced)):
-            yield (*move(self.before, inner, self.groups, self.itemsize, self.cost), *reduced), now
+            yield (*moved, *self._all_reduce(inner, inner, self.axes)), inner.without_pending(self.axes)
 
     def one_group_at_a_time(self) -> Iterator[Beginning]:
         """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce the `early` axes, else move on until one
         does; what doesn't cut the target is all-reduced in the end."""
-        if self.groups.has(self.axes | crossed(self.before, self.after)):
+        if self.groups.has(self.axes | self._crossed):
             return  # the other ways take no more than two
         for early in dict.fromkeys((self.axes, self.axes - self.after.sharded, frozenset[int]())):
             steps: list[Step] = []
@@ -161,7 +166,7 @@ class Reduction:
     def exchanged(self) -> Iterator[Beginning]:
         """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
         no other rank has, and adds them up itself; then the parts move."""
-        group = self.axes | crossed(self.before, self.after)
+        group = self.axes | self._crossed
         if self.groups.has(self.axes) or not self.groups.has(group):
             return
         orders = zip(self.before.orders, self.after.orders)
@@ -174,9 +179,8 @@ class Reduction:
 
     def in_one(self) -> Iterator[Beginning]:
         """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
-        if self._too_many((self.groups.count(self.axes) - 1) * self.after.most):
-            return
-        if self.groups.has(self.axes | crossed(self.before, self.after)):
+        arriving = self.groups.count(self.axes) * self.after.most - least_overlap(self.before, self.after)
+        if not self._too_many(arriving) and self.groups.has(self.axes | self._crossed):
             yield from self._exchanges(self.after)
 
     def _exchanges(self, then: Regions) -> Iterator[Beginning]:
@@ -202,10 +206,9 @@ class Reduction:
     def _cuts(self, narrow: Regions) -> Iterator[Regions]:
         """Different cuts of `narrow` along all the axes: where the target has them, the rest anywhere."""
         start = narrow.without_pending(self.axes)
-        found = []
-        for allowed in (self.axes, start.free):
-            cut = cut_toward(start, self.after, allowed)
-            cut = self._spread(cut, sorted(self.axes - cut.sharded))
+        found: list[Regions] = []
+        for toward in dict.fromkeys([cut_toward(start, self.after, allowed) for allowed in (self.axes, start.free)]):
+            cut = self._spread(toward, sorted(self.axes - toward.sharded))
             if cut not in found:
                 found.append(cut)
                 yield cut
@@ -228,14 +231,12 @@ class Reduction:
         """Cut further, by all these axes on the dim where the biggest box gets smallest; of equals the first."""
         if not axes or not regions.shape:
             return regions
-        lengths = [regions.longest(dim) for dim in range(len(regions.shape))]
-        sizes = {}
+        cuts, parts = [], self.groups.count(axes)
         for dim in self._dims():
-            length = lengths[dim]
-            for axis in axes:
-                length = -(-length // regions.sizes[axis])
-            sizes[dim] = math.prod([*lengths[:dim], length, *lengths[dim + 1 :]])
-        return _cut_on(regions, min(sizes, key=sizes.__getitem__), axes)
+            cuts.append(_cut_on(regions, dim, axes))
+            if regions.longest(dim) % parts == 0:
+                return cuts[-1]  # evenly, so no box is smaller
+        return min(cuts, key=lambda cut: cut.most)
 
     def _movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
         """Cuts of `start` along all these axes from which one collective leads on, with the groups at hand. Whose axes
@@ -274,6 +275,13 @@ class Reduction:
             if then.sharded.issuperset(group):
                 return group, then
         raise AssertionError(f"none of the axes {sorted(left)} makes the next cut from {now} to {cut}")
+
+
+def _lacked(now: Regions, then: Regions) -> int:
+    """The elements that any plan from these boxes to those brings, at least: what the rank at coordinate 0 lacks, which
+    has the first and biggest chunk of each dim."""
+    both = [(now.longest(dim), then.longest(dim)) for dim in range(len(then.shape))]
+    return math.prod([wanted for _, wanted in both]) - math.prod([min(pair) for pair in both])
 
 
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
