@@ -40,10 +40,11 @@ class Ranks:
         size: of the world.
         stock: torch as released, without the overlay.
         seconds: how long a rank may take for a case before it counts as hung.
+        unplanned: under the overlay, by torch's own steps, as what can't be planned.
     """
 
-    def __init__(self, size: int, stock: bool, seconds: float):
-        self.size, self.stock, self.seconds = size, stock, seconds
+    def __init__(self, size: int, stock: bool, seconds: float, unplanned: bool = False):
+        self.size, self.stock, self.seconds, self.unplanned = size, stock, seconds, unplanned
         self.starts = self._asked = 0
         self.counters: Counter[str] = Counter()
         self._processes: list[Any] = []
@@ -114,7 +115,7 @@ class Ranks:
         folder = tempfile.mkdtemp()
         for rank in range(self.size):
             here, there = context.Pipe()
-            how = (rank, self.size, os.path.join(folder, "store"), self.stock, there)
+            how = (rank, self.size, os.path.join(folder, "store"), self.stock, self.unplanned, there)
             process = context.Process(target=_rank, args=how, daemon=True)
             process.start()
             there.close()
@@ -124,7 +125,7 @@ class Ranks:
         assert len(ready) == self.size, f"only ranks {sorted(ready)} came up"
 
 
-def _rank(rank: int, size: int, file: str, stock: bool, pipe: Connection) -> None:
+def _rank(rank: int, size: int, file: str, stock: bool, unplanned: bool, pipe: Connection) -> None:
     """One rank: a world, then case after case, with the meshes kept."""
     import torch
     import torch.distributed as dist
@@ -137,6 +138,8 @@ def _rank(rank: int, size: int, file: str, stock: bool, pipe: Connection) -> Non
         import torch_overlay
 
         torch_overlay.enable()
+        if unplanned:
+            _plan_nothing()
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(file, size),
@@ -153,6 +156,13 @@ def _rank(rank: int, size: int, file: str, stock: bool, pipe: Connection) -> Non
         pipe.send(_answer(case, meshes, rank, stock))
     pipe.send(("counted", {} if stock else _counted()))
     os._exit(0)
+
+
+def _plan_nothing() -> None:
+    from torch_overlay.distributed.tensor import _redistribute
+    from torch_overlay.distributed.tensor._answers import Fallback
+
+    _redistribute.find_answer = lambda *_: Fallback("the search asks for torch's own steps")
 
 
 def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[str, str]:
@@ -206,11 +216,13 @@ def _counted() -> dict[str, int]:
     return {**found, **{f"torch's own code: {why}": n for why, n in fallbacks.items()}}  # type: ignore[dict-item]
 
 
-def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float) -> int:
+def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float, unplanned: bool = False) -> int:
     """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts."""
     from fuzz_cases import random_cases
 
-    sides = {"overlay": Ranks(size, False, limit), **({"stock": Ranks(size, True, limit)} if stock else {})}
+    sides = {"overlay": Ranks(size, False, limit, unplanned)}
+    if stock:
+        sides["stock"] = Ranks(size, True, limit)
     counts = {side: Counter() for side in sides}
     spent: Counter[str] = Counter()
     began, shown, done = time.monotonic(), 0, 0

@@ -160,13 +160,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=math.inf, help="with --ranks: stop after so many")
     parser.add_argument("--stock", action="store_true", help="with --ranks: the same cases on stock torch, too")
+    parser.add_argument("--unplanned", action="store_true", help="with --ranks: by torch's own steps, merged if exact")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a rank counts as hung")
     args = parser.parse_args()
     if args.simulate:
         return 1 if simulate(args.cases, args.seed) else 0
     from fuzz_ranks import run
 
-    return 1 if run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit) else 0
+    return 1 if run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, args.unplanned) else 0
 
 
 if __name__ == "__main__":

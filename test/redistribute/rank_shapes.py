@@ -1,6 +1,7 @@
 """Shapes, types, reductions and rank orders, each by real collectives against the whole tensor cut by hand."""
 
 import itertools
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import distribute_tensor
@@ -127,6 +128,31 @@ class ShapeCases:
         )
         shapes = (16, 8), (7, 5)
         self.check(*(Case(m, s, t, n) for m in recipes for n in shapes for s, t in (*MOVES, *REDUCTIONS)))
+
+    @needs_overlay
+    def test_torchs_own_steps_merge_only_where_that_is_exact(self):
+        """The way of what isn't planned: lengths of every kind, ranks in any order, averages of whole numbers."""
+        from torch_overlay.distributed.tensor import _redistribute
+        from torch_overlay.distributed.tensor._answers import Fallback
+
+        recipes = CUBE, MeshRecipe(SHUFFLED, (2, 2, 2), flattened=("ab", "bc", "abc"))
+        ends = (
+            ((("S", 0), ("S", 0), ("S", 0)), (("R",), ("R",), ("R",))),
+            ((("S", 0), ("S", 0), ("S", 0)), (("S", 0), ("R",), ("R",))),
+            ((("P", "sum"), ("P", "sum"), ("S", 1)), (("S", 0), ("S", 0), ("R",))),
+            ((("P", "avg"), ("P", "sum"), ("P", "sum")), (("R",), ("R",), ("R",))),
+        )
+        with mock.patch.object(_redistribute, "find_answer", lambda *_: Fallback("a test asks for torch's steps")):
+            for shape in ((16, 8), (12, 3), (7, 5), (3, 1)):
+                self.check(*(Case(mesh, s, t, shape) for mesh in recipes for s, t in ends))
+            self.check(*(Case(CUBE, s, t, (16, 8), "int64") for s, t in ends[:3]))
+            mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
+            # 12 is cut into 6, 3 and then 2 and 1; 7 into 4 and 3, and the 4 evenly by the other axes.
+            for length, expected in ((16, 1), (12, 2), (7, 2 + here[0])):
+                case = Case(CUBE, *ends[0], (length, 2))
+                with CommDebugMode() as comm:
+                    case.run(mesh, case.given(here))
+                self.assertEqual(comm.get_total_counts(), expected, length)
 
     def test_ranks_outside_of_the_mesh_keep_what_they_have(self):
         recipe = MeshRecipe((1, 2, 5, 6), (2, 2), flattened=("ab",))

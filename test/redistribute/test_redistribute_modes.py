@@ -213,20 +213,6 @@ def test_the_overlay_leaves_no_plan_behind():
         torch_overlay.enable()
 
 
-@pytest.mark.parametrize(
-    "placements, safe", [((S(0), S(0)), True), ((S(0), S(1)), False), ((P, S(1)), True), ((S(1), S(1)), False)]
-)
-def test_torch_merges_only_where_it_is_right(mesh, placements, safe):
-    """On its own path: not on uneven shards."""
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    from torch_overlay.distributed.tensor._safe_merging import exact_merging
-
-    meta = TensorMeta(torch.Size((8, 9 if placements[0] == S(0) else 12)), (12, 1), torch.float32)
-    spec = DTensorSpec(mesh, placements, tensor_meta=meta)
-    assert exact_merging(spec, spec).shards is safe
-
-
 def test_a_norm_over_an_axis_of_one_rank_is_there_already():
     """Its power would not be: 1e-25 squared is zero in float32."""
     with fake_world(3, 8):

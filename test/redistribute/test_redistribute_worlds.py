@@ -18,7 +18,6 @@ import torch_overlay
 from mesh_harness import needs_overlay
 from torch_overlay.distributed.tensor._answers import counters
 from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
-from torch_overlay.distributed.tensor._safe_merging import Merging, exact_merging
 
 R, S, P = Replicate(), Shard, Partial
 COMPLEX = "complex numbers have no greatest or least, and torch multiplies none"
@@ -81,7 +80,6 @@ def test_nothing_of_a_world_stays_for_its_plans():
             mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
             held = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
             held.redistribute(placements=[Shard(1), Shard(0)])
-            assert exact_merging(held._spec, held._spec) == Merging()
             seen.append(weakref.ref(mesh))
             del mesh, held
     gc.collect()

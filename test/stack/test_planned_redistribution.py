@@ -79,6 +79,13 @@ class TestPlannedRedistribution(MultiThreadedTestCase):
             for shape in ((5, 3), (1, 7)):
                 self._check(mesh, shape, source, target)
 
+    def test_ranks_that_descend(self) -> None:
+        """A group that torch makes sorts its ranks, so it may have another order than the mesh."""
+        mesh = DeviceMesh("cpu", [[0, 2, 4, 6], [1, 3, 5, 7]], mesh_dim_names=("a", "b"))
+        mesh._flatten("ab")
+        for length in (4, 16):
+            self._check(mesh, (length, 2), (Shard(0), Shard(0)), (Replicate(), Replicate()))
+
 
 if __name__ == "__main__":
     run_tests()

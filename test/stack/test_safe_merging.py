@@ -76,13 +76,6 @@ class TestSafeMerging(MultiThreadedTestCase):
             held.redistribute(placements=(Replicate(), Replicate())).to_local()
         self.assertEqual(counted.get_total_counts(), 1)
 
-    def test_ranks_that_descend(self) -> None:
-        """Groups hold sorted ranks, so a flattened mesh of these ranks has another order than the mesh."""
-        mesh = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("a", "b"))
-        mesh._flatten("ab")
-        for length in (4, 8):
-            self._check(mesh, length, (Shard(0), Shard(0)), (Replicate(), Replicate()))
-
 
 if __name__ == "__main__":
     run_tests()

@@ -70,6 +70,11 @@ class RankMap:
             return rank if 0 <= rank < self.numel else None
         return self._indices.get(rank)
 
+    @cached_property
+    def ascends(self) -> bool:
+        """Whether a greater index has a greater rank; as long as the map, once, unless it is the identity."""
+        return self.is_identity or all(itertools.starmap(operator.lt, itertools.pairwise(self.ranks())))
+
     def ranks(self) -> Sequence[int]:
         """Every rank, in the order of the indices; a range for the identity."""
         return self._ranks

@@ -16,12 +16,15 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
+from .._mesh_state import view_of
 from .._mesh_traced import real_mesh
 from ._answers import Fallback, count_fallback, count_run, find_answer
-from ._safe_merging import exact_merging, merging, runs_to_merge
+from ._safe_merging import cuts_evenly
 from ._specs import is_known, other_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -33,10 +36,33 @@ merge_transform_infos = keep(torch_redistribute._optimize_transform_infos)
 def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
-    """The steps, with consecutive ones of a kind merged where that is exact for the redistribution that asks."""
-    runs = runs_to_merge(transform_infos)
-    merged = [merge_transform_infos(run, device_mesh, src_placements, dst_placements) for run in runs]
-    return list(itertools.chain.from_iterable(merged))
+    """Torch's steps, with consecutive ones of a kind merged where that is exact."""
+    in_order = _in_rank_order(real_mesh(device_mesh))
+    steps: list[Any] = []
+    for mergeable, run in itertools.groupby(transform_infos, lambda info: _mergeable(info, device_mesh, in_order)):
+        infos = list(run)
+        if mergeable is not None:
+            infos = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
+        steps += infos
+    return steps
+
+
+def _mergeable(info: Any, mesh: DeviceMesh, in_order: bool) -> Hashable:
+    """What a step must have in common with the next one to be merged with it; None if it may not be merged.
+
+    Torch merges averages with sums and divides afterwards, and then a whole number isn't one any more.
+    """
+    source, target = info.src_dst_placements
+    if not (source.is_partial() and target.is_replicate()) and not (in_order and cuts_evenly(info, mesh)):
+        return None
+    return source if source.is_partial() else "shards"
+
+
+def _in_rank_order(mesh: DeviceMesh) -> bool:
+    """Whether the ranks of every copy of the mesh ascend row-major. Then its flattened views have the mesh's order,
+    torch's too, which sorts the ranks of groups."""
+    view = view_of(mesh)
+    return view.layout.joint().is_sorted() and view.rank_map.ascends
 
 
 def redistribute_local_tensor(
@@ -53,15 +79,14 @@ def redistribute_local_tensor(
     found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, Fallback):
         count_fallback(found.reason)
-        with merging(exact_merging(current_spec, target_spec)):
-            return redistribute_by_steps(
-                local_tensor,
-                current_spec,
-                target_spec,
-                async_op=async_op,
-                use_graph_based_transform=use_graph_based_transform,
-                is_explicit=is_explicit,
-            )
+        return redistribute_by_steps(
+            local_tensor,
+            current_spec,
+            target_spec,
+            async_op=async_op,
+            use_graph_based_transform=use_graph_based_transform,
+            is_explicit=is_explicit,
+        )
     count_run()
     # Whoever traces or counts sees just what torch does.
     if torch._C._len_torch_dispatch_stack() and found.is_torchs(mesh):

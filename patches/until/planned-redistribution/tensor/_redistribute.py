@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
 from .._kept import keep
-from ._safe_merging import exact_merging, merging
+from ._safe_merging import cuts_evenly
 
 if TYPE_CHECKING:
-    import torch
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.device_mesh import DeviceMesh
 
-redistribute_by_steps = keep(torch_redistribute.redistribute_local_tensor)
+merge_transform_infos = keep(torch_redistribute._optimize_transform_infos)
 
 
-def redistribute_local_tensor(
-    local_tensor: torch.Tensor,
-    current_spec: DTensorSpec,
-    target_spec: DTensorSpec,
-    *,
-    async_op: bool = False,
-    use_graph_based_transform: bool | None = None,
-    is_explicit: bool = False,
-) -> torch.Tensor:
-    """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
-    with merging(exact_merging(current_spec, target_spec)):
-        return redistribute_by_steps(
-            local_tensor,
-            current_spec,
-            target_spec,
-            async_op=async_op,
-            use_graph_based_transform=use_graph_based_transform,
-            is_explicit=is_explicit,
-        )
+def _optimize_transform_infos(
+    transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
+) -> list[Any]:
+    """The steps, with consecutive ones of a kind merged where all of them cut evenly."""
+    steps: list[Any] = []
+    for evenly, run in itertools.groupby(transform_infos, lambda info: cuts_evenly(info, device_mesh)):
+        infos = list(run)
+        steps += merge_transform_infos(infos, device_mesh, src_placements, dst_placements) if evenly else infos
+    return steps
