@@ -191,16 +191,17 @@ class Case:
                 return f"no group over {step.axes}"
             if not self.concerned().issuperset(step.axes):
                 return f"{step.axes} talk, of which only {sorted(self.concerned())} have a reason to"
+            sent, received = ({c: count(c) for c in coordinates(self.sizes)} for count in (step.sent, step.received))
+            most_out, most_in = leaving(step), arriving(step)
             for c in coordinates(self.sizes):
-                if step.received(c) > arriving(step):
-                    return f"{step} brings {step.received(c)} elements to {c}, said to be {arriving(step)}"
-                if step.sent(c) > leaving(step):
-                    return f"{c} sends {step.sent(c)} elements in {step}, said to be {leaving(step)}"
-            sent, received = (sum(map(count, coordinates(self.sizes))) for count in (step.sent, step.received))
-            if sent != received:
-                return f"{step} sends {sent} elements, of which {received} arrive"
+                if received[c] > most_in:
+                    return f"{step} brings {received[c]} elements to {c}, said to be {most_in}"
+                if sent[c] > most_out:
+                    return f"{c} sends {sent[c]} elements in {step}, said to be {most_out}"
+            if sum(sent.values()) != sum(received.values()):
+                return f"{step} sends {sum(sent.values())} elements, of which {sum(received.values())} arrive"
         if not reduces and len(moves) == 1 and isinstance(moves[0], st.AllToAll):
-            return self._more_than_lacking(moves[0])
+            return self._more_than_lacking(received)
         return None
 
     def concerned(self):
@@ -227,15 +228,15 @@ class Case:
         """The groups as sorted tuples without axes of size 1."""
         return {tuple(sorted(a for a in group if self.sizes[a] > 1)) for group in self.groups}
 
-    def _more_than_lacking(self, step):
+    def _more_than_lacking(self, received):
         target = [p if p[0] != "P" else ("R",) for p in self.target]
         if target != list(self.target):
             return None
         for c in coordinates(self.sizes):
             has = set(held(self.source, self.shape, self.sizes, c, self.source_order))
             lacks = set(held(target, self.shape, self.sizes, c, self.target_order)) - has
-            if step.received(c) != len(lacks):
-                return f"{c} lacks {len(lacks)} elements and gets {step.received(c)}"
+            if received[c] != len(lacks):
+                return f"{c} lacks {len(lacks)} elements and gets {received[c]}"
         return None
 
 
