@@ -1,12 +1,12 @@
 """The demo's parallel model does what the whole model on one process does: same loss, same gradient of every weight."""
 
-import multiprocessing
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import forks
 from torch_overlay.demo.config import Config
 from torch_overlay.demo.meshes import build_meshes
 from torch_overlay.demo.model import build_model, byte_loss
@@ -45,9 +45,7 @@ def _one_rank(rank: int, folder: str) -> None:
 def answers(tmp_path_factory) -> list[dict]:
     """What each of 8 ranks computed for every config, in one spawn."""
     folder = str(tmp_path_factory.mktemp("gradients"))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch_overlay.demo.worker", "torch._dynamo"])
-    processes = [context.Process(target=_one_rank, args=(rank, folder), daemon=True) for rank in range(8)]
+    processes = [forks.context().Process(target=_one_rank, args=(rank, folder), daemon=True) for rank in range(8)]
     try:
         for process in processes:
             process.start()

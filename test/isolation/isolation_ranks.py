@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import faulthandler
 import logging
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -22,14 +21,13 @@ import warnings
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import forks
+
 RANKS = 8
 START_SECONDS = 120
 CASE_SECONDS = 45  # then a rank that hasn't answered hangs
 GRACE_SECONDS = 4  # for the others, once one has failed
 WORLD_TIMEOUT = datetime.timedelta(seconds=20)
-# Imported once, in the server. No module of ours: the server doesn't have the path of the tests.
-PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
-PRELOADED += ["torch._dynamo"]
 STACK_LINES, MOST_SHOWN = 12, 3
 
 
@@ -111,8 +109,7 @@ class Ranks:
         return stacks
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context = forks.context()
         for rank in range(RANKS):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, there, self._folder.name), daemon=True)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
+import forks
 from mesh_harness import make_root, permuted
 from torch_overlay.testing import OverlayContinuous
 from twins import MeshTwin
@@ -42,9 +43,13 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
 
     @classmethod
     def _spawn_processes(cls, world_size) -> None:
-        """Spawned, even where a compiler before it has let the default be to fork a process with its threads."""
-        torch.multiprocessing.set_start_method("spawn", force=True)
-        super()._spawn_processes(world_size)
+        """Forked from a server that has imported torch, where torch's own would have each rank import it."""
+        before = torch.multiprocessing.get_start_method(allow_none=True)
+        torch.multiprocessing.set_start_method(forks.context().get_start_method(), force=True)
+        try:
+            super()._spawn_processes(world_size)
+        finally:
+            torch.multiprocessing.set_start_method(before, force=True)
 
     @classmethod
     def _init_pg(cls, rank, world_size, rdvz_file) -> None:

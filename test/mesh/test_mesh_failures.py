@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import forks
 from mesh_harness import needs_overlay
 from way import needs_mesh_check, needs_package
 
@@ -97,7 +98,7 @@ def play(rank: int, port: int, said) -> None:
 def met():
     """(scene, rank) to (what the rank met, seconds), from one set of processes."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    context = torch.multiprocessing.get_context("spawn")
+    context = forks.context()
     said = context.Queue()
     ranks = [context.Process(target=play, args=(rank, store.port, said), daemon=True) for rank in range(RANKS)]
     for rank in ranks:

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mesh_harness import counted_groups, fake_world, needs_overlay
+from mesh_harness import counted_groups, fake_world, needs_overlay, overlay
 
 pytestmark = needs_overlay
 MILLION = 1_048_576
 KEPT = 16 * 1024  # bytes that one view may hold
 
 
-@pytest.fixture
+@pytest.fixture(scope="class")
 def million():
     """(16384, 8, 8) as one of its ranks sees it."""
-    with fake_world(777_777, MILLION):
+    with overlay(), fake_world(777_777, MILLION):
         yield init_device_mesh("cpu", (16384, 8, 8), mesh_dim_names=("dp", "cp", "tp"))
 
 
@@ -58,60 +58,59 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("what", VIEWS)
-def test_a_view_of_a_million_ranks_is_small(million, what):
-    """At most 16 KB each, hashed, compared and asked for all that it can say without a tensor (stock: 42 MB)."""
+class TestAMillionRanks:
+    """On one mesh for all, since what its views say and hold doesn't depend on those before them."""
 
-    def make():
-        view = VIEWS[what](million)
-        assert view == VIEWS[what](million) and isinstance(hash(view), int)
-        assert view.get_coordinate() is None or len(view.get_coordinate()) == view.ndim
-        return view, view.shape, view.size(), repr(view)
+    @pytest.mark.parametrize("what", VIEWS)
+    def test_a_view_of_a_million_ranks_is_small(self, million, what):
+        """At most 16 KB each, hashed, compared and asked for all that it can say without a tensor (stock: 42 MB)."""
 
-    assert bytes_of(make) <= KEPT
-    assert peak_of(make) <= 4 * KEPT
+        def make():
+            view = VIEWS[what](million)
+            assert view == VIEWS[what](million) and isinstance(hash(view), int)
+            assert view.get_coordinate() is None or len(view.get_coordinate()) == view.ndim
+            return view, view.shape, view.size(), repr(view)
 
+        assert bytes_of(make) <= KEPT
+        assert peak_of(make) <= 4 * KEPT
 
-@pytest.mark.parametrize("what", VIEWS)
-def test_a_view_costs_at_a_million_what_it_costs_at_64(million, what):
-    """Bytes held, within a quarter: nothing in a view is per rank."""
-    at_scale = bytes_of(lambda: VIEWS[what](million))
-    small = DeviceMesh(
-        "cpu", torch.arange(64).reshape(1, 8, 8), mesh_dim_names=("dp", "cp", "tp"), _init_backend=False, _rank=21
-    )
-    if what == "elsewhere":
-        small_view = lambda: small.submesh_at("cp", at={"dp": 0, "tp": 3})
-    else:
-        small_view = lambda: VIEWS[what](small)
-    assert at_scale <= 1.25 * bytes_of(small_view) + 512
+    @pytest.mark.parametrize("what", VIEWS)
+    def test_a_view_costs_at_a_million_what_it_costs_at_64(self, million, what):
+        """Bytes held, within a quarter: nothing in a view is per rank."""
+        at_scale = bytes_of(lambda: VIEWS[what](million))
+        small = DeviceMesh(
+            "cpu", torch.arange(64).reshape(1, 8, 8), mesh_dim_names=("dp", "cp", "tp"), _init_backend=False, _rank=21
+        )
+        if what == "elsewhere":
+            small_view = lambda: small.submesh_at("cp", at={"dp": 0, "tp": 3})
+        else:
+            small_view = lambda: VIEWS[what](small)
+        assert at_scale <= 1.25 * bytes_of(small_view) + 512
 
+    def test_a_million_ranks_are_right(self, million):
+        """Coordinates and lines, by arithmetic."""
+        rank = 777_777
+        assert million.get_coordinate() == (rank // 64, rank // 8 % 8, rank % 8)
+        assert million["cp"].mesh.tolist() == [rank // 64 * 64 + i * 8 + rank % 8 for i in range(8)]
+        assert million["tp"].get_group().size() == 8 and million.get_group("dp").size() == 16384
+        assert million.submesh_at("tp", at={"dp": 16383, "cp": 7}).mesh.tolist() == list(range(MILLION - 8, MILLION))
 
-def test_a_million_ranks_are_right(million):
-    """Coordinates and lines, by arithmetic."""
-    rank = 777_777
-    assert million.get_coordinate() == (rank // 64, rank // 8 % 8, rank % 8)
-    assert million["cp"].mesh.tolist() == [rank // 64 * 64 + i * 8 + rank % 8 for i in range(8)]
-    assert million["tp"].get_group().size() == 8 and million.get_group("dp").size() == 16384
-    assert million.submesh_at("tp", at={"dp": 16383, "cp": 7}).mesh.tolist() == list(range(MILLION - 8, MILLION))
+    def test_views_of_a_mesh_make_no_call(self, million):
+        """Groups of a million-rank mesh are found, not made."""
+        with counted_groups() as calls:
+            again = million["dp", "cp"]["cp"]
+        assert len(calls) == 0 and again.get_group() is million.get_group("cp")
 
-
-def test_views_of_a_mesh_make_no_call(million):
-    """Groups of a million-rank mesh are found, not made."""
-    with counted_groups() as calls:
-        again = million["dp", "cp"]["cp"]
-    assert len(calls) == 0 and again.get_group() is million.get_group("cp")
-
-
-@pytest.mark.parametrize("what", [*VIEWS, "root", "flattened"])
-def test_the_tensor_of_a_million_ranks_is_a_view(million, what):
-    """Nothing is copied, so asking again costs what it costs at 64; the root's is the shared tensor in its shape."""
-    views = VIEWS | {"root": lambda mesh: mesh, "flattened": lambda mesh: mesh["cp", "tp"]._flatten("inner")}
-    mesh = views[what](million)
-    assert peak_of(lambda: mesh.mesh) <= KEPT
-    shared = mesh._get_root_mesh()._rank_map
-    assert mesh.mesh.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
-    assert mesh.mesh.shape == mesh.shape and mesh.mesh.dtype == torch.int32
-    assert mesh.mesh.is_contiguous() or what not in ("root", "flattened")
+    @pytest.mark.parametrize("what", [*VIEWS, "root", "flattened"])
+    def test_the_tensor_of_a_million_ranks_is_a_view(self, million, what):
+        """Nothing is copied, so asking again costs what it costs at 64; the root's is the shared tensor, shaped."""
+        views = VIEWS | {"root": lambda mesh: mesh, "flattened": lambda mesh: mesh["cp", "tp"]._flatten("inner")}
+        mesh = views[what](million)
+        assert peak_of(lambda: mesh.mesh) <= KEPT
+        shared = mesh._get_root_mesh()._rank_map
+        assert mesh.mesh.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
+        assert mesh.mesh.shape == mesh.shape and mesh.mesh.dtype == torch.int32
+        assert mesh.mesh.is_contiguous() or what not in ("root", "flattened")
 
 
 def test_a_permuted_million_is_stored_once():

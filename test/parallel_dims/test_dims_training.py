@@ -3,13 +3,13 @@
 FSDP2 shards the experts over the sparse mesh and every other weight over the dense one (`torch_overlay.demo`).
 """
 
-import multiprocessing
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import forks
 import torch_overlay
 from torch_overlay.demo.config import Config
 from torch_overlay.demo.meshes import build_meshes
@@ -62,9 +62,7 @@ def own_groups_only(rank: int, file: str) -> dict[str, float]:
 def answers(tmp_path_factory) -> list[dict]:
     """What each of the eight ranks computed."""
     folder = str(tmp_path_factory.mktemp("training"))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch_overlay.demo.worker", "torch._dynamo"])
-    processes = [context.Process(target=one_rank, args=(rank, folder), daemon=True) for rank in range(8)]
+    processes = [forks.context().Process(target=one_rank, args=(rank, folder), daemon=True) for rank in range(8)]
     try:
         for process in processes:
             process.start()

@@ -1,19 +1,22 @@
 """tools/bench.py on tiny sizes: its JSON has what it says, its counts are what they should be; no times are held."""
 
+import argparse
 import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from hypothesis import settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from benchmarks import mesh, pairs, redistribute  # noqa: E402
+from benchmarks import dims, mesh, pairs, redistribute  # noqa: E402
 from benchmarks.report import Report, Row, Target  # noqa: E402
 from benchmarks.table import shown, times  # noqa: E402
 
+NIGHTLY = settings.default.max_examples > 100
 KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "facts"}
 
 
@@ -95,10 +98,19 @@ def test_dims(tmp_path):
     assert is_png(tmp_path / "found.png")
 
 
-def test_dims_leaves_stock_out_where_it_would_take_minutes(tmp_path):
-    found = bench(tmp_path, "dims", "--worlds", "64", "--repeats", "1", "--stock-most", "8")
-    assert value(found, "new_group calls", "stock", ranks=64, **{"class": "ParallelDims"}) is None
-    assert "stock isn't measured beyond 8 ranks: --stock-most" in found["notes"]
+def test_dims_leaves_stock_out_where_it_would_take_minutes(monkeypatch):
+    asked, report = [], Report("dims", "0")
+
+    def fresh(function, side, maker, **arguments):
+        asked.append((side, maker))
+        numbers = dict.fromkeys((*dims.UNITS, "own"), 1)
+        return numbers if maker == dims.OURS else {"missing": "not installed"}
+
+    monkeypatch.setattr(dims.process, "fresh", fresh)
+    dims.run(argparse.Namespace(worlds=[64], stock_most=8, repeats=1), report)
+    assert asked == [("overlay", dims.OURS), ("overlay", dims.TITAN)]
+    assert report.row("new_group calls", ranks=64, **{"class": dims.OURS}).stock is None
+    assert "stock isn't measured beyond 8 ranks: --stock-most" in report.notes
 
 
 def test_redistribute(tmp_path):
@@ -130,7 +142,7 @@ def test_overhead(tmp_path):
 
 
 def test_enable(tmp_path):
-    after = ("torch", "torch.distributed.tensor")
+    after = ("torch.distributed.tensor", "torch")[: 2 if NIGHTLY else 1]  # four processes each
     found = bench(tmp_path, "enable", "--repeats", "1", "--cycles", "1", "--after", *after)
     for module in after:
         assert value(found, "first enable, wall", "overlay", after=f"import {module}") > 0
