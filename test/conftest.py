@@ -2,7 +2,7 @@
 
 Profiles: ``ci`` (the default: the same examples on every run) and ``nightly`` (``TORCH_OVERLAY_NIGHTLY=1``: new random
 examples, ten times as many). A test that needs its own number takes it in proportion, so that the nightly run widens it
-too: ``settings(max_examples=5 * settings.default.max_examples)``.
+too: ``settings(max_examples=5 * settings.default.max_examples)``. One that goes through a long list takes a `sample`.
 """
 
 import os
@@ -11,13 +11,14 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from width import NIGHTLY
+
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "ci", max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW
 )
 settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=SLOW)
-# Taken out of the environment: it is no option of the overlay, which would warn in every process that a test starts.
-settings.load_profile("nightly" if os.environ.pop("TORCH_OVERLAY_NIGHTLY", None) == "1" else "ci")
+settings.load_profile("nightly" if NIGHTLY else "ci")
 
 
 if os.environ.get("TORCH_OVERLAY_TEST") == "patched":

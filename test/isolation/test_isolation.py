@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from hypothesis import settings
 
 import isolation_cases as cases
 import isolation_saves as saves
 from isolation_ranks import Ranks
 from way import STOCK
+from width import NIGHTLY
 
 # `world` shares between meshes on purpose, so it has no part in this.
 SHARE_GROUPS = ("names", "ranks", "off")
@@ -34,7 +34,6 @@ SHORT = {
     cases.one_pair_destroys_its_group: 4,
 }
 LONG = {saves.save_beside_loss: 4, saves.training_beside_saves: 4}
-NIGHTLY = settings.default.max_examples > 100
 
 
 def named(value):
@@ -48,8 +47,16 @@ def ranks():
     ranks.close()
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=named)
-@pytest.mark.parametrize("case", SHORT, ids=named)
+def chosen(cases):
+    """Each case with the defaults, with every value of each option, and over the cases with every pair of values; at
+    night each case with every pair."""
+    for number, case in enumerate(cases):
+        for place, options in enumerate(OPTIONS):
+            if NIGHTLY or place == 0 or sum(divmod(place, len(FLATTEN))) % len(FLATTEN) == number % len(FLATTEN):
+                yield pytest.param(case, options, id=f"{named(case)}-{named(options)}")
+
+
+@pytest.mark.parametrize("case, options", list(chosen(SHORT)))
 def test_users_of_the_same_ranks_stay_apart(ranks, case, options):
     problems = ranks.ask(case, SHORT[case], options)
     assert not problems, problems

@@ -8,16 +8,15 @@ import os
 import pathlib
 
 import pytest
-from hypothesis import settings
 
 from torch_overlay.distributed.tensor._planner.cost import collectives
 from torch_overlay.distributed.tensor._planner.plan import line
 from twins_tensor import Case
+from width import NIGHTLY
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 MOVED = [("R",), ("S", 0), ("S", 1)]
 PENDING = ("P", "sum")
-NIGHTLY = settings.default.max_examples > 100
 
 
 def all_pairs(sizes, reductions):

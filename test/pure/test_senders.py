@@ -12,11 +12,11 @@ from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leavi
 from torch_overlay.distributed.tensor._planner.senders import Exchange, primes
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
 from twins_tensor import Case, coordinates, held
+from width import NIGHTLY
 
 MOVED = [("R",), ("S", 0), ("S", 1)]
 R, S0, S1, P = ("R",), ("S", 0), ("S", 1), ("P", "sum")
 HEAVY = 1 << 30  # bytes of an element, so that bytes decide
-NIGHTLY = settings.default.max_examples > 100
 
 
 def moves(sizes, shape):

@@ -20,6 +20,14 @@ def gathers(mesh, whole: torch.Tensor) -> tuple[int, bool]:
     return comm.get_total_counts(), torch.equal(found, whole)
 
 
+def four_ranks():
+    """A mesh of half of the ranks, since each compiles for itself; the others are outside of it."""
+    mesh = make_root(range(4), (2, 2), ("dp", "tp"))
+    if mesh.get_coordinate() is not None:
+        mesh["dp", "tp"]._flatten("all")
+    return mesh
+
+
 def counted() -> dict:
     from torch_overlay.distributed.tensor._answers import counters
 
@@ -107,8 +115,9 @@ class WorldCases:
 
     def test_compiled_for_open_sizes_they_give_the_same_numbers(self):
         """Forward and backward; one graph serves all multiples of the mesh's size."""
-        mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
-        mesh["dp", "tp"]._flatten("all")
+        mesh = four_ranks()
+        if mesh.get_coordinate() is None:
+            return
 
         def moves(local):
             placed = DTensor.from_local(local, mesh, (S(0), S(1)), run_check=False)
@@ -129,13 +138,14 @@ class WorldCases:
                 value.backward()
                 found.append((value.detach(), leaf.grad))
             self.assertEqual(found[0], found[1])
-            if rows % WORLD == 0:
+            if rows % mesh.size() == 0:
                 self.assertEqual(graphs.frame_count, 1)
 
     def test_compiled_redistributions_give_the_same_numbers(self):
         """Forward and backward, against the same without compiling."""
-        mesh = make_root(range(WORLD), (2, 4), ("dp", "tp"))
-        mesh["dp", "tp"]._flatten("all")
+        mesh = four_ranks()
+        if mesh.get_coordinate() is None:
+            return
 
         def moves(local):
             placed = DTensor.from_local(local, mesh, (S(0), S(1)), run_check=False)

@@ -16,6 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 import torch_overlay
 from mesh_harness import fake_world
 from way import needs_package
+from width import sample
 
 pytestmark = needs_package
 PLACEMENTS = {"R": Replicate(), "S0": Shard(0), "S1": Shard(1), "P": Partial()}
@@ -47,11 +48,11 @@ def pairs(count):
             yield source, target
 
 
-def results(sizes, make):
+def results(sizes, make, first=0):
     """By pair: strides, contiguous or not, and whether the result's memory is the input's."""
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple("abc"[: len(sizes)]))
     found = {}
-    for source, target in pairs(len(sizes)):
+    for source, target in sample(pairs(len(sizes)), 5 if len(sizes) > 2 else 1, first):
         cuts = [math.prod(size for size, name in zip(sizes, source) if name == dim) for dim in ("S0", "S1")]
         local = make(tuple(LENGTH // parts for parts in cuts))
         ends = [DTensorSpec(mesh, tuple(PLACEMENTS[name] for name in end), META) for end in (source, target)]
@@ -61,13 +62,17 @@ def results(sizes, make):
     return found
 
 
-@pytest.mark.parametrize("make", [row_major, column_major, with_gaps])
+MAKES = [row_major, column_major, with_gaps]
+
+
+@pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("sizes", [(1,), (2,), (4,), (2, 2), (1, 2), (2, 1), (1, 1), (1, 2, 2), (2, 1, 2)])
 def test_results_lie_in_memory_as_stocks_do(sizes, make):
     world = math.prod(sizes)
     with torch.no_grad(), fake_world(world - 1, world):
-        stock = results(sizes, make)
+        first = MAKES.index(make)
+        stock = results(sizes, make, first)
         with torch_overlay.enabled():
-            ours = results(sizes, make)
+            ours = results(sizes, make, first)
     assert len(stock) > 8
     assert {pair: (stock[pair], ours[pair]) for pair in stock if stock[pair] != ours[pair]} == {}

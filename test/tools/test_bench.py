@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -16,7 +15,8 @@ from benchmarks import dims, mesh, pairs, redistribute  # noqa: E402
 from benchmarks.report import Report, Row, Target  # noqa: E402
 from benchmarks.table import shown, times  # noqa: E402
 
-NIGHTLY = settings.default.max_examples > 100
+from width import NIGHTLY  # noqa: E402
+
 KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "facts"}
 
 
