@@ -21,7 +21,7 @@ SUPPORTED = next(
 def tests(session: nox.Session, torch: str) -> None:
     """pytest, whole or with what stands after ``--``, on one release."""
     session.install(f"torch=={torch}", "-e", ".[test,tools]")
-    session.run("python", "-m", "pytest", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("python", "-m", "pytest", "-n", "2", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

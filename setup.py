@@ -37,7 +37,7 @@ setup(
     include_package_data=False,
     install_requires=[TORCH],
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "hypothesis>=6.100", "expecttest", "numpy", "sybil>=8"],
+        "test": ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis>=6.100", "expecttest", "numpy", "sybil>=8"],
         "tools": [
             "rich",
             "matplotlib",
