@@ -203,34 +203,51 @@ class Case:
         return "avg" in old or len(new) > len([a for a in self._pending if self.target[a][0] == "P"])
 
     def _terms(self) -> torch.Tensor:
-        """Every term of every element: the pending axes in front, then the tensor's dims. All different as far as the
-        type can hold their reduction exactly, so that another, a missing or a doubled one shows."""
-        counts = [self.mesh.view_sizes[a] for a in self._pending]
-        limit = EXACT.get(self.dtype, 2**20)
-        if not counts and self.dtype != "bool":
-            limit *= 8
-        ops = {self.source[a][1] for a in self._pending}
-        if "product" in ops:
-            limit = 2 if self.dtype in EXACT else 7
-        seeds = torch.arange(math.prod(self.shape), dtype=torch.int64) * 2654435761 + 97
-        terms = torch.empty((*counts, *self.shape), dtype=torch.int64)
-        for place in itertools.product(*map(range, counts)):
-            mixed = seeds
-            for p in place:
-                mixed = (mixed ^ (p + 1) * 40503) * 1103515245 + 12345
-            terms[place] = ((mixed >> 16) % limit + ("product" in ops)).reshape(self.shape)
-        if self._dtype.is_complex:
-            return torch.complex(terms.double(), (terms * 3 + 1).double() % 1024)
-        return (
-            terms
-            if ops & BITWISE.keys() or (self.dtype in ("int64", "int32") and not self._divides)
-            else terms.double()
-        )
+        """Every term of every element: the pending axes in front, then the tensor's dims."""
+        counts = tuple(self.mesh.view_sizes[a] for a in self._pending)
+        ops = frozenset(self.source[a][1] for a in self._pending)
+        return _terms(counts, ops, self.shape, self.dtype, self._divides).clone()
 
     def _cut(self, whole: torch.Tensor, placements: tuple, coordinate: tuple[int, ...], order) -> torch.Tensor:
-        for dim, row in enumerate(rows(placements, self.shape, self.mesh.view_sizes, coordinate, order)):
-            whole = whole.index_select(dim, torch.tensor(row, dtype=torch.int64))
+        for dim, row in enumerate(_rows(placements, self.shape, self.mesh.view_sizes, coordinate, order)):
+            whole = whole.index_select(dim, row)
         return whole
+
+
+@functools.lru_cache(4096)
+def _rows(*question) -> list[torch.Tensor]:
+    """`rows` as tensors; one coordinate asks of all pairs of placements in turn."""
+    return [torch.tensor(row, dtype=torch.int64) for row in rows(*question)]
+
+
+@functools.lru_cache(64)
+def _terms(
+    counts: tuple[int, ...], ops: frozenset[str], shape: tuple[int, ...], dtype: str, divides: bool
+) -> torch.Tensor:
+    """Terms that are all different as far as the type can hold their reduction exactly, so that another, a missing or
+    a doubled one shows.
+
+    Args:
+        counts: the sizes of the pending axes.
+        ops: their reductions.
+        divides: whether a reduction divides, so that whole numbers don't stay whole.
+    """
+    limit = EXACT.get(dtype, 2**20)
+    if not counts and dtype != "bool":
+        limit *= 8
+    if "product" in ops:
+        limit = 2 if dtype in EXACT else 7
+    seeds = torch.arange(math.prod(shape), dtype=torch.int64) * 2654435761 + 97
+    terms = torch.empty((*counts, *shape), dtype=torch.int64)
+    for place in itertools.product(*map(range, counts)):
+        mixed = seeds
+        for p in place:
+            mixed = (mixed ^ (p + 1) * 40503) * 1103515245 + 12345
+        terms[place] = ((mixed >> 16) % limit + ("product" in ops)).reshape(shape)
+    if getattr(torch, dtype).is_complex:
+        return torch.complex(terms.double(), (terms * 3 + 1).double() % 1024)
+    whole = ops & BITWISE.keys() or (dtype in ("int64", "int32") and not divides)
+    return terms if whole else terms.double()
 
 
 def placed(placements: tuple) -> tuple:
