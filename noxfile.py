@@ -20,7 +20,7 @@ SUPPORTED = next(
 @nox.parametrize("torch", SUPPORTED)
 def tests(session: nox.Session, torch: str) -> None:
     """pytest, whole or with what stands after ``--``, on one release."""
-    session.install(f"torch=={torch}", "-e", ".[test,tools]")
+    session.install(f"torch=={torch}", "-e", ".[test,dev]")
     session.run("python", "-m", "pytest", "-n", "2", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -36,5 +36,5 @@ def lint(session: nox.Session) -> None:
 @nox.parametrize("torch", SUPPORTED[-1:])
 def titan(session: nox.Session, torch: str) -> None:
     """The tests that need torchtitan, on the newest release, which is the one that it is written for."""
-    session.install(f"torch=={torch}", "-e", ".[test,tools,titan]")
+    session.install(f"torch=={torch}", "-e", ".[test,dev,titan]")
     session.run("python", "-m", "pytest", "-k", "titan", *session.posargs, env={"OMP_NUM_THREADS": "1"})

@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import re
+import subprocess
 
 from setuptools import find_packages, setup
 
@@ -16,31 +18,62 @@ def constant(file: str, name: str):
     raise SystemExit(f"torch_overlay/{file} has no line `{name} = ...`, which setup.py reads")
 
 
-SUPPORTED = constant("versions.py", "SUPPORTED")
-# A bug-fix release of a supported minor is let in: whether its bodies are known is for enable() to say, not for pip.
-MAJOR, MINOR, _ = map(int, SUPPORTED[-1].split("."))
-TORCH = f"torch>={SUPPORTED[0]},<{MAJOR}.{MINOR + 1}"
+def home() -> str:
+    """Where this clone came from, as a web address; empty for a folder that was cloned from no web host."""
+    if not (HERE / ".git").exists():
+        return ""  # unpacked, maybe inside of somebody's clone
+    asked = ["git", "-C", str(HERE), "config", "--get", "remote.origin.url"]
+    try:
+        url = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git
+        return ""
+    found = re.fullmatch(r"(?:https://(?:[^@/]+@)?|git@|ssh://git@)([\w.-]+\.\w+)[:/](.+?)(?:\.git)?/?", url)
+    return f"https://{found[1]}/{found[2]}" if found else ""
+
+
+def description(url: str) -> str:
+    """The README, whose links lead into the clone's home where there is one: an index of packages has no files."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    if not url:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!\w+:|#)", rf"\1{url}/raw/HEAD/", text)
+    return re.sub(r"((?<!!)\[(?:[^][]|!\[[^]]*\]\([^)]*\))*\]\()(?!\w+:|#)", rf"\1{url}/blob/HEAD/", text)
+
+
+URL = home()
+PAGES = {"Documentation": "/tree/HEAD/docs", "Issues": "/issues", "Source": ""}
+DEMO, PLOT = ["rich"], ["matplotlib"]
+TEST = ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis>=6.100", "expecttest", "numpy", "sybil>=8"]
 
 setup(
     name="torch-overlay",
     version=constant("__init__.py", "__version__"),
     description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place and without a rebuild",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=description(URL),
     long_description_content_type="text/markdown",
+    url=URL or None,
+    project_urls={name: URL + page for name, page in PAGES.items()} if URL else {},
     author="torch_overlay contributors",
+    keywords=["pytorch", "distributed", "device mesh", "dtensor", "fsdp", "tensor parallel"],
     license="BSD-3-Clause",
     license_files=["LICENSE"],
-    classifiers=["Programming Language :: Python :: 3", "Topic :: Scientific/Engineering :: Artificial Intelligence"],
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
+    # So that an editable install is a plain path, which type checkers read, instead of a hook, which they don't.
+    package_dir={"": "."},
     packages=find_packages(include=["torch_overlay", "torch_overlay.*"]),
     package_data={"torch_overlay": ["py.typed"]},
     include_package_data=False,
-    install_requires=[TORCH],
+    install_requires=["torch" + constant("versions.py", "REQUIRED")],
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis>=6.100", "expecttest", "numpy", "sybil>=8"],
-        "tools": [
-            "rich",
-            "matplotlib",
+        "demo": DEMO,
+        "plot": PLOT,
+        "test": [*TEST, *DEMO, *PLOT],
+        "dev": [
             "libcst",
             "nox",
             "lintrunner",

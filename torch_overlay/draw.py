@@ -35,7 +35,7 @@ def mesh(mesh: DeviceMesh | ParallelMeshes | MeshMap, path: str, gpus_per_host: 
 
     Raises:
         ValueError: no GPU on a host, or more ranks than can be seen.
-        ImportError: no matplotlib (`pip install torch-overlay[tools]`).
+        ImportError: no matplotlib (`pip install torch-overlay[plot]`).
     """
     from .show.mesh_picture import draw
 

@@ -13,8 +13,9 @@ from .errors import PatchError, UnknownRelease
 from .fingerprints import FINGERPRINTS
 from .patch import Kind, Patch
 
-# Read by setup.py as text, oldest first.
+# Read by setup.py as text, oldest first; and what pip is told, which leaves out the releases between them.
 SUPPORTED = ("2.13.0", "2.14.1", "2.15.0")
+REQUIRED = ">=2.13.0,!=2.14.0,<=2.15.0"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -294,4 +294,4 @@ def test_picture_has_both_plans(source, target, tmp_path, capsys):
 def test_without_matplotlib_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert main(["--mesh=2", "--shape=8", "--draw=x.png", "S0", "R"]) == 2
-    assert "a picture needs matplotlib: pip install 'torch-overlay[tools]'" in capsys.readouterr().err
+    assert "a picture needs matplotlib: pip install 'torch-overlay[plot]'" in capsys.readouterr().err

@@ -14,8 +14,8 @@ import torch
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip install -e '.[tools]'")
-pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[tools]'")
+pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip install -e '.[dev]'")
+pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[dev]'")
 
 import render_stack  # noqa: E402
 from stack.message import StackError, read_message, read_series  # noqa: E402
@@ -265,7 +265,7 @@ def test_git_takes_the_files(known, states, tmp_path):
 
 
 def test_ghstack_reads_the_messages():
-    trailers = pytest.importorskip("ghstack.trailers", reason="ghstack comes with '.[tools]'")
+    trailers = pytest.importorskip("ghstack.trailers", reason="ghstack comes with '.[dev]'")
     for message in MESSAGES:
         text = history.text_of(message)
         assert trailers.parse_message(text) == (message.title, message.body.strip(), "")
@@ -275,7 +275,7 @@ def test_ghstack_reads_the_messages():
 
 def test_ghstack_submits_the_stack(known):
     """To ghstack's own stand-in for GitHub: one pull request a patch, each on the one before."""
-    prelude = pytest.importorskip("ghstack.test_prelude", reason="ghstack comes with '.[tools]'")
+    prelude = pytest.importorskip("ghstack.test_prelude", reason="ghstack comes with '.[dev]'")
 
     async def submit():
         async with prelude.scoped_test(False):

@@ -24,7 +24,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[tools]'") from None
+        raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as found
 

@@ -1,6 +1,6 @@
 """A picture of a mesh: one panel an axis, every rank in the colour of its group, hosts framed.
 
-Needs matplotlib (`pip install torch-overlay[tools]`), imported when something is drawn.
+Needs matplotlib (`pip install torch-overlay[plot]`), imported when something is drawn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A picture of an explanation: who holds what before and after, and who sends what to whom in each step.
 
-Needs matplotlib (`pip install torch-overlay[tools]`), imported when something is drawn.
+Needs matplotlib (`pip install torch-overlay[plot]`), imported when something is drawn.
 """
 
 from __future__ import annotations
