@@ -8,11 +8,21 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
+    from typing_extensions import Unpack
+
+    from . import parallel_dims as parallel_dims
     from .distributed._settings import Settings
+    from .parallel_dims import ParallelMeshes
     from .report import Status
+    from .show.drawing import Drawing
+    from .show.explanation import Explanation
+    from .typing import Options
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,13 +40,30 @@ __all__ = [
 ]
 
 
-def enable(*, strict: bool | None = None, **options: Any) -> Status:
+def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
     """Patch torch in this process, and return what was done: one line a patch when printed.
 
     Every target is recognised before the first is set. An unknown torch release or a target with another body is
     refused (OverlayError), and torch is untouched; ``strict=False`` applies the rows that are recognised and leaves
-    the others out. Options (`options` lists them) come from here, else from ``TORCH_OVERLAY_<NAME>``, else they are the
-    defaults. Enabling twice is enabling once: the second call only changes the options that it names.
+    the others out.
+
+    Options come from here, else from ``TORCH_OVERLAY_<NAME>``, else they are the defaults, which stand first:
+
+    Args:
+        strict: whether all patches are needed; True, unless ``TORCH_OVERLAY_STRICT`` is off.
+        share_groups: "names", "ranks", "world" or "off": which axes over the same ranks share a process group.
+        create: "members" or "world": which ranks take part in making a group.
+        flatten: "whole", "existing" or "create": the groups over several axes that a redistribution may use.
+        check_mesh: False or True: whether ranks compare their meshes before they make groups.
+        cost: "stock" or "plan": which cost of a redistribution torch's sharding decisions see.
+        topology: None or ``{"tp": (450e9, 2e-6)}``: bytes per second and seconds of latency, by axis.
+
+    Enabling twice is enabling once: the second call only changes the options that it names.
+
+    Raises:
+        UnknownRelease: this torch isn't one that the overlay knows.
+        ChangedTarget: something to be patched isn't what torch's release has there.
+        OptionError: an option that there isn't, or a value that it doesn't take.
     """
     from . import overlay
 
@@ -55,11 +82,11 @@ def disable(*, force: bool = False) -> None:
     overlay.disable(force)
 
 
-def enabled(*, strict: bool | None = None, **options: Any) -> AbstractContextManager[Status]:
+def enabled(*, strict: bool | None = None, **options: Unpack[Options]) -> AbstractContextManager[Status]:
     """The overlay for a block of code, then as before: off if it was off, else on with the options that it had.
 
-    The overlay belongs to the process, not to a thread. Of blocks in several threads that overlap, the last one to end
-    puts back what was there before the first.
+    It takes what `enable` takes. The overlay belongs to the process, not to a thread. Of blocks in several threads that
+    overlap, the last one to end puts back what was there before the first.
     """
     from . import overlay
 
@@ -92,14 +119,89 @@ def status() -> Status:
     return overlay.status()
 
 
-def __getattr__(name: str) -> Any:
-    """What needs torch, imported when it is first asked for."""
-    import importlib
+def explain(tensor: DTensor, placements: Sequence[Placement] | str, out: str | None = None) -> Explanation:
+    """What `tensor.redistribute(placements=placements)` would do, by torch and by the overlay. Nothing is sent.
 
-    if name == "private_groups":
-        return importlib.import_module(f"{__name__}.distributed._universe").private_groups
-    if name == "prepare":
-        return importlib.import_module(f"{__name__}.distributed._mesh_groups").prepare
-    if name in ("draw", "explain", "parallel_dims"):  # rooms; explain can be called, too
+    Args:
+        tensor: a DTensor, or anything with its `_spec`.
+        placements: torch's, one for each axis of the mesh, or words: ``"R,S1"``.
+        out: a file to draw who sends what to whom in; its ending chooses the format. Needs matplotlib.
+
+    Returns:
+        Both plans, step by step, with bytes, time and why. Print it.
+
+    Raises:
+        TypeError: not a DTensor.
+        ValueError: the placements don't fit the tensor or its mesh, or can't be drawn.
+    """
+    from .show.asked import of_tensor
+
+    found = of_tensor(tensor, placements)
+    if out is not None:
+        found.save(out)
+    return found
+
+
+def draw(mesh: DeviceMesh | ParallelMeshes, out: str | None = None, gpus_per_host: int = 8) -> Drawing:
+    """A mesh: its ranks, the hosts they sit on and each axis's groups. Nothing is sent.
+
+    Args:
+        mesh: or all meshes of a run, as `ParallelDims.build` gives them.
+        out: a file to draw it in, too; its ending chooses the format. Needs matplotlib.
+        gpus_per_host: ranks are on hosts in their order, this many on each.
+
+    Returns:
+        The same for the terminal. Print it.
+
+    Raises:
+        TypeError: not a mesh.
+        ValueError: no GPU on a host, or more ranks than a picture can show.
+    """
+    from .show.drawing import Drawing
+
+    found = Drawing.of(mesh, gpus_per_host)
+    if out is not None:
+        found.save(out)
+    return found
+
+
+def private_groups() -> AbstractContextManager[None]:
+    """Give the meshes that are made inside groups that no other mesh shares, for one block of code.
+
+    Views of such a mesh that are made later, copies and pickles keep it, and redistributions over them use no group
+    from outside, not even the default one.
+
+    >>> with torch_overlay.private_groups():  # doctest: +SKIP
+    ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
+    """
+    from .distributed import _universe
+
+    return _universe.private_groups()
+
+
+def prepare(mesh: DeviceMesh) -> None:
+    """Make a group for each set of two or more axes of a mesh, which redistributions over them then use.
+
+    Collective: all ranks of the mesh call it, and all ranks of the world where these make every group. A mesh of n axes
+    of more than one rank has 2^n - n - 1 such sets. On NCCL a group takes memory from its first collective on.
+
+    Raises:
+        RuntimeError: the mesh has no groups, is a private view of a mesh that isn't private, or a member didn't take
+            part within the timeout.
+    """
+    from .distributed import _mesh_groups
+
+    _mesh_groups.prepare(mesh)
+
+
+def __getattr__(name: str) -> Any:
+    """The module that people use by its name, imported when it is first asked for."""
+    if name == "parallel_dims":
+        import importlib
+
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,57 +1,93 @@
 """The command line: ``python -m torch_overlay COMMAND``, or ``torch-overlay COMMAND``."""
 
+from __future__ import annotations
+
+import argparse
 import importlib
-import importlib.util
+import os
+import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-# Each command is ``module:function``, a function from the rest of the arguments to an exit code, imported when used.
+from . import versions
+from .choices import strict_from_environment
+from .commands.parser import Mistake, Parser
+from .errors import OptionError
+
+# Each command is a module with `add_arguments` and `act`, imported when it is used.
 COMMANDS = {
-    "run": ("torch_overlay.run:main", "run a program, and all it starts, under the overlay"),
-    "status": ("torch_overlay.__main__:status", "what enable() does with this torch, patch by patch"),
-    "explain": ("torch_overlay.explain:main", "a redistribution in words, with bytes and time"),
-    "demo": ("torch_overlay.demo:main", "train a model on stock torch and under the overlay, side by side"),
-    "draw": ("torch_overlay.draw:main", "a mesh and its groups as a picture"),
+    "run": ("torch_overlay.commands.run", "run a program, and all that it starts, under the overlay"),
+    "status": ("torch_overlay.commands.status", "what enable() does with this torch, patch by patch"),
+    "explain": ("torch_overlay.commands.explain", "a redistribution in words, with bytes and time"),
+    "draw": ("torch_overlay.commands.draw", "a mesh and its groups, in the terminal or as a picture"),
+    "demo": ("torch_overlay.commands.demo", "train a model on stock torch and under the overlay, side by side"),
 }
+# Those that do without torch: it may be missing, but if it is there it must be one that is supported.
+NO_TORCH = ("run", "draw")
 
 
-def available() -> dict[str, tuple[str, str]]:
-    """The commands whose module is there."""
-    return {name: row for name, row in COMMANDS.items() if importlib.util.find_spec(row[0].partition(":")[0])}
+def parser() -> Parser:
+    """The whole command line; a command's own arguments come when it is chosen."""
+    console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"
+    made = Parser(
+        title="torch_overlay",
+        prog="torch-overlay" if console else "python -m torch_overlay",
+        usage="%(prog)s COMMAND [ARGUMENT...]",
+        description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place.",
+        epilog="COMMAND --help says what a command takes.",
+    )
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", prog=made.prog)
+    for name, (module, what) in COMMANDS.items():
+        commands.add_parser(name, help=what, title=f"torch_overlay {name}", fill=_filled(module))
+    return made
 
 
-def usage() -> str:
-    rows = "\n".join(f"  {name:8} {what}" for name, (_, what) in available().items())
-    return f"usage: python -m torch_overlay COMMAND [ARGUMENT...]\n\n{rows}\n"
-
-
-def status(argv: Sequence[str]) -> int:
-    """Enable as far as the targets are recognised, print the table, and exit 1 if a patch had to be left out."""
-    import torch_overlay
-
-    if argv:
-        print(f"torch_overlay status takes no arguments, not {' '.join(argv)}", file=sys.stderr)
-        return 2
-    try:
-        now = torch_overlay.enable(strict=False)
-    except Exception as error:  # the table says why in a line, where a traceback wouldn't help
-        print(f"torch_overlay can't be enabled: {error}", file=sys.stderr)
-        return 1
-    print(now)
-    return int(any(row.state == "left out" for row in now.rows))
+def _filled(module: str) -> Any:
+    return lambda made: importlib.import_module(module).add_arguments(made)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage(), end="")
-        return 0 if argv else 2
-    if argv[0] not in available():
-        print(f"torch_overlay has no command {argv[0]!r}\n\n{usage()}", file=sys.stderr, end="")
+    """Run one command; its exit code, 2 for a command line or a torch that won't do."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
+    elif words[:1] == ["--"]:
+        words = words[1:]
+    try:
+        arguments = parser().parse_args(words)
+        if arguments.command is None:
+            parser().ready().print_help(sys.stderr)
+            return 2
+        refused = _refused(arguments)
+    except (Mistake, OptionError) as error:
+        print(error, file=sys.stderr)
         return 2
-    module, _, function = COMMANDS[argv[0]][0].partition(":")
-    return getattr(importlib.import_module(module), function)(argv[1:])
+    except SystemExit as done:  # --help or --version has been printed
+        return int(done.code or 0)
+    if refused:
+        print(f"torch_overlay {arguments.command}: {refused}", file=sys.stderr)
+        return 2
+    return _act(arguments)
+
+
+def _refused(arguments: argparse.Namespace) -> str:
+    """Why this torch won't do, in one line; empty if it does."""
+    lenient = getattr(arguments, "no_strict", None)
+    if lenient or not strict_from_environment():
+        return ""
+    refused = versions.refusal(arguments.command not in NO_TORCH)
+    return refused if not refused or lenient is None else f"{refused} (--no-strict goes on)"
+
+
+def _act(arguments: argparse.Namespace) -> int:
+    try:
+        code = importlib.import_module(COMMANDS[arguments.command][0]).act(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who reads has seen enough, as in `explain ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The value itself is ``distributed/_settings.py`` (its bodies read it and go upst
 """
 
 import dataclasses
-import difflib
 import math
 import os
 import warnings
@@ -13,6 +12,7 @@ from typing import Any
 
 from .distributed._settings import DEFAULT, Settings
 from .errors import OptionError
+from .hints import did_you_mean
 
 PREFIX = "TORCH_OVERLAY_"
 # Names under the prefix that aren't options of the value: how `enable` checks, and the switch of `run`.
@@ -40,7 +40,7 @@ def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[
         if isinstance(value, str) and value in words:
             return value
         now = (formerly or {}).get(str(value).lower())
-        hint = f". What was {value!r} is {now!r} now" if now else ""
+        hint = f". What was {value!r} is {now!r} now" if now else did_you_mean(str(value), words)
         raise OptionError(f"{name} is one of {', '.join(map(repr, words))}, not {value!r}{hint}")
 
     return read
@@ -95,8 +95,7 @@ def choose(base: Settings, chosen: Mapping[str, object]) -> Settings:
     """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
     for name in chosen:
         if name not in READERS:
-            close = difflib.get_close_matches(name, READERS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, READERS) or "."
             raise OptionError(f"There is no option {name!r}{hint} Options: {', '.join(READERS)}")
     return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
 
@@ -117,8 +116,9 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
             chosen[name.lower()] = text
         else:
             # Not an error: the variable may be another tool's. Not silent: it may be a slip of the pen.
-            known = ", ".join(PREFIX + known.upper() for known in READERS)
-            warnings.warn(f"{variable} is no option of torch_overlay and changes nothing. Known: {known}", stacklevel=2)
+            known = [PREFIX + each.upper() for each in READERS]
+            hint = did_you_mean(variable, known) or f". Known: {', '.join(known)}"
+            warnings.warn(f"{variable} is no option of torch_overlay and changes nothing{hint}", stacklevel=2)
     try:
         return choose(DEFAULT, chosen)
     except OptionError as error:

@@ -269,5 +269,5 @@ def _row(patch: Patch) -> report.RowStatus:
             state, why = "stands down", f"for torch {' and '.join(filter(None, bounds))}"
             why += f" (ended by {patch.ends})" if patch.ends else ""
         else:
-            state, why = "waiting", f"until {patch.module} is imported"
+            state, why = "waiting", "until the module is imported"
     return report.RowStatus(patch.target, patch.kind.value, state, why)

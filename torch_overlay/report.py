@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from .show.columns import aligned
+from .show import screen
+from .show.columns import fitted, wrapped
 
 if TYPE_CHECKING:
     from .distributed._settings import Settings
@@ -49,23 +51,55 @@ class Status:
     groups: Listing | None = None
 
     def __str__(self) -> str:
-        """A few lines of plain text, each patch with its state."""
-        on = sum(row.state == "on" for row in self.rows)
-        state = f"on, {on} of {len(self.rows)} patches in place" if self.enabled else "off"
-        lines = [f"torch_overlay is {state} (torch {self.release})", "", "patches"]
-        lines += [f"  {line}" for line in aligned([(_short(row.target), row.said) for row in self.rows])]
-        lines += ["", "counts"] + [f"  {name}: {_text(value)}" for name, value in self.counts or [("none", "yet")]]
+        """Plain text, each patch with its state."""
+        return "\n".join(self.lines())
+
+    def lines(self, width: int = screen.NARROW) -> list[str]:
+        """The same for a terminal of this many columns."""
+        found = screen.styled(self.summary(), "title")
+        found += ["", screen.Line("patches", "head"), *self._patches(width)]
+        counts = [f"  {name}: {_text(value)}" for name, value in self.counts or [("none", "yet")]]
+        found += ["", screen.Line("counts", "head"), *_all_fitted(counts, width)]
         if self.groups is not None:
-            lines += ["", "groups", *(f"  {line}" for line in str(self.groups).splitlines())]
-        lines += ["", "options"]
-        lines += [f"  {f.name}: {_text(getattr(self.options, f.name))}" for f in dataclasses.fields(self.options)]
-        return "\n".join(lines)
+            listed = [f"  {line}" for line in str(self.groups).splitlines()]
+            found += ["", screen.Line("groups", "head"), *_all_fitted(listed, width)]
+        values = [(field.name, _text(getattr(self.options, field.name))) for field in dataclasses.fields(self.options)]
+        options = [f"  {name}: {value}" for name, value in values]
+        return [*found, "", screen.Line("options", "head"), *_all_fitted(options, width)]
+
+    def summary(self) -> list[str]:
+        """On or off, and how many patches are in which state."""
+        if not self.enabled:
+            return [f"torch_overlay is off (torch {self.release})"]
+        states = collections.Counter(row.state for row in self.rows)
+        on = f"on, {states.pop('on', 0)} of {len(self.rows)} patches in place"
+        others = ", ".join(f"{count} {state}" for state, count in states.items())
+        return [f"torch_overlay is {on} (torch {self.release})", *([others] if others else [])]
+
+    def _patches(self, width: int) -> list[str]:
+        """Each module of torch, and under it what of it is patched and how."""
+        by_module: dict[str, list[RowStatus]] = {}
+        for row in self.rows:
+            by_module.setdefault(row.target.partition(":")[0], []).append(row)
+        names = [row.target.partition(":")[2] or _WHOLE for rows in by_module.values() for row in rows]
+        start = max(map(len, names), default=0) + 6
+        found: list[str] = []
+        for module, rows in by_module.items():
+            found.append(f"  {module}")
+            for row in rows:
+                name = f"    {row.target.partition(':')[2] or _WHOLE}".ljust(start)
+                first, *others = wrapped(row.said, "", width - start)
+                style = {"on": "", "left out": "trouble"}.get(row.state, "why")
+                found += [screen.Line(name + first, style)]
+                found += screen.styled([" " * start + line for line in others], style)
+        return found
 
 
-def _short(target: str) -> str:
-    """``device_mesh.DeviceMesh._flatten``: enough to find it."""
-    module, _, qualname = target.partition(":")
-    return ".".join(filter(None, (module.rpartition(".")[2], qualname)))
+_WHOLE = "(the module)"
+
+
+def _all_fitted(lines: list[str], width: int) -> list[str]:
+    return [part for line in lines for part in fitted(line, width)]
 
 
 def _text(value: object) -> str:
@@ -76,6 +110,8 @@ def _text(value: object) -> str:
         return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ",".join(f"{axis}={bandwidth:g}:{latency:g}" for axis, bandwidth, latency in value)
     return str(value)
 
 

@@ -4,6 +4,8 @@ Adding a release is adding it here, running ``tools/fingerprint.py`` with it, an
 """
 
 import dataclasses
+import importlib.util
+import pathlib
 import re
 import sys
 from typing import Any
@@ -16,6 +18,8 @@ from .patch import Kind, Patch
 # Read by setup.py as text, oldest first; and what pip is told, which leaves out the releases between them.
 SUPPORTED = ("2.13.0", "2.14.1", "2.15.0")
 REQUIRED = ">=2.13.0,!=2.14.0,<=2.15.0"
+_SUPPORTS = f"torch_overlay supports torch {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}"
+_VERSION = re.compile(r"""^__version__[^=\n]*=\s*['"]([^'"]+)""", re.MULTILINE)  # in torch's own files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +59,47 @@ def parse(text: str) -> Release:
 
 
 def running() -> Release:
-    """The release of the torch in this process, or of the installed one if none is imported yet."""
+    """The release of the torch in this process, or of the one that would be imported if none is yet."""
+    release = found()
+    if release is None:
+        raise UnknownRelease("torch isn't installed for this Python, so there is nothing to overlay")
+    return release
+
+
+def found() -> Release | None:
+    """The same, or None without a torch; imports nothing."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return parse(str(torch.__version__))  # type: ignore[attr-defined]
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:  # none, or a folder of that name, such as torch's sources
+        return None
+    for name in (
+        "version.py",
+        "__init__.py",
+    ):  # what was built or installed is the first on the path, whatever pip knows
+        file = pathlib.Path(spec.origin).with_name(name)
+        text = re.search(_VERSION, file.read_text(encoding="utf-8")) if file.exists() else None
+        if text is not None:
+            return parse(text[1])
     from importlib import metadata
 
     try:
         return parse(metadata.version("torch"))
     except metadata.PackageNotFoundError:
-        raise UnknownRelease("torch isn't installed for this Python, so there is nothing to overlay") from None
+        return None
+
+
+def refusal(needed: bool) -> str:
+    """Why a command line can't go on with this torch, in one line; empty if it can.
+
+    Args:
+        needed: whether there must be one.
+    """
+    release = found()
+    if release is None:
+        return f"torch isn't installed for this Python; {_SUPPORTS}" if needed else ""
+    return "" if release.supported else f"torch {release.text} isn't supported; {_SUPPORTS}"
 
 
 def require_supported(release: Release) -> None:

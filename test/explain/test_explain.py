@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_overlay
 import twins_tensor as twin
 from torch_overlay import versions
+from torch_overlay.__main__ import main
 from torch_overlay.distributed.tensor._planner.cost import leaving
-from torch_overlay.explain import main
 from torch_overlay.show.placements import Partial, StridedShard
 from torch_overlay.show.placements import Replicate as Whole
 from torch_overlay.show.placements import Shard as Cut
@@ -32,7 +32,7 @@ def said(capsys):
     """What the command prints, with torch's release left out."""
 
     def run(*arguments):
-        code = main(arguments)
+        code = main(["explain", *arguments])
         out, err = capsys.readouterr()
         assert code == 0, err
         assert not dist.is_initialized(), "explaining opens no process group"
@@ -73,19 +73,19 @@ BAD = [
     ("--mesh=2,2 --shape=8,8 P(foo),R R,R", "no reduction that torch knows; there are sum, avg"),
     ("--mesh=2,2 --shape=8,8 S0(2),R R,R", "a shard is S0, a strided one is _S0(2), with its split factor"),
     ("--mesh=2,2 --shape=8,8 P,P(max) R,R", "reductions of different kinds in one tensor: max, sum"),
-    ("--mesh=2,y --shape=8,8 R,R R,R", "needed whole numbers, separated by commas, got '2,y'"),
-    ("--mesh=2,2 --shape=8,8 --dtype=foo R,R R,R", "needs the name of a torch dtype, as bf16 or float32, got 'foo'"),
+    ("--mesh=2,y --shape=8,8 R,R R,R", "needed whole numbers, as 2,4 or 2x4, got '2,y'"),
+    ("--mesh=2,2 --shape=8,8 --dtype=foo R,R R,R", "torch has no dtype 'foo'; needed is one such as bf16 or float32"),
     ("--mesh=2,2 --shape=8,8 --flattened=a,z R,R R,R", "--flattened: the mesh has no axis 'z'; its axes are a, b"),
     ("--mesh=2,2 --shape=8,8 --topology=a=3 R,R R,R", "--topology is a mapping like"),
     ("--mesh=2,2 --shape=8,8 --topology=dp=3:1 R,R R,R", "the topology names dp, but the mesh's axes are a, b"),
-    ("--mesh=8,64 --shape=8,8 --draw=x.png R,R R,S0", "--draw shows at most 128 ranks, got 512"),
-    ("--mesh=2,4 --shape=15,8 --draw=x.png _S0(4),S0 R,R", "--draw needs shards that are boxes, but here"),
+    ("--mesh=8,64 --shape=8,8 --out=x.png R,R R,S0", "a picture shows at most 128 ranks, got 512"),
+    ("--mesh=2,4 --shape=15,8 --out=x.png _S0(4),S0 R,R", "a picture needs shards that are boxes, but here"),
 ]
 
 
 @pytest.mark.parametrize("arguments, message", BAD, ids=[row[1][:30] for row in BAD])
 def test_bad_input_is_told_in_a_line(arguments, message, capsys):
-    assert main(arguments.split()) == 2
+    assert main(["explain", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("torch_overlay explain: ") and message in error and error.count("\n") == 1
 
@@ -177,13 +177,11 @@ def tensor(mesh: DeviceMesh, placements) -> DTensor:
     return DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False)
 
 
-def test_room_is_the_call(mesh):
-    from torch_overlay.explain import explain
-
+def test_call_takes_placements_or_words(mesh):
     given_ = tensor(mesh, [Shard(0), Shard(0), Shard(1)])
     one = torch_overlay.explain(given_, [Shard(-1), Replicate(), Replicate()])
-    assert str(one) == repr(one) == str(torch_overlay.explain(given_, "S1,R,R")) == str(explain(given_, "S1,R,R"))
-    assert torch_overlay.explain.__name__ == "torch_overlay.explain"
+    assert str(one) == repr(one) == str(torch_overlay.explain(given_, "S1,R,R"))
+    assert str(one) == str(torch_overlay.explain(given_, "[Shard(-1), Replicate(), R]"))
     assert one.torch.collectives == 3 and one.overlay.collectives == 1
 
 
@@ -191,7 +189,7 @@ def test_room_is_the_call(mesh):
 @pytest.mark.parametrize("source", ["S0,S0,S1", "P,S0,R", "P,P,P", "S1,S0,P"])
 def test_counts_what_runs(mesh, source, words):
     """On stock torch and under the overlay: as many collectives as CommDebugMode then sees."""
-    from torch_overlay.show.words import placements
+    from torch_overlay.show.typed import placements
 
     given_, target = (tuple(map(to_torch_placement, placements(text, 3))) for text in (source, words))
     explanation = torch_overlay.explain(tensor(mesh, given_), words)
@@ -242,7 +240,7 @@ LACKED = [
 @pytest.mark.parametrize("mesh, source, target, calls", LACKED)
 def test_names_only_the_groups_that_are_missing(mesh, source, target, calls, said):
     text = said(*f"--mesh={mesh} --flatten=existing --shape=4096,4096".split(), source, target)
-    assert f" would be 2 collectives with {calls} collectives 3 -> 3" in " ".join(text.split())
+    assert f" would be 2 collectives with {calls} torch" in " ".join(text.split())
 
 
 def test_mesh_without_names_has_no_call_to_tell(mesh, monkeypatch):
@@ -280,7 +278,7 @@ def test_picture_has_both_plans(source, target, tmp_path, capsys):
     image = pytest.importorskip("matplotlib.image")
     numpy = pytest.importorskip("numpy")
     path = tmp_path / "plans.png"
-    assert main(["--mesh=2,2,2", "--shape=64,64", f"--draw={path}", source, target]) == 0
+    assert main(["explain", "--mesh=2,2,2", "--shape=64,64", f"--out={path}", source, target]) == 0
     assert capsys.readouterr().out.endswith(f"drawn: {path}\n")
     pixels = image.imread(path)[..., :3]
     assert min(pixels.shape[:2]) > 900
@@ -293,5 +291,5 @@ def test_picture_has_both_plans(source, target, tmp_path, capsys):
 
 def test_without_matplotlib_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert main(["--mesh=2", "--shape=8", "--draw=x.png", "S0", "R"]) == 2
+    assert main(["explain", "--mesh=2", "--shape=8", "--out=x.png", "S0", "R"]) == 2
     assert "a picture needs matplotlib: pip install 'torch-overlay[plot]'" in capsys.readouterr().err

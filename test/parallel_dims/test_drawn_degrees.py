@@ -12,7 +12,7 @@ import pytest
 
 import torch_overlay
 from dims_twin import RECIPE, Twin, all_degrees, fake_world, overlay
-from torch_overlay.draw import main
+from torch_overlay.__main__ import main
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show.canvas import INK, group_color
 from torch_overlay.show.degrees_map import of_degrees, parse
@@ -26,7 +26,7 @@ RUNS = {
 
 
 def drawn(degrees, gpus_per_host=8):
-    return torch_overlay.draw.text(of_degrees(parse(degrees, None)), gpus_per_host)
+    return str(torch_overlay.draw(of_degrees(parse(degrees, None)), gpus_per_host=gpus_per_host))
 
 
 class TestText(expecttest.TestCase):
@@ -42,19 +42,20 @@ sparse  pp=2 x dp_replicate=1 x efsdp=2 x ep=4 x etp=1
 data    pp=2 x batch=4 x cp=1 x tp=2
 loss    loss=4
 
-axis                     size  groups  reaches           the groups' ranks
-world                      16       1  over 2 hosts      0-15
-pp                          2       8  over 2 hosts      0, 8 | 1, 9 | 2, 10 | 3, 11 | ... 8 in all
-dp_replicate = etp = cp     1      16  no communication  0 | 1 | 2 | 3 | ... 16 in all
-fsdp = batch = loss         4       4  inside a host     0-6 by 2 | 1-7 by 2 | 8-14 by 2 | 9-15 by 2
-tp                          2       8  inside a host     0, 1 | 2, 3 | 4, 5 | 6, 7 | ... 8 in all
-efsdp                       2       8  inside a host     0, 4 | 1, 5 | 2, 6 | 3, 7 | ... 8 in all
-ep                          4       4  inside a host     0-3 | 4-7 | 8-11 | 12-15
+axis                  size  groups  reaches           the groups' ranks
+world                   16       1  over 2 hosts      0-15
+pp                       2       8  over 2 hosts      0, 8 | 1, 9 | 2, 10 | ...
+dp_replicate = etp =     1      16  no communication  0 | 1 | 2 | 3 | 4 | ...
+  cp
+fsdp = batch = loss      4       4  inside a host     0-6 by 2 | 1-7 by 2 | ...
+tp                       2       8  inside a host     0, 1 | 2, 3 | 4, 5 | ...
+efsdp                    2       8  inside a host     0, 4 | 1, 5 | 2, 6 | ...
+ep                       4       4  inside a host     0-3 | 4-7 | 8-11 | 12-15
 
 ranks  pp        fsdp      tp        efsdp     ep
 0-7    abcdefgh  abababab  aabbccdd  abcdabcd  aaaabbbb
 8-15   abcdefgh  cdcdcdcd  eeffgghh  efghefgh  ccccdddd
-(a row a host, a letter a rank; ranks of one group have the same letter)""",
+a row a host, a letter a rank; ranks of one group have the same letter""",
         )
 
     def test_hosts_of_four(self):
@@ -69,19 +70,20 @@ sparse  pp=1 x dp_replicate=1 x efsdp=2 x ep=4 x etp=1
 data    pp=1 x batch=2 x cp=2 x tp=2
 loss    loss=4
 
-axis                     size  groups  reaches           the groups' ranks
-world                       8       1  over 2 hosts      0-7
-pp = dp_replicate = etp     1       8  no communication  0 | 1 | 2 | 3 | ... 8 in all
-fsdp = loss                 4       2  over 2 hosts      0-6 by 2 | 1-7 by 2
-tp                          2       4  inside a host     0, 1 | 2, 3 | 4, 5 | 6, 7
-efsdp = batch               2       4  over 2 hosts      0, 4 | 1, 5 | 2, 6 | 3, 7
-ep                          4       2  inside a host     0-3 | 4-7
-cp                          2       4  inside a host     0, 2 | 1, 3 | 4, 6 | 5, 7
+axis                 size  groups  reaches           the groups' ranks
+world                   8       1  over 2 hosts      0-7
+pp = dp_replicate =     1       8  no communication  0 | 1 | 2 | 3 | 4 | 5 | ...
+  etp
+fsdp = loss             4       2  over 2 hosts      0-6 by 2 | 1-7 by 2
+tp                      2       4  inside a host     0, 1 | 2, 3 | 4, 5 | 6, 7
+efsdp = batch           2       4  over 2 hosts      0, 4 | 1, 5 | 2, 6 | 3, 7
+ep                      4       2  inside a host     0-3 | 4-7
+cp                      2       4  inside a host     0, 2 | 1, 3 | 4, 6 | 5, 7
 
 ranks  fsdp  tp    efsdp  ep    cp
 0-3    abab  aabb  abcd   aaaa  abab
 4-7    abab  ccdd  abcd   bbbb  cdcd
-(a row a host, a letter a rank; ranks of one group have the same letter)""",
+a row a host, a letter a rank; ranks of one group have the same letter""",
         )
 
     def test_only_the_world(self):
@@ -97,14 +99,16 @@ sparse  pp=1 x dp_replicate=1 x efsdp=1 x ep=4 x etp=1
 data    pp=1 x batch=4 x cp=1 x tp=1
 loss    loss=4
 
-axis                                       size  groups  reaches           the groups' ranks
-world = fsdp = ep = batch = loss              4       1  over 2 hosts      0-3
-pp = dp_replicate = tp = efsdp = etp = cp     1       4  no communication  0 | 1 | 2 | 3
+axis                   size  groups  reaches           the groups' ranks
+world = fsdp = ep =       4       1  over 2 hosts      0-3
+  batch = loss
+pp = dp_replicate =       1       4  no communication  0 | 1 | 2 | 3
+  tp = efsdp = etp = cp
 
 ranks  world
 0, 1   aa
 2, 3   aa
-(a row a host, a letter a rank; ranks of one group have the same letter)""",
+a row a host, a letter a rank; ranks of one group have the same letter""",
         )
 
     def test_512_ranks(self):
@@ -122,22 +126,22 @@ loss    loss=32
 
 axis          size  groups  reaches        the groups' ranks
 world          512       1  over 64 hosts  0-511
-pp               4     128  over 4 hosts   0-384 by 128 | 1-385 by 128 | 2-386 by 128 | 3-387 by 128 | ... 128 in all
-dp_replicate     2     256  over 2 hosts   0, 64 | 1, 65 | 2, 66 | 3, 67 | ... 256 in all
-fsdp            16      32  over 8 hosts   0-60 by 4 | 1-61 by 4 | 2-62 by 4 | 3-63 by 4 | ... 32 in all
-tp               4     128  inside a host  0-3 | 4-7 | 8-11 | 12-15 | ... 128 in all
-efsdp            2     256  over 2 hosts   0, 32 | 1, 33 | 2, 34 | 3, 35 | ... 256 in all
-ep              16      32  over 4 hosts   0-30 by 2 | 1-31 by 2 | 32-62 by 2 | 33-63 by 2 | ... 32 in all
-etp              2     256  inside a host  0, 1 | 2, 3 | 4, 5 | 6, 7 | ... 256 in all
-batch           16      32  over 16 hosts  0-120 by 8 | 1-121 by 8 | 2-122 by 8 | 3-123 by 8 | ... 32 in all
-cp               2     256  inside a host  0, 4 | 1, 5 | 2, 6 | 3, 7 | ... 256 in all
-loss            32      16  over 16 hosts  0-124 by 4 | 1-125 by 4 | 2-126 by 4 | 3-127 by 4 | ... 16 in all
+pp               4     128  over 4 hosts   0-384 by 128 | 1-385 by 128 | ...
+dp_replicate     2     256  over 2 hosts   0, 64 | 1, 65 | 2, 66 | 3, 67 | ...
+fsdp            16      32  over 8 hosts   0-60 by 4 | 1-61 by 4 | ...
+tp               4     128  inside a host  0-3 | 4-7 | 8-11 | 12-15 | ...
+efsdp            2     256  over 2 hosts   0, 32 | 1, 33 | 2, 34 | 3, 35 | ...
+ep              16      32  over 4 hosts   0-30 by 2 | 1-31 by 2 | ...
+etp              2     256  inside a host  0, 1 | 2, 3 | 4, 5 | 6, 7 | ...
+batch           16      32  over 16 hosts  0-120 by 8 | 1-121 by 8 | ...
+cp               2     256  inside a host  0, 4 | 1, 5 | 2, 6 | 3, 7 | ...
+loss            32      16  over 16 hosts  0-124 by 4 | 1-125 by 4 | ...
 
-ranks    pp        dp_replicate  fsdp      tp        efsdp     ep        etp       batch     cp        loss
-0-7      abcdefgh  abcdefgh      abcdabcd  aaaabbbb  abcdefgh  abababab  aabbccdd  abcdefgh  abcdabcd  abcdabcd
-8-15     ijklmnop  ijklmnop      abcdabcd  ccccdddd  ijklmnop  abababab  eeffgghh  abcdefgh  efghefgh  abcdabcd
-504-511  6789abcd  abcdefgh      CDEFCDEF  ccccdddd  abcdefgh  EFEFEFEF  eeffgghh  yzABCDEF  efghefgh  mnopmnop
-(a row a host, a letter a rank; ranks of one group have the same letter; after 62 groups the letters start again)""",
+ranks    pp        dp_replicate  fsdp      tp        efsdp     ep
+0-7      abcdefgh  abcdefgh      abcdabcd  aaaabbbb  abcdefgh  abababab
+8-15     ijklmnop  ijklmnop      abcdabcd  ccccdddd  ijklmnop  abababab
+a row a host, a letter a rank; ranks of one group have the same letter; after 62
+groups the letters start again""",
         )
 
 
@@ -160,7 +164,7 @@ def test_picture_shows_each_group_in_its_colour(run, tmp_path):
     numpy = pytest.importorskip("numpy")
     shown = of_degrees(parse(RUNS[run], None))
     assert len(shown.ranks) == int(run)
-    torch_overlay.draw.mesh(shown, str(tmp_path / "run.png"))
+    torch_overlay.draw(shown, str(tmp_path / "run.png"))
     pixels = (image.imread(tmp_path / "run.png")[..., :3] * 255).round().astype(int)
     assert min(pixels.shape[:2]) >= 500 and max(pixels.shape[:2]) <= 4000
     packed, counts = numpy.unique(pixels @ (1 << 16, 1 << 8, 1), return_counts=True)
@@ -180,7 +184,7 @@ def test_picture_shows_each_group_in_its_colour(run, tmp_path):
 
 def test_picture_has_a_panel_of_all_ranks_for_each_axis(tmp_path):
     pytest.importorskip("matplotlib")
-    assert main(["--degrees", RUNS["8"], "--out", str(tmp_path / "run.svg")]) == 0
+    assert main(["draw", "--degrees", RUNS["8"], "--out", str(tmp_path / "run.svg")]) == 0
     said = re.findall("<!-- (.+?) -->", (tmp_path / "run.svg").read_text())  # each text of the picture
     panels = ["fsdp = loss", "tp", "efsdp = batch", "ep", "cp"]
     assert [text for text in said if text in panels] == panels
@@ -197,7 +201,7 @@ def test_the_pages_command_makes_the_pages_picture(tmp_path, monkeypatch, capsys
     (command,) = re.findall(r"^python -m torch_overlay draw (.+)$", page, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / link).parent.mkdir(parents=True)
-    assert main(command.split()) == 0
+    assert main(["draw", *command.split()]) == 0
     theirs, ours = image.imread(ROOT / "docs" / link), image.imread(tmp_path / "docs" / link)
     assert theirs.shape == ours.shape
     assert (abs(theirs - ours).max(axis=2) > 0.1).mean() < 0.02
@@ -206,7 +210,7 @@ def test_the_pages_command_makes_the_pages_picture(tmp_path, monkeypatch, capsys
 
 def test_meshes_that_were_built_are_drawn_as_their_degrees():
     with overlay(True), fake_world(37, 64):
-        assert torch_overlay.draw.text(RECIPE.build("cpu")) == drawn(RUNS["64"])
+        assert str(torch_overlay.draw(RECIPE.build("cpu"))) == drawn(RUNS["64"])
 
 
 def test_degrees_as_they_are_typed():
@@ -226,14 +230,14 @@ BAD = [
     ("--degrees dp_shard=-1,tp=2", "what -1 stands for is known with --ranks, how many ranks there are"),
     ("--degrees tp=2,ep=3", "ep * etp must divide dp_shard * cp * tp (2); got 3 * 1 = 3. Would fit: ep out of 1, 2"),
     ("--degrees tp=3 --ranks 8", "got 1 * 1 * 1 * 3 = 3. Would fit: tp out of 1, 2, 4, 8"),
-    ("--degrees tp=2 --names a", "--names and --permute are for --mesh"),
+    ("--degrees tp=2 --axes a", "--axes and --permute are for --mesh"),
     ("--mesh 2 --ranks 2", "--ranks is for --degrees"),
 ]
 
 
 @pytest.mark.parametrize("arguments, message", BAD)
 def test_bad_input_is_told_in_a_line(arguments, message, capsys):
-    assert main(arguments.split()) == 2
+    assert main(["draw", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("torch_overlay draw: ") and message in error and error.count("\n") == 1
 

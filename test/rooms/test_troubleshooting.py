@@ -14,9 +14,10 @@ SOURCES = house.sources(house.PACKAGE)
 
 # Raised for our own mistakes, or caught before a user sees them.
 INTERNAL = {"AssertionError", "PatchError", "AttributeError", "LookupError", "NotOurs", "ModuleNotFoundError"}
+INTERNAL |= {"UnknownFlag"}
 # Whose errors need a row: what turns the overlay on and off, and the rooms of meshes and groups. The algebra speaks to
 # whoever calls it; the planner's errors become reasons in status(); tools and ParallelDims name the argument at fault.
-ROOMS = ("choices", "engine", "import_hook", "overlay", "recognise", "run", "versions")
+ROOMS = ("choices", "engine", "import_hook", "overlay", "recognise", "commands/run", "versions")
 FILES = tuple(f"{house.PACKAGE}/{room}.py" for room in ROOMS)
 # What has no words of its own: the verdict before it has a row.
 FRAMES = {"… This rank, …, …s …."}

@@ -17,7 +17,7 @@ from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.regions import NotOurs, Regions
 from ..distributed.tensor._specs import read_cuts
-from . import words
+from . import typed
 from .explanation import Explanation
 from .placements import Placement as Placed
 from .question import Question, cost_of
@@ -29,7 +29,7 @@ def dtype_of(name: str) -> torch.dtype:
     """Torch's dtype of this name. Raises ValueError if it has none."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"--dtype needs the name of a torch dtype, as bf16 or float32, got {name!r}")
+        raise ValueError(f"--dtype: this torch has no dtype {name!r}")
     return found
 
 
@@ -58,7 +58,7 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
 
 def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
     if isinstance(given, str):
-        return tuple(map(to_torch_placement, words.placements(given, mesh.ndim)))
+        return tuple(map(to_torch_placement, typed.placements(given, mesh.ndim, ndim)))
     found = tuple(given)
     if len(found) != mesh.ndim or not all(isinstance(placement, Placement) for placement in found):
         raise ValueError(f"explain() needs {mesh.ndim} placements, one for each axis of {mesh}, got {found}")
@@ -74,7 +74,7 @@ def _positive(placement: Placement, ndim: int) -> Placement:
 def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Question:
     settings = options()
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
-    names = tuple(mesh.mesh_dim_names or words.names(None, mesh.ndim))
+    names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
     before, after, refused = _read(mesh, source, target)
     return Question(
         words=("·".join(map(word_of, source.placements)), "·".join(map(word_of, target.placements))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
+from ..hints import did_you_mean
 from ..parallel_dims import MESHES, ParallelDims
 from .mesh_map import Axis, MeshMap
 
@@ -27,7 +28,10 @@ def parse(text: str, ranks: int | None) -> ParallelDims:
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if name not in _DEGREES or not equals:
-            raise ValueError(f"--degrees: needed degrees as pp=2,tp=4, out of {', '.join(_DEGREES)}; got {word!r}")
+            hint = did_you_mean(name, _DEGREES) if name not in _DEGREES else ""
+            raise ValueError(
+                f"--degrees: needed degrees as pp=2,tp=4, out of {', '.join(_DEGREES)}; got {word.strip()!r}{hint}"
+            )
         if name in given:
             raise ValueError(f"--degrees names {name} twice: {text!r}")
         try:

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from ..distributed._rank_map import short
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import Step
-from .columns import aligned, wrapped
+from . import screen
+from .columns import aligned, fitted, folded, wrapped
 from .question import Question
 from .words import amount, counted, duration, two_digits
 
@@ -58,10 +59,12 @@ class Line:
         over, ranks = ",".join(self.axes), str(self.ranks)
         return (f"  {number}", self.name, over, ranks, self.holds, *_figures(self))
 
-    def below(self) -> list[str]:
+    def below(self, width: int) -> list[str]:
         """What stands under the row: why the step is there, and what goes wrong."""
-        trouble = wrapped(f"!! {self.trouble}", _UNDER) if self.trouble else []
-        return wrapped(self.why, _UNDER) + trouble
+        why = screen.styled(wrapped(self.why, _UNDER, width), "why")
+        if self.trouble:
+            why += screen.styled(wrapped(f"!! {self.trouble}", _UNDER, width), "trouble")
+        return why
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,15 @@ class Side:
         rows = [line.cells(number) for number, line in enumerate(self.lines, 1)]
         return [*rows, ("", "total", "", "", "", *_figures(self))]
 
-    def text(self, rows: list[str]) -> list[str]:
-        """The plan as lines, from its aligned rows."""
+    def text(self, rows: list[list[str]], width: int) -> list[str]:
+        """The plan as lines, from its rows, each of which may be several lines."""
         if not self.lines:
-            return [f"{self.name}: nothing to do"] if not self.note else [self.name, *wrapped(self.note, _UNDER)]
-        found = [f"{self.name}: {counted(self.collectives, 'collective')}"]
+            found = [f"{self.name}:", *wrapped(self.note, _UNDER, width)] if self.note else []
+            return found or screen.styled([f"{self.name}: nothing to do"], "side")
+        found = screen.styled([f"{self.name}: {counted(self.collectives, 'collective')}"], "side")
         for row, line in zip(rows, self.lines):
-            found += [row, *line.below()]
-        return [*found, rows[-1], *wrapped(self.note, _UNDER)]
+            found += [*row, *line.below(width)]
+        return [*found, *screen.styled(rows[-1], "head"), *screen.styled(wrapped(self.note, _UNDER, width), "trouble")]
 
 
 @dataclass(frozen=True)
@@ -125,28 +129,49 @@ class Explanation:
     torch: Side
     overlay: Side
 
-    def __str__(self) -> str:
+    def lines(self, width: int = screen.NARROW) -> list[str]:
+        """The explanation for a terminal of this many columns."""
         sides = (self.torch, self.overlay)
-        heads, *table = aligned([_HEADS, *self.torch.rows(), *self.overlay.rows()], _RIGHT)
-        parts, at = [*self.title(), "", *([heads] if table else [])], 0
+        rows = [_HEADS, *self.torch.rows(), *self.overlay.rows()]
+        heads, *table = folded(rows, width, {2: ",", 4: "·"}, _RIGHT)
+        found, at = [*self.title(width), "", *(screen.styled(heads, "head") if table else [])], 0
         for side in sides:
             count = len(side.rows())
-            parts += side.text(table[at : at + count])
+            found += side.text(table[at : at + count], width)
             at += count
-        return "\n".join([*parts, "", *self.summary()]).rstrip()
+        found += self.compared()
+        return [*found, *self.notes(width)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     __repr__ = __str__
 
-    def title(self) -> list[str]:
+    def save(self, path: str) -> None:
+        """Write a picture of who sends what to whom in both plans.
+
+        Args:
+            path: its ending chooses the format.
+
+        Raises:
+            ValueError: too many ranks to be read, or no plan that can be drawn.
+            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
+        """
+        from .traffic_picture import draw
+
+        draw(self, path)
+
+    def title(self, width: int) -> list[str]:
         """What is asked."""
         ask = self.question
         mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes)) or "no axes"
         shape = "x".join(map(str, ask.shape)) or "scalar"
         order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {short(ask.ranks)}"
+        asked = f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"
         return [
-            *wrapped(f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"),
-            f"  from {ask.words[0]}{self._held(ask.source)}",
-            f"  to   {ask.words[1]}{self._held(ask.target)}",
+            *screen.styled(wrapped(asked, "", width, "  "), "title"),
+            *fitted(f"  from {ask.words[0]}{self._held(ask.source)}", width),
+            *fitted(f"  to   {ask.words[1]}{self._held(ask.target)}", width),
         ]
 
     def _held(self, regions: Regions | None) -> str:
@@ -155,33 +180,43 @@ class Explanation:
         size = amount(regions.most * self.question.itemsize)
         return f": {size} a rank" + (", a term of the value" if regions.pending else "")
 
-    def summary(self) -> list[str]:
-        """How the plans compare, and what the numbers assume and leave out."""
-        lines = []
-        if self.torch.lines and self.overlay.lines:
-            lines += wrapped(
-                f"collectives {self.torch.collectives} -> {self.overlay.collectives}, "
-                f"bytes in {_change(self.torch.incoming, self.overlay.incoming)}, "
-                f"out {_change(self.torch.outgoing, self.overlay.outgoing)}, "
-                f"time {_change(self.torch.seconds, self.overlay.seconds)}"
-            )
-        if self.torch.lines or self.overlay.lines:
-            lines += self._assumed()
-        if any("#" in line.holds for line in (*self.torch.lines, *self.overlay.lines)):
-            lines += wrapped("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
-        return lines
-
-    def _assumed(self) -> list[str]:
-        cost = self.question.cost
-        pair = f"{duration(cost.latency)} for 2 ranks and more for more"
-        guess = f"assumed: {pair}, {cost.bandwidth / 1e9:g} GB/s, for want of a topology"
-        return [
-            "in, out: bytes that the busiest rank gets from others and sends to others",
-            "time: an estimate, latency + the larger of in and out / bandwidth",
-            f"      (x {cost.exchange:g} in an all_to_all)",
-            *([] if cost.axes else [guess]),
-            "left out: contention, overlap with compute, copies to pack and unpack",
+    def compared(self) -> list[str]:
+        """How the plans compare: how many times better the overlay's is."""
+        one, other = self.torch, self.overlay
+        if not (one.lines and other.lines):
+            return []
+        numbers: list[tuple[float | None, float | None]] = [
+            (one.collectives, other.collectives),
+            (one.incoming, other.incoming),
         ]
+        numbers += [(one.outgoing, other.outgoing), (one.seconds, other.seconds)]
+        said = [tuple(map(str, numbers[0])), *zip(_figures(one), _figures(other))]
+        heads = ("", "torch", "overlay", "better")
+        names = ("collectives", "bytes in", "bytes out", "time")
+        rows = [(name, *pair, better(*number)) for name, pair, number in zip(names, said, numbers)]
+        first, *others = aligned([heads, *rows], right=(1, 2, 3))
+        return ["", *screen.styled([first], "head"), *others]
+
+    def notes(self, width: int) -> list[str]:
+        """What the numbers assume and leave out."""
+        if not (self.torch.lines or self.overlay.lines):
+            return []
+        cost = self.question.cost
+        steps = (*self.torch.lines, *self.overlay.lines)
+        said = [
+            "better: how many times fewer, or faster" if self.torch.lines and self.overlay.lines else "",
+            "in, out: bytes that the busiest rank gets from others and sends to others",
+            f"time: an estimate, latency + the larger of in and out / bandwidth (x {cost.exchange:g} in an all_to_all)",
+            ""
+            if cost.axes
+            else f"assumed: {duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s, "
+            "for want of a topology",
+            "left out: contention, overlap with compute, copies to pack and unpack",
+            "S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes"
+            if any("#" in step.holds for step in steps)
+            else "",
+        ]
+        return ["", *screen.styled((line for text in said if text for line in wrapped(text, "", width, "  ")), "why")]
 
 
 def _figures(of: Line | Side) -> tuple[str, str, str]:
@@ -198,7 +233,15 @@ def _sum(parts: Iterable[Number | None]) -> Number | None:
     return total
 
 
-def _change(old: float | None, new: float | None) -> str:
+def better(old: float | None, new: float | None) -> str:
+    """How many times less the second is.
+
+    >>> better(24, 10), better(8, 10), better(701, 700), better(0, 3), better(3, 0), better(None, 3)
+    ('2.4 x', '0.8 x', 'same', 'worse', 'all', '?')
+    """
     if old is None or new is None:
-        return "unknown"
-    return f"x {two_digits(new / old)}" if old else "none" if not new else "more"
+        return "?"
+    if not (old and new):
+        return "same" if old == new else "worse" if new else "all"
+    times = two_digits(old / new)
+    return "same" if times == "1" else f"{times} x"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..distributed._layout import row_major
 from ..distributed._rank_map import short
-from .columns import aligned
+from . import screen
+from .columns import fitted, folded, wrapped
 from .words import counted
 
 
@@ -93,41 +94,92 @@ def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tupl
     return tuple(tuple(ranks[start + step * i] for i in range(size)) for start in starts)
 
 
-def text(mesh: MeshMap, gpus_per_host: int) -> str:
+def lines(mesh: MeshMap, gpus_per_host: int, width: int) -> list[str]:
     """The mesh for the terminal: one line an axis, and a grid of letters while it fits."""
     hosts = mesh.hosts(gpus_per_host)
-    lines = [
-        f"{mesh.title}: {counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}",
-        *(["", *mesh.notes] if mesh.notes else []),
+    on = f"{counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}"
+    return [
+        *screen.styled(fitted(f"{mesh.title}: {on}", width), "title"),
+        *(["", *(line for note in mesh.notes for line in fitted(note, width))] if mesh.notes else []),
         "",
+        *_table(mesh, gpus_per_host, width),
+        *_grid(mesh, hosts, width),
     ]
-    rows = [("axis", "size", "groups", "reaches", "the groups' ranks")]
+
+
+_HEADS = ("axis", "size", "groups", "reaches")
+_MOST_GROUPS = 8
+
+
+def _table(mesh: MeshMap, gpus_per_host: int, width: int) -> list[str]:
+    """A row an axis, with as many of its groups as there is room for."""
+    rows = [_HEADS]
     for axis in mesh.axes:
-        shown = [short(group) for group in axis.groups[:4]]
-        more = f" | ... {len(axis.groups)} in all" if len(axis.groups) > 4 else ""
-        count = str(len(axis.groups))
-        rows.append((axis.label or axis.name, str(axis.size), count, axis.reach(gpus_per_host), _bars(shown) + more))
-    return "\n".join([*lines, *aligned(rows, right=(1, 2)), *_grid(mesh, hosts)])
+        name = axis.label or axis.name
+        rows.append((name, str(axis.size), str(len(axis.groups)), axis.reach(gpus_per_host)))
+    left = folded(rows, width - max(24, width // 3), {0: " = "}, right=(1, 2))
+    start = max(len(line) for row in left for line in row) + 2
+    said = ["the groups' ranks", *(_groups_in(axis, width - start) for axis in mesh.axes)]
+    found = []
+    for (first, *others), text in zip(left, said):
+        found += [f"{first:{start}}{text}", *(f"  {line}" for line in others)]
+    return [*screen.styled(found[:1], "head"), *found[1:]]
 
 
-def _bars(groups: list[str]) -> str:
-    return " | ".join(groups)
+def _groups_in(axis: Axis, room: int) -> str:
+    """The ranks of the first groups, as many as there is room for."""
+    said = ""
+    for number, group in enumerate(axis.groups[:_MOST_GROUPS]):
+        longer = f"{said} | {short(group)}" if number else short(group)
+        more = " | ..." if number + 1 < len(axis.groups) else ""
+        if len(longer + more) > room:
+            return f"{said} | ..." if said else longer[: room - 3] + "..."
+        said = longer
+    return said + (" | ..." if len(axis.groups) > _MOST_GROUPS else "")
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _MOST_ROWS = 64
+_MOST_RANKS = 32  # in a row
 
 
-def _grid(mesh: MeshMap, hosts: list[list[int]]) -> list[str]:
-    """One row a host: its ranks, and for each axis a letter a rank, the same for ranks of one group."""
-    if len(hosts) > _MOST_ROWS:
-        return ["", f"({len(hosts)} hosts: draw a picture to see them)"]
+def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
+    """One row a host: its ranks, and for each axis a letter a rank, the same for ranks of one group. The axes that
+    don't fit beside the others come below."""
+    rows = [ranks[i : i + _MOST_RANKS] for ranks in hosts for i in range(0, len(ranks), _MOST_RANKS)]
+    if len(rows) > _MOST_ROWS:
+        return ["", f"{len(hosts)} hosts: draw a picture to see them"]
     axes = mesh.telling()
-    rows = [("ranks", *(axis.name for axis in axes))]
-    numbers = [axis.group_of() for axis in axes]
-    for ranks in hosts:
-        cells = ["".join(_LETTERS[number[rank] % len(_LETTERS)] for rank in ranks) for number in numbers]
-        rows.append((short(ranks), *cells))
-    most = max(len(axis.groups) for axis in axes)
+    left = ["ranks", *map(short, rows)]
+    margin, cell = max(map(len, left)), max(map(len, rows))
+    found: list[str] = []
+    while axes:
+        count, used = 0, margin
+        while count < len(axes) and (count == 0 or used + 2 + max(cell, len(axes[count].name)) <= width):
+            used += 2 + max(cell, len(axes[count].name))
+            count += 1
+        found += ["", *_block(left, margin, cell, axes[:count], rows)]
+        axes = axes[count:]
+    most = max(len(axis.groups) for axis in mesh.telling())
     again = f"; after {len(_LETTERS)} groups the letters start again" if most > len(_LETTERS) else ""
-    return ["", *aligned(rows), f"(a row a host, a letter a rank; ranks of one group have the same letter{again})"]
+    host = "a row a host" if len(rows) == len(hosts) else f"a row at most {_MOST_RANKS} ranks of a host"
+    note = f"{host}, a letter a rank; ranks of one group have the same letter{again}"
+    return [*found, *screen.styled(wrapped(note, "", width), "why")]
+
+
+def _block(left: list[str], margin: int, cell: int, axes: Sequence[Axis], rows: list[list[int]]) -> list[str]:
+    """The rows for these axes, each letter in the colour of its group."""
+    widths = [max(cell, len(axis.name)) for axis in axes]
+    head = "  ".join([left[0].ljust(margin), *(axis.name.ljust(w) for axis, w in zip(axes, widths))])
+    found = screen.styled([head.rstrip()], "head")
+    numbers = [axis.group_of() for axis in axes]
+    for label, ranks in zip(left[1:], rows):
+        text, parts = label.ljust(margin), []
+        for number, wide in zip(numbers, widths):
+            text += "  "
+            for rank in ranks:
+                parts.append((len(text), len(text) + 1, screen.COLORS[number[rank] % len(screen.COLORS)]))
+                text += _LETTERS[number[rank] % len(_LETTERS)]
+            text += " " * (wide - len(ranks))
+        found.append(screen.Line(text.rstrip(), "", parts))
+    return found

@@ -9,6 +9,7 @@ from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.plan import plan
 from ..distributed.tensor._planner.regions import NotOurs, Regions
 from ..distributed.tensor._planner.steps import Step
+from ..hints import did_you_mean
 
 Topology = tuple[tuple[str, float, float], ...]
 
@@ -96,5 +97,6 @@ def groups_at_hand(
 def cost_of(names: tuple[str, ...], topology: Topology | None) -> Cost:
     """The cost model with what is known of the axes; the others are as the model assumes."""
     if missing := sorted({name for name, *_ in topology or ()} - set(names)):
-        raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}")
+        hint = did_you_mean(missing[0], names)
+        raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}{hint}")
     return Cost.of(names, topology)

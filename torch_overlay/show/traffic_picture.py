@@ -34,9 +34,11 @@ def draw(explanation: Explanation, path: str) -> None:
     ask = explanation.question
     ranks = math.prod(ask.sizes)
     if ask.source is None or ask.target is None:
-        raise ValueError(f"--draw needs shards that are boxes, but here {ask.refused}")
+        raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
     if ranks > MOST_RANKS:
-        raise ValueError(f"--draw shows at most {MOST_RANKS} ranks, got {ranks}; draw a smaller mesh of the same kind")
+        raise ValueError(
+            f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
+        )
     pyplot = canvas.pyplot()
     rows = (explanation.torch, explanation.overlay)
     columns = max(2, *(side.collectives for side in rows))

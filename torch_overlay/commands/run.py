@@ -4,6 +4,7 @@ The program replaces this process, so that its arguments, path, ``__main__``, si
 Python would give it. What turns the overlay on is in the environment: ``_startup/sitecustomize.py`` on PYTHONPATH.
 """
 
+import argparse
 import dataclasses
 import os
 import pathlib
@@ -13,53 +14,88 @@ import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 
-from . import choices
+from .. import choices
+from ..hints import did_you_mean
+from .parser import Parser, version
 
-USAGE = """usage: python -m torch_overlay run [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]
+_PROGRAM = """PROGRAM is one of:
 
-PROGRAM is one of
   FILE        a Python script, or a folder or zip file with a __main__.py
   -m MODULE   a module: -m pytest, -m torch.distributed.run
   -c CODE     code
   -           a script from standard input
   COMMAND     a command on PATH that starts Python: torchrun, accelerate
 
+Python's own flags stand before PROGRAM and mean what they mean to python: -u, -i, -O, -B, -q, -v, -W arg, -X opt, ...
+
 The overlay is on in every Python process that the program starts, from the moment torch is imported. It can't reach
 processes that ignore the environment (python -E, -I or -S, env -i) or get another PYTHONPATH.
 
-  --no-strict          leave out patches whose targets aren't recognised, instead of refusing to start
-  --set OPTION=VALUE   an option, as in TORCH_OVERLAY_<OPTION>; `status` lists them
-  --report             print the status to standard error when rank 0 ends: torchrun's, or else the program itself
-  --help               print this
+Examples:
 
-Python's own flags stand before PROGRAM and mean what they mean to python: -u, -i, -O, -B, -q, -v, -W arg, -X opt, ...
+  %(prog)s train.py --lr 1e-3
+  %(prog)s torchrun --nproc-per-node 4 train.py
+  %(prog)s --set flatten=existing --report -u -m pytest
 """
-STARTUP = str(pathlib.Path(__file__).parent / "_startup")
+STARTUP = str(pathlib.Path(__file__).parents[1] / "_startup")
 SWITCH = choices.PREFIX + "RUN"
 PLAIN = "bBdiOPqsuvx"  # flags of python that take nothing, in a row if need be
 CUT_OFF = "EIS"
 CHECK_PYCS = "--check-hash-based-pycs"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run it; returns only where there is nothing to run or the platform can't replace a process."""
+def add_arguments(parser: Parser) -> None:
+    """Our own flags; which words are the program's is for `parse` to say, since Python's flags stand among them."""
+    parser.usage = "%(prog)s [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]"
+    parser.description = "Run an unmodified program, and every Python process that it starts, under the overlay."
+    parser.epilog = _PROGRAM
+    parser.reader = _read
+    parser.add_argument(
+        "--no-strict",
+        action="store_true",
+        help="leave out patches whose targets aren't recognised, instead of refusing to start",
+    )
+    parser.add_argument(
+        "--set", metavar="OPTION=VALUE", help="an option, as in TORCH_OVERLAY_<OPTION>; `status` lists them"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="print the status to standard error when rank 0 ends: torchrun's, or else the program itself",
+    )
+
+
+def _read(parser: Parser, words: list[str]) -> argparse.Namespace:
     try:
-        asked = parse(argv)
-        if asked.help:
-            print(USAGE, end="")
-            return 0
+        asked = parse(words)
+        if asked.help or asked.version:
+            print(version()) if asked.version else parser.print_help()
+            parser.exit()
         command = command_of(asked.flags, asked.program)
         environ = environment(os.environ, asked.settings)
         choices.from_environment(environ)  # a wrong option fails here, not in every process of the job
-        choices.strict_from_environment(environ)
+        strict = choices.strict_from_environment(environ)
+    except UnknownFlag as error:
+        # Python's flags are left alone: they are one letter long.
+        parser.check_option(str(error), "; the program's own come after PROGRAM, and --help lists those of run")
+        raise AssertionError(f"{error} is an option, and parse() didn't know it") from error
     except ValueError as error:
-        print(f"torch_overlay run: {error}\n\n{USAGE}", file=sys.stderr, end="")
-        return 2
+        parser.error(str(error))
+    return argparse.Namespace(no_strict=not strict, line=command, environ=environ)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Run it; returns only where the platform can't replace a process."""
+    line, environ = arguments.line, arguments.environ
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name == "posix":
-        os.execve(command[0], command, environ)
-    return subprocess.call(command, env=environ)
+        os.execve(line[0], line, environ)
+    return subprocess.call(line, env=environ)
+
+
+class UnknownFlag(ValueError):
+    """A flag that is neither ours nor Python's; its text is the flag."""
 
 
 @dataclasses.dataclass
@@ -74,6 +110,7 @@ class Asked:
     flags: list[str] = dataclasses.field(default_factory=list)
     program: list[str] = dataclasses.field(default_factory=list)
     help: bool = False
+    version: bool = False
 
 
 def parse(argv: Sequence[str]) -> Asked:
@@ -88,7 +125,7 @@ def parse(argv: Sequence[str]) -> Asked:
             _read_long(asked, word, rest)
         else:
             _read_short(asked, word, rest)
-        if asked.help:
+        if asked.help or asked.version:
             return asked
     asked.program += rest
     if not asked.program and "-i" not in asked.flags:
@@ -97,23 +134,24 @@ def parse(argv: Sequence[str]) -> Asked:
 
 
 def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
-    if word == "--help":
-        asked.help = True
+    if word in ("--help", "--version"):
+        asked.help, asked.version = word == "--help", word == "--version"
     elif word == "--no-strict":
         asked.settings[choices.PREFIX + "STRICT"] = "off"
     elif word == "--report":
         # The process that runs the program is this one: see _startup/sitecustomize.py for who reports.
         asked.settings[SWITCH] = f"report:{os.getpid()}"
-    elif word == "--set":
+    elif word == "--set" or word.startswith("--set="):
+        rest[:0] = [word[6:]] if word != "--set" else []
         name, equals, value = (rest.pop(0) if rest else "").partition("=")
-        if not equals:
+        if not (name and equals):
             raise ValueError("--set is followed by OPTION=VALUE")
         choices.choose(choices.DEFAULT, {name: value})
         asked.settings[choices.PREFIX + name.upper()] = value
     elif word == CHECK_PYCS and rest:
         asked.flags += [word, rest.pop(0)]
     else:
-        raise ValueError(f"unknown flag {word}")
+        raise UnknownFlag(word.partition("=")[0])
 
 
 def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
@@ -136,7 +174,7 @@ def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
                 asked.program = words
             return
         else:
-            raise ValueError(f"unknown flag -{letter}")
+            raise UnknownFlag(f"-{letter}")
 
 
 def command_of(flags: list[str], program: list[str]) -> list[str]:
@@ -155,7 +193,7 @@ def command_of(flags: list[str], program: list[str]) -> list[str]:
         return python + program
     found = shutil.which(program[0])
     if found is None:
-        raise ValueError(f"{missing} and no such command on PATH")
+        raise ValueError(f"{missing} and no such command on PATH{_near(program[0])}")
     if flags:
         raise ValueError(
             f"{' '.join(flags)} is for Python, and {program[0]!r} is a command: give it to what that starts"
@@ -176,6 +214,16 @@ def _no_program(path: str) -> str | None:
             if not set(mains) & set(archive.namelist()):
                 return f"the zip file {path!r} has no __main__.py"
     return None
+
+
+def _near(path: str) -> str:
+    """Which script beside a missing one may have been meant."""
+    folder = os.path.dirname(path)
+    try:
+        known = [os.path.join(folder, name) for name in os.listdir(folder or ".") if name.endswith(".py")]
+    except OSError:
+        return ""
+    return did_you_mean(path, known)
 
 
 def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,164 @@
+"""`python -m torch_overlay explain`: a redistribution by torch's plan and by the overlay's. Nothing communicates.
+
+    python -m torch_overlay explain --mesh 2,2,2 --shape 4096,4096 --dtype bf16 "P,S0,R" "R,S1,S0"
+
+In a program, `torch_overlay.explain` does the same for a DTensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from ..choices import topology
+from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..hints import did_you_mean
+from ..show import screen, typed
+from ..show.placements import Placement, regions
+from ..show.question import Question, cost_of, groups_at_hand, laid_out
+from .parser import Parser, add_no_strict
+
+if TYPE_CHECKING:
+    from ..show.explanation import Explanation
+
+# Short names of dtypes, beside torch's own.
+SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8": "float8_e4m3fn",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+}
+# Torch's dtypes, so that a slip of the pen is told before torch is imported.
+DTYPES = (
+    "bfloat16 bit bits16 bits1x8 bits2x4 bits4x2 bits8 bool cdouble cfloat chalf complex128 complex32 complex64 double "
+    "float float16 float32 float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
+    "float8_e8m0fnu half int int1 int16 int2 int3 int32 int4 int5 int6 int64 int7 int8 long qint32 qint8 quint2x4 "
+    "quint4x2 quint8 short uint1 uint16 uint2 uint3 uint32 uint4 uint5 uint6 uint64 uint7 uint8"
+)
+DEVICES = ("cuda", "cpu", "xpu", "hpu", "mps", "mtia", "npu", "xla", "privateuseone")
+
+_PLACEMENTS = """Placements, one for each axis of the mesh, with commas between them:
+
+  R       Replicate()          each rank of the axis holds the same
+  S0      Shard(0)             the axis cuts dim 0; S-1 is the last dim
+  P       Partial()            a term of a sum; P(max), P(avg), ... of others
+  _S0(2)  _StridedShard(0, 2)  cuts dim 0 after later axes have cut it in 2
+
+Examples:
+
+  %(prog)s --mesh 2x4 --shape 4096x4096 S0,S1 R,S1
+  %(prog)s --mesh dp=2,tp=4 --shape 64 "Shard(0), R" "R, R"
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    """What it takes."""
+    parser.usage = "%(prog)s --mesh MESH --shape SHAPE [OPTION...] FROM TO"
+    parser.description = "Torch's plan for a redistribution and the overlay's, step by step, with bytes, time and why."
+    parser.epilog = _PLACEMENTS
+    parser.add_argument("source", metavar="FROM", help='the placements before, as "P,S0,R"')
+    parser.add_argument("target", metavar="TO", help='the placements after, as "R,S1,S0"')
+    parser.add_argument("--mesh", required=True, help="the sizes of its axes: 2,2,2 or 2x2x2 or dp=2,tp=4")
+    parser.add_argument("--axes", metavar="NAMES", help="names of the mesh's axes, as dp,cp,tp (default: a,b,c)")
+    parser.add_argument(
+        "--permute", metavar="AXES", help="number the ranks along the axes in this order, slowest first"
+    )
+    parser.add_argument("--shape", required=True, help="of the whole tensor: 4096,4096 or 4096x4096")
+    parser.add_argument("--dtype", default="bf16", help="bf16, fp32, float8_e4m3fn, ... (default: bf16)")
+    parser.add_argument(
+        "--flatten",
+        choices=("whole", "existing", "create"),
+        default="whole",
+        metavar="GROUPS",
+        help="the groups over several axes: one over all of them (whole, the default), only the --flattened ones "
+        "(existing), or one for each set of axes (create)",
+    )
+    parser.add_argument(
+        "--flattened", action="append", default=[], metavar="AXES", help="axes that the program flattened, as dp,cp"
+    )
+    parser.add_argument("--topology", help="speed of axes, tp=450e9:2e-6,dp=50e9:1e-5 (bytes per second, seconds)")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cuda",
+        metavar="DEVICE",
+        help="of the mesh (default: cuda); on cpu torch gathers where it can't exchange",
+    )
+    parser.add_argument("--out", metavar="FILE.png", help="also draw who sends what to whom (needs matplotlib)")
+    add_no_strict(parser)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Print the explanation; 2 if it can't be made."""
+    try:
+        explanation = _explained(arguments)
+        if arguments.out:  # first, so that a reader who stops reading still gets it
+            explanation.save(arguments.out)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"torch_overlay explain: {error}", file=sys.stderr)
+        return 2
+    screen.show(explanation.lines(screen.width()))
+    if arguments.out:
+        print(f"drawn: {arguments.out}")
+    return 0
+
+
+def _explained(arguments: argparse.Namespace) -> Explanation:
+    sizes, names, order = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
+    flattened = [typed.chosen(text, names, "--flattened") for text in arguments.flattened]
+    shape = typed.integers(arguments.shape, "--shape", least=0)
+    ends = [typed.placements(text, len(sizes), len(shape)) for text in (arguments.source, arguments.target)]
+    before, after = ("·".join(map(typed.word, end)) for end in ends)
+    read, refused = _regions(ends, shape, sizes)
+    cost = cost_of(names, topology("--topology", arguments.topology))
+    name = dtype_name(arguments.dtype)
+    ranks = laid_out(sizes, order)
+
+    from ..show import asked  # and torch with it, now that the arguments make sense
+
+    dtype = asked.dtype_of(name)
+    question = Question(
+        words=(before, after),
+        shape=shape,
+        sizes=sizes,
+        source=read[0],
+        target=read[1],
+        refused=refused,
+        names=names,
+        ranks=ranks,
+        dtype=str(dtype).removeprefix("torch."),
+        itemsize=dtype.itemsize,
+        groups=groups_at_hand(arguments.flatten, sizes, flattened),
+        cost=cost,
+    )
+    return asked.of_words(question, ends, dtype, arguments.device, flattened)
+
+
+def dtype_name(text: str) -> str:
+    """Torch's name of a dtype, whose short name may have been typed.
+
+    >>> dtype_name("bf16"), dtype_name("torch.float32")
+    ('bfloat16', 'float32')
+    """
+    name = SHORT.get(text, text).removeprefix("torch.")
+    if name not in DTYPES.split():
+        hint = did_you_mean(name, (*DTYPES.split(), *SHORT)) or ";"
+        raise ValueError(f"--dtype: torch has no dtype {text!r}{hint} needed is one such as bf16 or float32")
+    return name
+
+
+def _regions(
+    ends: list[tuple[Placement, ...]], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[list[Regions | None], str]:
+    try:
+        return [regions(end, shape, sizes) for end in ends], ""
+    except NotOurs as reason:
+        return [None, None], str(reason)

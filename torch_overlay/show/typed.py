@@ -1,0 +1,178 @@
+"""What people type: placements, meshes, shapes and names of axes, read and refused before torch is imported.
+
+Everything is taken as it is written elsewhere, too: as torch prints it, as a list, with or without brackets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..distributed.tensor._planner.regions import OPS
+from ..hints import did_you_mean
+from .placements import Partial, Placement, Replicate, Shard, StridedShard
+
+_REPLICATE = re.compile(r"r|replicate(\(\))?", re.IGNORECASE)
+_SHARD = re.compile(r"s(?:hard)?(?:(-?\d+)|\((?:dim=)?(-?\d+)\))", re.IGNORECASE)
+_PARTIAL = re.compile(r"p(?:artial)?(?:\((?:reduce_op=)?['\"]?(\w*)['\"]?\))?", re.IGNORECASE)
+_STRIDED = re.compile(
+    r"_s(?:tridedshard)?(?:(-?\d+)\((\d+)\)|\((?:dim=)?(-?\d+),(?:split_factor=|sf=)?(\d+)\))", re.IGNORECASE
+)
+_KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(OPS[1:])}), or _S0(2), strided with a split factor of 2"
+_SPELLED = ("Replicate()", "Shard(0)", "Shard(1)", "Partial()", "_StridedShard(0, 2)")
+# Between the parts of a list: a comma outside of brackets, or the dot that plans are printed with.
+_COMMA = re.compile(r"[,·](?![^()]*\))")
+# Between sizes: a comma, or an x after a number.
+_TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
+
+
+def placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement, ...]:
+    """Placements as words, one for each axis of the mesh: ``P,S0,R``, or ``[Partial(), Shard(0), Replicate()]``.
+
+    Args:
+        ndim: of the tensor, so that a dim may be counted from its end.
+
+    Raises:
+        ValueError: a word that is none, or too many or few of them; says which words there are.
+
+    >>> placements("P(max), _S0(2), R", 3) == placements("Partial('max'), _StridedShard(dim=0, sf=2), Replicate()", 3)
+    True
+    >>> placements("S-1", 1, ndim=3)
+    (Shard(dim=2),)
+    """
+    found = tuple(_counted(_placement(word, text), ndim, text) for word in _parts(text))
+    if len(found) != axes:
+        raise ValueError(f"a mesh of {axes} axes needs {axes} placements, one an axis, got {len(found)}: {text!r}")
+    return found
+
+
+def word(placement: Placement) -> str:
+    """The shortest spelling.
+
+    >>> [word(placement) for placement in placements("Partial(max), Replicate(), _StridedShard(0, 2)", 3)]
+    ['P(max)', 'R', '_S0(2)']
+    """
+    if isinstance(placement, StridedShard):
+        return f"_S{placement.dim}({placement.split_factor})"
+    if isinstance(placement, Shard):
+        return f"S{placement.dim}"
+    if isinstance(placement, Partial):
+        return "P" if placement.op == "sum" else f"P({placement.op})"
+    return "R"
+
+
+def _parts(text: str) -> list[str]:
+    """The words of a list, which may stand in brackets and end in a comma."""
+    bare = text.strip()
+    if bare[:1] + bare[-1:] in ("[]", "()"):
+        bare = bare[1:-1]
+    words = [word.strip() for word in _COMMA.split(bare)]
+    return words[:-1] if len(words) > 1 and not words[-1] else words
+
+
+def _placement(word: str, text: str) -> Placement:
+    bare = word.replace(" ", "")
+    if _REPLICATE.fullmatch(bare):
+        return Replicate()
+    if match := _SHARD.fullmatch(bare):
+        return Shard(int(match[1] or match[2]))
+    if match := _STRIDED.fullmatch(bare):
+        return StridedShard(int(match[1] or match[3]), int(match[2] or match[4]))
+    if match := _PARTIAL.fullmatch(bare):
+        op = (match[1] or "sum").lower()
+        if op not in OPS:
+            hint = did_you_mean(op, OPS) or ";"
+            raise ValueError(f"{word!r} in {text!r} is no reduction that torch knows{hint} there are {', '.join(OPS)}")
+        return Partial(op)
+    if match := re.fullmatch(r"_?s(-?\d+)(\(.*)?", bare, re.IGNORECASE):
+        dim = match[1]
+        raise ValueError(f"{word!r} in {text!r}: a shard is S{dim}, a strided one is _S{dim}(2), with its split factor")
+    raise ValueError(f"{word!r} in {text!r} is no placement{did_you_mean(word, _SPELLED) or ';'} there are {_KNOWN}")
+
+
+def _counted(placement: Placement, ndim: int | None, text: str) -> Placement:
+    """With its dim counted from the front."""
+    if not isinstance(placement, (Shard, StridedShard)) or placement.dim >= 0:
+        return placement
+    if ndim is None or placement.dim + ndim < 0:
+        raise ValueError(f"{text!r} shards dim {placement.dim} of a tensor with {ndim} dims")
+    dim = placement.dim + ndim
+    return Shard(dim) if isinstance(placement, Shard) else StridedShard(dim, placement.split_factor)
+
+
+def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers, with commas or an x between them.
+
+    >>> integers("2,2,2", "the sizes of the mesh") == integers("2x2x2", "") == integers("(2, 2, 2)", "")
+    True
+    """
+    bare = text.strip()
+    bare = bare[1:-1] if bare[:1] + bare[-1:] in ("[]", "()") else bare
+    words = [word for word in _sizes(bare) if word]
+    try:
+        found = tuple(map(int, words))
+    except ValueError:
+        raise ValueError(f"{what}: needed whole numbers, as 2,4 or 2x4, got {text!r}") from None
+    if any(number < least for number in found):
+        raise ValueError(f"{what}: needed numbers of at least {least}, got {text!r}")
+    return found
+
+
+def _sizes(text: str) -> list[str]:
+    return [word.strip() for word in (text.split(",") if "," in text else _TIMES.split(text))]
+
+
+def names(text: str | None, count: int) -> tuple[str, ...]:
+    """The names of the axes; a, b, c as they come if none are given.
+
+    >>> names(None, 3)
+    ('a', 'b', 'c')
+    """
+    if text is None:
+        return tuple(chr(ord("a") + axis) if axis < 26 else f"a{axis}" for axis in range(count))
+    found = tuple(word.strip() for word in text.split(","))
+    if len(found) != count or len(set(found)) != count or "" in found:
+        raise ValueError(f"a mesh of {count} axes needs {count} different names, got {text!r}")
+    return found
+
+
+def chosen(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
+    """Which axes are meant, by name or by number.
+
+    >>> chosen("tp,0", ["dp", "tp"], "--permute")
+    (1, 0)
+    """
+    found = []
+    for word in text.split(","):
+        word = word.strip()
+        axis = known.index(word) if word in known else int(word) if word.isdigit() else -1
+        if not 0 <= axis < len(known):
+            hint = did_you_mean(word, known) or ";"
+            raise ValueError(f"{what}: the mesh has no axis {word!r}{hint} its axes are {', '.join(known)}")
+        found.append(axis)
+    if len(set(found)) != len(found):
+        raise ValueError(f"{what} names an axis twice: {text!r}")
+    return tuple(found)
+
+
+def mesh(
+    text: str, axes: str | None, permuted: str | None
+) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...] | None]:
+    """The mesh that ``--mesh``, its axes' names and ``--permute`` describe: sizes, names, order (None: as they come).
+
+    >>> mesh("2x4", "dp,tp", "tp,dp") == mesh("dp=2,tp=4", None, "1,0")
+    True
+    """
+    named = [word.partition("=") for word in _sizes(text)]
+    if any(equals for _, equals, _ in named):
+        if axes is not None:
+            raise ValueError(f"--mesh {text} names its axes, so leave out --axes {axes}")
+        if not all(equals for _, equals, _ in named):
+            raise ValueError(f"--mesh: each axis has a name or none has, as dp=2,tp=4 or 2,4; got {text!r}")
+        axes = ",".join(name.strip() for name, _, _ in named)
+        text = ",".join(size.strip() for _, _, size in named)
+    read = integers(text, "--mesh, the sizes of its axes")
+    if not read:
+        raise ValueError("--mesh needs the size of at least one axis, as 2,4")
+    called = names(axes, len(read))
+    return read, called, chosen(permuted, called, "--permute") if permuted else None
