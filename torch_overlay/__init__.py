@@ -194,13 +194,15 @@ def prepare(mesh: DeviceMesh) -> None:
     _mesh_groups.prepare(mesh)
 
 
-def __getattr__(name: str) -> Any:
-    """The module that people use by its name, imported when it is first asked for."""
-    if name == "parallel_dims":
-        import importlib
+if not TYPE_CHECKING:  # which would take any name for one of ours
 
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """The module that people use by its name, imported when it is first asked for."""
+        if name == "parallel_dims":
+            import importlib
+
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

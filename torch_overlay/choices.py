@@ -95,7 +95,7 @@ def choose(base: Settings, chosen: Mapping[str, object]) -> Settings:
     """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
     for name in chosen:
         if name not in READERS:
-            hint = did_you_mean(name, READERS) or "."
+            hint = did_you_mean(name, READERS) or "."  # a sentence's end either way
             raise OptionError(f"There is no option {name!r}{hint} Options: {', '.join(READERS)}")
     return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
 

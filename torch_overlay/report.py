@@ -58,7 +58,7 @@ class Status:
         """The same for a terminal of this many columns."""
         found = screen.styled(self.summary(), "title")
         found += ["", screen.Line("patches", "head"), *self._patches(width)]
-        counts = [f"  {name}: {_text(value)}" for name, value in self.counts or [("none", "yet")]]
+        counts = [line for name, value in self.counts or [("none", "yet")] for line in _counted(name, value, width)]
         found += ["", screen.Line("counts", "head"), *_all_fitted(counts, width)]
         if self.groups is not None:
             listed = [f"  {line}" for line in str(self.groups).splitlines()]
@@ -98,6 +98,14 @@ class Status:
 _WHOLE = "(the module)"
 
 
+def _counted(name: str, value: object, width: int) -> list[str]:
+    """What was counted, in one line if it fits, else with a line for each part."""
+    line = f"  {name}: {_text(value)}"
+    if len(line) <= width or not isinstance(value, Mapping):
+        return [line]
+    return [f"  {name}:", *(f"    {part}: {_text(count)}" for part, count in value.items())]
+
+
 def _all_fitted(lines: list[str], width: int) -> list[str]:
     return [part for line in lines for part in fitted(line, width)]
 
@@ -111,7 +119,7 @@ def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
     if isinstance(value, tuple):
-        return ",".join(f"{axis}={bandwidth:g}:{latency:g}" for axis, bandwidth, latency in value)
+        return ", ".join(f"{axis}={bandwidth:g}:{latency:g}" for axis, bandwidth, latency in value)
     return str(value)
 
 

@@ -68,9 +68,11 @@ def overlaid(mesh: DeviceMesh) -> OverlayMesh:
     return mesh  # type: ignore[return-value]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "OverlayMesh":
-        from torch.distributed.device_mesh import DeviceMesh
+if not TYPE_CHECKING:
 
-        return DeviceMesh
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name == "OverlayMesh":
+            from torch.distributed.device_mesh import DeviceMesh
+
+            return DeviceMesh
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

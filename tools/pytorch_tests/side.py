@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 
 import torch_overlay
-from torch_overlay import choices, run
+from torch_overlay import choices
+from torch_overlay.commands import run
 
 INSIDE = str(pathlib.Path(__file__).parent / "inside")
 # The ranks share the cores; plugins of pytest that happen to be installed have no say; an error ends with its message,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..choices import topology
 from ..distributed.tensor._planner.regions import NotOurs, Regions
-from ..hints import did_you_mean
+from ..hints import instead
 from ..show import screen, typed
 from ..show.placements import Placement, regions
 from ..show.question import Question, cost_of, groups_at_hand, laid_out
@@ -55,7 +55,7 @@ _PLACEMENTS = """Placements, one for each axis of the mesh, with commas between 
 Examples:
 
   %(prog)s --mesh 2x4 --shape 4096x4096 S0,S1 R,S1
-  %(prog)s --mesh dp=2,tp=4 --shape 64 "Shard(0), R" "R, R"
+  %(prog)s --mesh dp=2,tp=4 --shape 64 "Shard(0), R" R,R
 """
 
 
@@ -150,8 +150,8 @@ def dtype_name(text: str) -> str:
     """
     name = SHORT.get(text, text).removeprefix("torch.")
     if name not in DTYPES.split():
-        hint = did_you_mean(name, (*DTYPES.split(), *SHORT)) or ";"
-        raise ValueError(f"--dtype: torch has no dtype {text!r}{hint} needed is one such as bf16 or float32")
+        known = instead(name, (*DTYPES.split(), *SHORT), "needed is one such as bf16 or float32")
+        raise ValueError(f"--dtype: torch has no dtype {text!r}{known}")
     return name
 
 

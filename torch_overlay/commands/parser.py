@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ..hints import did_you_mean
+from ..hints import did_you_mean, instead
 from ..show import screen
 
 Reader = Callable[["Parser", list[str]], argparse.Namespace]
@@ -87,9 +87,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             what = f"{action.option_strings[-1]}: there is no" if action.option_strings else "there is no command"
-            known = ", ".join(map(str, action.choices))
-            hint = did_you_mean(str(value), action.choices)
-            self.error(f"{what} {value!r}{hint} There are {known}" if hint else f"{what} {value!r}; there are {known}")
+            known = list(map(str, action.choices))
+            there = f"there are {', '.join(known)}"
+            self.error(f"{what} {value!r}{instead(str(value), known, there)}")
 
     def error(self, message: str) -> NoReturn:
         """Raise a `Mistake`, where argparse would print its usage and end the process."""

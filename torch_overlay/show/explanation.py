@@ -133,7 +133,7 @@ class Explanation:
         """The explanation for a terminal of this many columns."""
         sides = (self.torch, self.overlay)
         rows = [_HEADS, *self.torch.rows(), *self.overlay.rows()]
-        heads, *table = folded(rows, width, {2: ",", 4: "·"}, _RIGHT)
+        heads, *table = folded(rows, width, {1: "(", 2: ",", 4: "·"}, _RIGHT)
         found, at = [*self.title(width), "", *(screen.styled(heads, "head") if table else [])], 0
         for side in sides:
             count = len(side.rows())

@@ -162,7 +162,7 @@ def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
         axes = axes[count:]
     most = max(len(axis.groups) for axis in mesh.telling())
     again = f"; after {len(_LETTERS)} groups the letters start again" if most > len(_LETTERS) else ""
-    host = "a row a host" if len(rows) == len(hosts) else f"a row at most {_MOST_RANKS} ranks of a host"
+    host = "a row a host" if len(rows) == len(hosts) else f"a row for up to {_MOST_RANKS} ranks of a host"
     note = f"{host}, a letter a rank; ranks of one group have the same letter{again}"
     return [*found, *screen.styled(wrapped(note, "", width), "why")]
 

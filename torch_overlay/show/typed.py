@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ..distributed.tensor._planner.regions import OPS
-from ..hints import did_you_mean
+from ..hints import instead
 from .placements import Partial, Placement, Replicate, Shard, StridedShard
 
 _REPLICATE = re.compile(r"r|replicate(\(\))?", re.IGNORECASE)
@@ -81,13 +81,13 @@ def _placement(word: str, text: str) -> Placement:
     if match := _PARTIAL.fullmatch(bare):
         op = (match[1] or "sum").lower()
         if op not in OPS:
-            hint = did_you_mean(op, OPS) or ";"
-            raise ValueError(f"{word!r} in {text!r} is no reduction that torch knows{hint} there are {', '.join(OPS)}")
+            known = instead(op, OPS, f"there are {', '.join(OPS)}")
+            raise ValueError(f"{word!r} in {text!r} is no reduction that torch knows{known}")
         return Partial(op)
     if match := re.fullmatch(r"_?s(-?\d+)(\(.*)?", bare, re.IGNORECASE):
         dim = match[1]
         raise ValueError(f"{word!r} in {text!r}: a shard is S{dim}, a strided one is _S{dim}(2), with its split factor")
-    raise ValueError(f"{word!r} in {text!r} is no placement{did_you_mean(word, _SPELLED) or ';'} there are {_KNOWN}")
+    raise ValueError(f"{word!r} in {text!r} is no placement{instead(word, _SPELLED, f'there are {_KNOWN}')}")
 
 
 def _counted(placement: Placement, ndim: int | None, text: str) -> Placement:
@@ -147,8 +147,8 @@ def chosen(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
         word = word.strip()
         axis = known.index(word) if word in known else int(word) if word.isdigit() else -1
         if not 0 <= axis < len(known):
-            hint = did_you_mean(word, known) or ";"
-            raise ValueError(f"{what}: the mesh has no axis {word!r}{hint} its axes are {', '.join(known)}")
+            axes = instead(word, known, f"its axes are {', '.join(known)}")
+            raise ValueError(f"{what}: the mesh has no axis {word!r}{axes}")
         found.append(axis)
     if len(set(found)) != len(found):
         raise ValueError(f"{what} names an axis twice: {text!r}")

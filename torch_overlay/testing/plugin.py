@@ -17,7 +17,8 @@ import pytest
 
 import torch_overlay
 
-from .. import errors, run, series
+from .. import errors, series
+from ..commands import run
 from .trace import Trace
 
 KEY = pytest.StashKey["OverlaySession"]()

@@ -1,0 +1,94 @@
+"""What a user finds in `torch_overlay` by dir(), help() and a type checker; the checker's own verdict is
+``test/typing/checked_calls.py``, which lint reads."""
+
+import ast
+import dataclasses
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+import typing
+
+import pytest
+
+import torch_overlay
+from torch_overlay import choices, series
+from torch_overlay import typing as ours
+from torch_overlay.distributed._settings import DEFAULT
+from torch_overlay.errors import OptionError
+
+OPTIONS = [field.name for field in dataclasses.fields(DEFAULT)]
+
+
+def words_of(option):
+    """The words that an option takes, out of what it says of another; none where it takes no words."""
+    with pytest.raises(OptionError) as caught:
+        choices.choose(DEFAULT, {option: "~"})
+    return re.findall(r"'(\w+)'", str(caught.value)) if " is one of " in str(caught.value) else []
+
+
+def test_help_and_dir_show_what_is_public_and_import_no_torch():
+    code = "import sys, pydoc, torch_overlay as t\n"
+    code += "print(pydoc.plain(pydoc.render_doc(t)), sorted(set(t.__all__) - set(dir(t))), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.endswith(" [] False\n"), done.stderr
+    for name in torch_overlay.__all__:
+        if name != "parallel_dims":  # a module
+            assert re.search(rf"^ {{4}}{name}\(", done.stdout, re.MULTILINE), f"help() shows no {name}"
+    assert "parallel_dims" in done.stdout
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_docstring_of_enable_names_each_option_its_words_and_its_default_first(option):
+    (line,) = re.findall(rf"^ +{option}: (.+?): ", torch_overlay.enable.__doc__, re.MULTILINE)
+    default = getattr(DEFAULT, option)
+    assert line.startswith(f'"{default}"' if isinstance(default, str) else str(default))
+    assert re.findall(r'"(\w+)"', line.partition("``")[0]) == words_of(option)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_have_the_types_that_are_read(option):
+    assert list(ours.Options.__annotations__) == OPTIONS
+    hint = typing.get_type_hints(ours.Options)[option]
+    parts = [part for kind in [hint, *typing.get_args(hint)] for part in typing.get_args(kind) or [kind]]
+    texts = [part for part in parts if isinstance(part, str)]
+    for text in texts:
+        choices.choose(DEFAULT, {option: text})
+    if words_of(option):
+        assert list(dict.fromkeys(texts)) == words_of(option)
+
+
+def test_a_mesh_is_typed_as_it_is():
+    device_mesh = pytest.importorskip("torch_overlay.distributed.device_mesh")
+    tree = ast.parse(pathlib.Path(ours.__file__).read_text(encoding="utf-8"))
+    (typed,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "OverlayMesh"]
+    methods = {node.name: node.args for node in typed.body if isinstance(node, ast.FunctionDef)}
+    gained = {name for name in series._ADDED if not name.startswith("_")} | {"abort"}
+    assert gained <= set(methods)
+    for name in gained:
+        arguments = inspect.signature(getattr(device_mesh._DeviceMesh, name)).parameters
+        assert [argument.arg for argument in methods[name].args] == list(arguments), name
+
+
+def test_overlaid_is_the_mesh_itself():
+    torch = pytest.importorskip("torch")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh("cpu", torch.arange(4), _init_backend=False, _rank=0)
+    assert ours.overlaid(mesh) is mesh and ours.OverlayMesh is DeviceMesh
+    with pytest.raises(TypeError, match=r"overlaid\(\) needs a DeviceMesh, got int"):
+        ours.overlaid(3)
+    with pytest.raises(AttributeError, match="has no attribute 'Mesh'"):
+        _ = ours.Mesh
+
+
+def test_explain_and_draw_are_called_alike():
+    for call in (torch_overlay.explain, torch_overlay.draw):
+        parameters = inspect.signature(call).parameters
+        assert inspect.isfunction(call) and parameters["out"].default is None
+
+
+def test_the_face_has_nothing_else():
+    with pytest.raises(AttributeError, match="has no attribute 'explian'"):
+        _ = torch_overlay.explian
