@@ -153,7 +153,7 @@ class WorldCases:
             total = DTensor.from_local(local, mesh, (P, P), run_check=False).redistribute(placements=(S(0), R))
             return square.redistribute(placements=(R, R)).to_local().sin().sum() + total.to_local().cos().sum()
 
-        local = (torch.arange(8.0).reshape(4, 2) + self.rank).sin().double()
+        local = (torch.arange(16.0).reshape(4, 4) + self.rank).sin().double()
         found = []
         for run in (moves, torch.compile(moves, backend="aot_eager", fullgraph=True)):
             leaf = local.clone().requires_grad_()
