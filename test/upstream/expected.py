@@ -29,13 +29,13 @@ EXPECTED = [
     ),
     Expected(
         f"{_DEBUG_MODE}::test_debug_mode_densor_redistribution_trace",
-        f"{_FEWER}: one for (S1, S1) to (R, S1), where the text that it expects has 2 all-gathers.",
+        f"{_FEWER}: one all-gather for (S1, S1) to replicated, where the text that it expects has 2.",
         ">=2.13.0",
     ),
     Expected(
         "distributed/tensor/test_utils.py::Test2DStridedLocalShard::test_fsdp1_tp_2d_dtensor_local_shards_and_offsets",
-        "The test counts the all-gather that stock takes for (R, S0) to (S0, S0); a plan takes an all-to-all, by which "
-        "each rank gets the row that it lacks.",
+        "The test counts the all-gather that stock takes for (R, S0) to (S0, S0), 32 bytes into each rank; a plan "
+        "takes an all-to-all, by which two ranks get the row that they lack, 16 bytes, and two get nothing.",
         ">=2.13.0",
     ),
 ]
