@@ -34,8 +34,8 @@ EXPECTED = [
     ),
     Expected(
         "distributed/tensor/test_utils.py::Test2DStridedLocalShard::test_fsdp1_tp_2d_dtensor_local_shards_and_offsets",
-        "The test counts the all-gather that stock takes for (R, S0) to (S0, S0), 32 bytes into each rank; a plan "
-        "takes an all-to-all, by which two ranks get the row that they lack, 16 bytes, and two get nothing.",
+        "The test counts the all-gather that stock takes for (R, S0) to (S0, S0); a plan takes an "
+        "all-to-all, by which two ranks get the row that they lack, and two get nothing.",
         ">=2.13.0",
     ),
 ]
