@@ -82,7 +82,7 @@ setup(
             "graphql-core",
             "ruff==0.17.6",
         ],
-        "docs": ["sphinx", "myst-parser"],
+        "docs": ["sphinx>=8", "myst-parser>=4", "furo"],
         "titan": ["torchtitan==0.3.0; python_version >= '3.11'"],
     },
     entry_points={"console_scripts": ["torch-overlay = torch_overlay.__main__:main"]},

@@ -1,0 +1,47 @@
+"""The site builds without a warning, and has every page: links between pages, headings, docstrings, the index."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+NEEDED = ("sphinx", "myst_parser", "furo")
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+# The gate sets CI and installs the extra, so that there a missing builder is a failure.
+needs_sphinx = pytest.mark.skipif(
+    bool(MISSING) and not os.environ.get("CI"), reason=f"pip install -e '.[docs]' for {', '.join(MISSING)}"
+)
+
+
+def build(pages: pathlib.Path, site: pathlib.Path) -> subprocess.CompletedProcess:
+    """Sphinx in a process of its own: it changes what autodoc imports."""
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", f"{site}-trees"]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run([*command, pages, site], capture_output=True, text=True, timeout=240, env=environment)
+
+
+@needs_sphinx
+def test_the_site_builds_without_a_warning(tmp_path):
+    done = build(ROOT / "docs", tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
+    assert pages <= {page.stem for page in (tmp_path / "site").glob("*.html")}
+    api = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    for name in ("enable", "disable", "enabled", "is_enabled", "status", "options", "private_groups", "prepare"):
+        assert f'id="torch_overlay.{name}"' in api, f"the API page has no {name}"
+
+
+@needs_sphinx
+@pytest.mark.parametrize("text", ["[gone](gone.md)", "[gone](other.md#gone)"])
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path, text):
+    (tmp_path / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "index.md").write_text(f"# Index\n\n| [other.md](other.md) | x |\n\n{text}\n", encoding="utf-8")
+    (tmp_path / "other.md").write_text("# Other\n", encoding="utf-8")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1 and "gone" in done.stderr, done.stderr

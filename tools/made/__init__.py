@@ -1,0 +1,1 @@
+"""What of the pages is made from the code and from records of runs, and how it is kept true."""
