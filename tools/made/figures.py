@@ -8,6 +8,7 @@ import pathlib
 
 from . import marks
 
+FRONT = ("wrong.random", "moves.collectives", "calls.torchtitan")  # the README's three
 FILE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "figures.json"
 
 
@@ -44,7 +45,9 @@ class Figure:
         """
         if self.ratio is not None:
             return " to ".join(f"{part:g}x" for part in (self.ratio if isinstance(self.ratio, list) else [self.ratio]))
-        if not isinstance(self.stock, int) or not isinstance(self.overlay, int) or self.overlay >= self.stock:
+        if not isinstance(self.stock, int) or not isinstance(self.overlay, int):
+            return ""
+        if not 0 < self.overlay < self.stock:
             return ""
         return f"{_digits(self.stock / self.overlay)}x"
 
@@ -68,12 +71,19 @@ def read() -> dict[str, Figure]:
 def parts() -> dict[str, str]:
     """The tables of figures, by the names of their parts."""
     figures = read()
-    return {"figures": _all(figures), "figures-pairs": _pairs(figures), "figures-groups": _groups(figures)}
+    front = {name: figures[name] for name in FRONT}
+    return {
+        "figures": _all(figures),
+        "figures-front": _all(front, with_command=False),
+        "figures-pairs": _pairs(figures),
+        "figures-groups": _groups(figures),
+    }
 
 
-def _all(figures: dict[str, Figure]) -> str:
+def _all(figures: dict[str, Figure], with_command: bool = True) -> str:
     rows = [[one.what, _said(one.stock), _overlay(one), one.better, f"`{one.command}`"] for one in figures.values()]
-    return marks.table(["what", "stock", "overlay", "better", "measured by"], rows)
+    head = ["what", "stock", "overlay", "better", "measured by"]
+    return marks.table(head, rows) if with_command else marks.table(head[:3], [row[:3] for row in rows])
 
 
 def _overlay(figure: Figure) -> str:
