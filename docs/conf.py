@@ -26,6 +26,7 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
 # Every name in backticks of a docstring that looks like ours must be there; names of torch lead nowhere.
+default_role = "py:obj"
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!torch_overlay(\.|$)).*")]
 autodoc_typehints = "signature"
