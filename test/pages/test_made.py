@@ -59,6 +59,11 @@ def test_figures_of_plans_are_those_of_the_golden_files():
         assert FIGURES[f"{kind}.elements"].overlay == sum(arriving)
 
 
+def test_the_front_page_quotes_the_figures():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{FIGURES['wrong.lengths'].stock} of the 16 lengths from 1 to 16 come back wrong" in readme
+
+
 def test_a_figure_that_differs_is_named(monkeypatch):
     quoted = FIGURES["moves.collectives"]
     counted = {one.name: (one.stock, one.overlay) for one in FIGURES.values() if one.recipe == "pairs"}
@@ -95,7 +100,6 @@ def test_a_run_is_recorded_by_backend(monkeypatch, tmp_path):
     case = tmp_path / "test_case.py"
     case.write_text("FakeStore = None\ndef test_one(): pass\ndef test_two(): assert 0\n")
     monkeypatch.setattr(compatibility, "FILE", tmp_path / "runs.json")
-    monkeypatch.setattr(sys, "argv", ["pytest"])
     for _ in range(2):  # the second record takes the place of the first
         assert compatibility.record(["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(case)]) == 1
     (run,) = json.loads((tmp_path / "runs.json").read_text())["runs"]

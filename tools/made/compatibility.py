@@ -47,6 +47,17 @@ def backend(classes: list[str], text: str, gpus: int) -> str:
     return "fake" if re.search(r"FakeStore|fake_world", text) else "none"
 
 
+def chosen(arguments: list[str]) -> str:
+    """Which tests pytest's arguments choose: the paths and expressions among them.
+
+    >>> chosen(["-q", "-W", "ignore"]), chosen(["README.md::x", "-k", "mesh"])
+    ('all', 'README.md::x -k mesh')
+    """
+    found = [argument for argument in arguments if (ROOT / argument.partition("::")[0]).exists()]
+    pairs = zip(arguments, arguments[1:])
+    return " ".join(found + [f"{flag} {value}" for flag, value in pairs if flag in ("-k", "-m", "--deselect")]) or WHOLE
+
+
 class Recorder:
     """A pytest plugin that counts how cases end, by backend."""
 
@@ -80,7 +91,7 @@ def record(arguments: list[str]) -> int:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "tests": " ".join(argument for argument in arguments if not argument.startswith("-")) or WHOLE,
+        "tests": chosen(arguments),
         "date": datetime.date.today().isoformat(),
         "commit": _commit(),
         "cases": {name: dict(sorted(self.items())) for name, self in sorted(recorder.cases.items())},

@@ -40,7 +40,15 @@ def pairs() -> Counted:
     return found
 
 
-RECIPES: dict[str, Callable[[], Counted]] = {"groups": groups, "pairs": pairs}
+def uneven() -> Counted:
+    """Lengths of a vector, 1 to 16, that come back wrong from a flattened 2 x 2 mesh of gloo ranks."""
+    from benchmarks import process
+
+    found = process.ranks("uneven:wrong", 4, longest=16)
+    return {"wrong.lengths": (found["stock"], found["overlay"])}
+
+
+RECIPES: dict[str, Callable[[], Counted]] = {"groups": groups, "pairs": pairs, "uneven": uneven}
 
 
 def _explained(source: tuple[str, ...], target: tuple[str, ...]) -> Any:
