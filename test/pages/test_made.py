@@ -1,5 +1,6 @@
 """The tables of the pages that tools write: up to date, complete, and each figure with a command that exists."""
 
+import doctest
 import json
 import pathlib
 import re
@@ -30,6 +31,12 @@ def test_every_table_is_up_to_date():
 def test_every_table_stands_in_a_page():
     found = {name for path in make_pages.PAGES for name in marks.names(path.read_text(encoding="utf-8"))}
     assert found == set(make_pages.parts())
+
+
+@pytest.mark.parametrize("module", [compatibility, figures, marks])
+def test_examples_in_docstrings(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 def test_a_changed_table_is_noticed(monkeypatch, tmp_path):

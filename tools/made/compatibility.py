@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import itertools
 import json
 import pathlib
 import platform
@@ -54,7 +55,7 @@ def chosen(arguments: list[str]) -> str:
     ('all', 'README.md::x -k mesh')
     """
     found = [argument for argument in arguments if (ROOT / argument.partition("::")[0]).exists()]
-    pairs = zip(arguments, arguments[1:])
+    pairs = itertools.pairwise(arguments)
     return " ".join(found + [f"{flag} {value}" for flag, value in pairs if flag in ("-k", "-m", "--deselect")]) or WHOLE
 
 
