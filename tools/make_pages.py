@@ -15,14 +15,15 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from made import compatibility, figures, marks, retired  # noqa: E402
+from made import clients, compatibility, figures, marks, retired  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def parts() -> dict[str, str]:
     """Every part by its name."""
-    return {"retired": retired.part(), "compatibility": compatibility.part(), **figures.parts()}
+    alone = {"retired": retired.part(), "compatibility": compatibility.part()}
+    return {**alone, **figures.parts(), **clients.parts()}
 
 
 def stale() -> dict[pathlib.Path, str]:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import bench  # noqa: E402
 import figures as counting  # noqa: E402
 import make_pages  # noqa: E402
-from made import compatibility, figures, marks, recipes, retired  # noqa: E402
+from made import clients, compatibility, figures, marks, recipes, retired  # noqa: E402
 
 from torch_overlay.series import PATCHES  # noqa: E402
 from torch_overlay.versions import SUPPORTED  # noqa: E402
@@ -111,3 +111,16 @@ def test_a_run_is_recorded_by_backend(monkeypatch, tmp_path):
         assert compatibility.record(["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(case)]) == 1
     (run,) = json.loads((tmp_path / "runs.json").read_text())["runs"]
     assert run["cases"] == {"fake": {"failed": 1, "passed": 1}}
+
+
+def test_the_table_of_clients_has_what_differs():
+    def side(collectives, calls):
+        phases = {"save": {"collectives": 2 * collectives, "calls": 2}, "step": {"collectives": 9, "calls": 1}}
+        return {"phases": phases, "new_group": calls}
+
+    record = {
+        "clients": {"one": {"title": "One", "stock": side(34, 8), "overlay": side(17, 2)}, "two": {"skipped": ""}}
+    }
+    found = clients.table(record, ("one", "two", "three")).splitlines()[2:]
+    assert found == ["| One | collectives: save | 34 | 17 | 2.0x |", "|  | calls of `new_group` | 8 | 2 | 4.0x |"]
+    assert clients.table({"clients": {}}, ("one",)) == clients.NONE
