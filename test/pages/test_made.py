@@ -90,9 +90,10 @@ def test_every_patch_and_its_end_are_on_the_page():
     page = (ROOT / "docs" / "retired.md").read_text(encoding="utf-8")
     assert {patch.ends for patch in PATCHES if patch.ends} == set(retired.BRINGS)
     rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ")]
-    ended = {name: cells[0] for cells in rows for name in re.split(", (?=`)", cells[1])}
+    ended = {(name, cells[1]): cells[0] for cells in rows for name in re.split(", (?=`)", cells[2])}
     for patch in PATCHES:
-        assert ended[retired.said(patch)].removeprefix("| ") == (retired.link(patch.ends) if patch.ends else "-")
+        end = ended[retired.said(patch), patch.kind.value].removeprefix("| ")
+        assert end == (retired.link(patch.ends) if patch.ends else "-")
 
 
 def test_the_table_of_what_was_tested_is_that_of_the_records():

@@ -27,32 +27,30 @@ def link(ends: str) -> str:
 
 
 def part() -> str:
-    """The rows by the change that ends them, in the order of the series."""
-    ends = sorted(PATCHES, key=lambda patch: _first(patch.ends))
-    rows = [
-        [link(change) if change else "-", _cell(patches), BRINGS.get(change or "", _HOOKS)]
-        for change, patches in ((change, list(found)) for change, found in groupby(ends, key=lambda one: one.ends))
-    ]
-    return marks.table(["ended by", "rows of `series.py`", "when upstream has this"], rows)
+    """The rows by the change that ends them and by their kind, in the order of the series."""
+    rows, before = [], ""
+    for (change, kind), found in groupby(sorted(PATCHES, key=_order), key=lambda patch: (patch.ends, patch.kind)):
+        ended = link(change) if change else "-"
+        brings = BRINGS.get(change or "", _HOOKS) if ended != before else ""
+        rows.append([ended, kind.value, ", ".join(map(said, found)), brings])
+        before = ended
+    return marks.table(["ended by", "how", "rows of `series.py`", "when upstream has this"], rows)
 
 
 _HOOKS = "these clear caches and edit registries for the other rows, and go with them"
 
 
-def _first(change: str | None) -> int:
-    """Where a change first ends a row; rows that none ends come last."""
-    changes = [patch.ends for patch in PATCHES]
-    return changes.index(change) if change else len(changes)
-
-
-def _cell(patches: list[Patch]) -> str:
-    return ", ".join(map(said, patches))
+def _order(patch: Patch) -> tuple[int, int]:
+    """By the change that ends a row, where it first does, then by kind; rows that none ends come last."""
+    changes = [other.ends for other in PATCHES]
+    first = changes.index(patch.ends) if patch.ends else len(changes)
+    return first, [*Kind].index(patch.kind)
 
 
 def said(patch: Patch) -> str:
     """A row in a cell: the name of its target, and the releases that it is limited to."""
-    name = patch.qualname or f"{patch.module.rpartition('.')[2]} (hook)"
-    name = f"{patch.module.rpartition('.')[2]} (hook)" if patch.kind is Kind.HOOK else name
+    module = patch.module.rpartition(".")[2]
+    name = module if patch.kind is Kind.HOOK else patch.qualname
     limits = [f"from {patch.since}"] if patch.since else []
     limits += [f"before {patch.until}"] if patch.until else []
     return f"`{name}`" + (f" ({', '.join(limits)})" if limits else "")
