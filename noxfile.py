@@ -20,7 +20,7 @@ SUPPORTED = next(
 @nox.parametrize("torch", SUPPORTED)
 def tests(session: nox.Session, torch: str) -> None:
     """pytest, whole or with what stands after ``--``, on one release."""
-    session.install(f"torch=={torch}", "-e", ".[test,dev]")
+    session.install(f"torch=={torch}", "-e", ".[test,dev,docs]")
     session.run("python", "-m", "pytest", "-n", "2", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
