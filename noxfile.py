@@ -1,7 +1,9 @@
 """The tests on each supported torch, each in its own environment: ``nox``, or ``nox -s tests -- test/mesh``."""
 
 import ast
+import json
 import pathlib
+import shutil
 
 import nox
 
@@ -30,6 +32,21 @@ def lint(session: nox.Session) -> None:
     session.install("lintrunner", "lintrunner-adapters")
     session.run("lintrunner", "init")
     session.run("lintrunner", "--all-files", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("torch", SUPPORTED[:1])
+def types(session: nox.Session, torch: str) -> None:
+    """mypy and pyright on the calls of test/typing, as they see an editable install from outside of the clone."""
+    session.install(f"torch=={torch}", "-e", ".", "mypy", "basedpyright")
+    calls = pathlib.Path("test/typing/checked_calls.py").resolve()
+    python = session.virtualenv.bin + "/python"
+    session.chdir(session.create_tmp())
+    shutil.copy(calls, "checked_calls.py")
+    rules = {"typeCheckingMode": "basic", "reportUnnecessaryTypeIgnoreComment": "error"}
+    pathlib.Path("pyrightconfig.json").write_text(json.dumps(rules))
+    session.run("mypy", "--config-file=", "--warn-unused-ignores", "checked_calls.py")
+    session.run("basedpyright", "--pythonpath", python, "checked_calls.py")
 
 
 @nox.session

@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,7 +83,10 @@ def _refused(arguments: argparse.Namespace) -> str:
 
 def _act(arguments: argparse.Namespace) -> int:
     try:
-        code = importlib.import_module(COMMANDS[arguments.command][0]).act(arguments)
+        with warnings.catch_warnings():
+            # Torch says so when it is imported without numpy, which nothing here needs.
+            warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+            code = importlib.import_module(COMMANDS[arguments.command][0]).act(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # who reads has seen enough, as in `explain ... | head`
