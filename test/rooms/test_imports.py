@@ -22,6 +22,7 @@ TORCH_ROOMS = (
 )  # meshes and groups
 TORCH_ROOMS += ("_kept",)
 PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
+TRANSFERS = "torch_overlay.transfers._planner"  # pure as well
 # The engine is told what to patch and what is recognised, so it serves any module; its tests need no torch.
 ENGINE = [f"torch_overlay.{name}" for name in ("patch", "engine", "recognise", "import_hook", "errors")]
 
@@ -29,7 +30,7 @@ ENGINE = [f"torch_overlay.{name}" for name in ("patch", "engine", "recognise", "
 def is_pure(module: str) -> bool:
     """Whether a module of the upstream folder is one of those that know no torch."""
     home, _, room = module.rpartition(".")
-    if PLANNER in (home, module):
+    if not {PLANNER, TRANSFERS}.isdisjoint((home, module)):
         return True
     return home == UPSTREAM and room.startswith("_") and not room.startswith(TORCH_ROOMS)
 
@@ -95,6 +96,8 @@ TRIED = [
     (beyond_pure, "distributed/tensor/_planner/cost.py", "from .regions import Box\nfrom ..._layout import Layout", 0),
     (beyond_pure, "distributed/tensor/_planner/cost.py", "from .._redistribute import run\nimport torch", 2),
     (beyond_pure, "distributed/tensor/_planner/new.py", "import torch", 1),
+    (beyond_pure, "transfers/_planner/lines.py", "import torch\nfrom ..trees import leaves", 2),
+    (beyond_pure, "transfers/_planner/lines.py", "from ...distributed.tensor._planner.boxes import Box", 0),
     (beyond_pure, "distributed/device_mesh.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/placement_types.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/_new.py", "import torch", 0),

@@ -1,0 +1,151 @@
+"""The pure half of a transfer, on all ranks in one process: right bytes, none already there, balanced, in few."""
+
+import itertools
+
+import pytest
+from hypothesis import settings
+
+from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.transfers._planner.balance import balance, filled
+from torch_overlay.transfers._planner.schedule import Schedule, blocks
+from torch_overlay.transfers._planner.sides import Move, Ranks, Side
+from transfer_twin import End, Tensor, carry_out, draw, lacking, least_sent
+
+TIMES = settings.default.max_examples // 100
+LONG = (0, 1, 24, 30, 48, 50)  # so that one element more or less makes no difference
+
+
+@pytest.mark.parametrize("seed", range(6 * TIMES))
+def test_targets_are_whole_and_each_missing_byte_comes_once(seed):
+    for number in range(50):
+        tensors = draw(1000 * seed + number)
+        wanted, lacked = lacking(tensors, 8)
+        done = carry_out(tensors, 8, 1 << 20)
+        assert done.wrong is None, tensors
+        assert done.received == lacked and sum(done.sent) == sum(wanted.values()), tensors
+        assert done.count == 1
+
+
+@pytest.mark.parametrize("seed", range(3 * TIMES))
+@pytest.mark.parametrize("budget", [2000, 3000])
+def test_many_exchanges_stay_within_the_budget(seed, budget):
+    most = 0
+    for number in range(20):
+        tensors = draw(5000 + 1000 * seed + number, lengths=(3, 8, 12, 16))
+        done = carry_out(tensors, 8, budget)
+        assert done.wrong is None, tensors
+        assert done.staged <= budget, tensors
+        most = max(most, done.count)
+    assert most > 3
+
+
+@pytest.mark.parametrize("seed", range(30 * TIMES))
+def test_the_busiest_port_is_near_the_optimum_of_the_flow(seed):
+    """Within a tenth, over all tensors together; the flow may cut an element, so one of each tensor is let go."""
+    for number in range(10):
+        tensors = draw(10_000 + 100 * seed + number, lengths=LONG, dims=2)
+        moves = [tensor.move() for tensor in tensors]
+        schedules = [Schedule.of(moves, rank) for rank in range(8)]
+        wanted, lacked = lacking(tensors, 8)
+        elements = sum([tensor.itemsize for tensor in tensors])
+        assert max([schedule.sent for schedule in schedules]) <= 1.1 * least_sent(wanted, 8) + elements, tensors
+        assert [schedule.received for schedule in schedules] == lacked
+
+
+def test_what_one_tensor_leaves_idle_another_uses():
+    """Ranks 2 and 3 have some of the first tensor in place, so they send more of the second one."""
+    here, there = (0, 1, 2, 3), (2, 3, 4, 5, 6, 7)
+    one = Tensor((48,), 4, End(here, (4,), (("S", 0),)), End(there, (6,), (("R",),)))
+    other = Tensor((48,), 4, End(here, (4,), (("R",),)), End((4, 5), (2,), (("R",),)))
+    moves = [one.move(), other.move()]
+    sent = [Schedule.of(moves, rank).sent for rank in here]
+    alone = [Schedule.of(moves[:1], rank).sent for rank in here]
+    assert alone == [288, 288, 240, 240] and sent == [360] * 4
+
+
+def test_a_large_part_is_cut_between_rows():
+    tensor = Tensor((300, 7), 4, End((0, 1, 2), (3,), (("R",),)), End((3, 4), (2,), (("R",),)))
+    schedule = Schedule.of([tensor.move()], 4)
+    boxes = [load.box for load in schedule.landed(0, 1).loads]
+    assert [box.length for box in boxes] == [(100, 7), (200, 7)]
+
+
+def model(ranks, targets, first, stages=8, lanes=8, odd=0):
+    """1,000 tensors of a transformer with experts, FSDP x TP x PP on the first ranks, to EP x TP on others."""
+    many = ranks // stages
+    cut = ranks // stages // lanes
+    meshes = [Ranks.of(range(stage * many, (stage + 1) * many), (cut, lanes)) for stage in range(stages)]
+    serve = Ranks.of(range(first, first + targets), (targets // lanes, lanes))
+    wide = 4096 + odd
+    kinds = (
+        [((wide, wide), 0, 0)] * 4 + [((wide,), None, None)] * 2 + [((4 * wide, wide), 0, 0), ((wide, 4 * wide), 1, 1)]
+    )
+    kinds += [((64, wide, wide // 4), 0, None)] * 3 + [((wide, wide), 1, 1)]
+    moves = []
+    for number in range(1000):
+        shape, split, lane = kinds[number % 12]
+        source = Regions.of((0, split), (None, None), shape, (cut, lanes))
+        target = Regions.of((0 if len(shape) == 3 else None, lane), (None, None), shape, (targets // lanes, lanes))
+        stage = min(number // 12 * stages // 84, stages - 1)
+        moves.append(Move(Side(source, meshes[stage]), Side(target, serve), 2))
+    return moves
+
+
+def boxes_looked_at(moves, rank, monkeypatch):
+    """How many boxes a plan on one rank computes, and how many pieces it has."""
+    looked = []
+    with monkeypatch.context() as patched:
+        box = Side.box
+        patched.setattr(Side, "box", lambda self, coordinate: looked.append(1) or box(self, coordinate))
+        schedule = Schedule.of(moves, rank)
+    pieces = [item for streams in (schedule.sends, schedule.receives) for s in streams.values() for item in s.items]
+    return len(looked), len(pieces)
+
+
+@pytest.mark.parametrize("ranks, targets", [(64, 16), (256, 64), (1024, 256)])
+def test_a_plan_costs_what_the_rank_sends_and_gets(ranks, targets, monkeypatch):
+    """1,000 tensors from FSDP x TP x PP to EP x TP: no rank looks at the boxes of ranks that it doesn't deal with."""
+    moves = model(ranks, targets, ranks)
+    for rank in (5, ranks + 5):
+        looked, pieces = boxes_looked_at(moves, rank, monkeypatch)
+        assert 0 < looked <= pieces + 3 * 1000
+
+
+def test_balance_asks_nothing_where_all_is_even(monkeypatch):
+    assert balance(model(64, 16, 64)) == {}
+    assert balance(model(64, 16, 0)) != {}  # some ranks have something in place
+    assert balance(model(64, 16, 64, odd=2)) != {}  # uneven shards
+
+
+def test_too_small_a_budget_says_what_would_do():
+    tensor = Tensor((64,), 4, End(tuple(range(4)), (4,), (("S", 0),)), End(tuple(range(4, 8)), (4,), (("R",),)))
+    schedule = Schedule.of([tensor.move()], 5)
+    with pytest.raises(
+        ValueError, match=r"budget of 200 bytes is too small: a rank has messages to 0 ranks and from 4. Give"
+    ):
+        schedule.least(200)
+    assert schedule.least(1024) == 1
+
+
+@pytest.mark.parametrize("lengths", [(), (5,), (3, 4), (2, 3, 2), (1, 1, 4)])
+def test_blocks_are_the_elements_in_order(lengths):
+    box = Box(tuple(range(len(lengths))), lengths)
+    whole = list(itertools.product(*[range(s, s + n) for s, n in zip(*box)]))
+    for first, last in itertools.combinations_with_replacement(range(len(whole) + 1), 2):
+        found = [itertools.product(*[range(s, s + n) for s, n in zip(*block)]) for block in blocks(box, first, last)]
+        assert list(itertools.chain(*found)) == whole[first:last]
+
+
+@pytest.mark.parametrize("loads, more", [([3], 5), ([0, 0, 0], 7), ([9, 1, 4], 2), ([9, 1, 4], 50), ([2, 2], 0)])
+def test_the_least_loaded_are_filled_up(loads, more):
+    found = filled(loads, more)
+    assert sum(found) == more and min(found) >= 0
+    ends = [load + extra for load, extra in zip(loads, found)]
+    assert all(end <= max(loads) or end - min(ends) <= 1 for end in ends)
+    assert all(ends[i] - min(ends) <= 1 for i, extra in enumerate(found) if extra)
+
+
+def test_ranks_that_stand_twice_are_refused():
+    with pytest.raises(ValueError, match="twice"):
+        Ranks.of((0, 1, 1, 2), (2, 2))

@@ -1,0 +1,223 @@
+"""Schedules: what one rank packs and lands in each of the exchanges that bring all tensors where they are wanted.
+
+All that goes from one rank to another is a stream of bytes, those of the widest elements first, so that everything in a
+message lies aligned to its own width. Each exchange carries the same share of every stream: what one rank sends in one
+exchange is then the same share of all it sends, sender and receiver know it without asking, and all that ranks have
+to agree on is how many exchanges there are. A tensor that is larger than its share is cut.
+
+Two exchanges are in memory at a time: one is packed while the other runs, and one lands while the next runs. So a rank
+that sends S bytes and gets R holds at most (S + R + max(S, R)) / count of them, and `least` gives the number of
+exchanges with which this stays within a budget. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...distributed.tensor._planner.boxes import Box
+from .balance import balance
+from .routes import Piece, receives, sends
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .sides import Coordinate, Move, Side
+
+ALIGNED = 16  # bytes: where a message begins; the widest element
+ROUNDED = (
+    2 * ALIGNED
+)  # bytes by which a message may be longer than its share: to a whole element, and to the next begin
+
+
+class Load(NamedTuple):
+    """A block of a local tensor in a message.
+
+    Attributes:
+        tensor: its number.
+        box: where the block lies in the local tensor.
+        at: where it lies in all that is sent in the exchange, or in all that comes, in bytes.
+    """
+
+    tensor: int
+    box: Box
+    at: int
+
+
+class Messages(NamedTuple):
+    """One direction of an exchange: bytes to or from each peer, which follow one another, and what is in them."""
+
+    sizes: dict[int, int]
+    loads: list[Load]
+
+    @property
+    def size(self) -> int:
+        """In bytes, with what fills up to the next begin."""
+        return sum(self.sizes.values())
+
+
+class Item(NamedTuple):
+    """The part of a stream that belongs to one tensor: elements `first` to before `last` of a box of the local one."""
+
+    tensor: int
+    itemsize: int
+    box: Box
+    first: int
+    last: int
+
+
+class Stream:
+    """All that goes from one rank to another."""
+
+    __slots__ = ("begins", "items", "size")
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.items = sorted(items, key=lambda item: (-item.itemsize, item.tensor))
+        self.begins, self.size = [], 0
+        for item in self.items:
+            self.begins.append(self.size)
+            self.size += (item.last - item.first) * item.itemsize
+
+    def cut(self, number: int, count: int) -> Iterator[Item]:
+        """What of it is in one of so many exchanges."""
+        low, high = self.size * number // count, self.size * (number + 1) // count
+        at = max(bisect_right(self.begins, low) - 1, 0)
+        while at < len(self.items) and self.begins[at] < high:
+            tensor, itemsize, box, first, last = self.items[at]
+            begin = self.begins[at]
+            start = first + max(low - begin, 0) // itemsize
+            end = min(first + (high - begin) // itemsize, last)
+            if start < end:
+                yield Item(tensor, itemsize, box, start, end)
+            at += 1
+
+
+class Schedule(NamedTuple):
+    """What one rank does.
+
+    Attributes:
+        sends, receives: the stream to, or from, each other rank, ascending.
+        kept: of each tensor of which this rank has something in place, its number and where that lies in its source
+            and in its target.
+    """
+
+    sends: dict[int, Stream]
+    receives: dict[int, Stream]
+    kept: list[tuple[int, Box, Box]]
+
+    @staticmethod
+    def of(moves: Sequence[Move], rank: int) -> Schedule:
+        """All moves of a transfer, the same on every rank."""
+        weights = balance(moves)
+        known: dict[Move, tuple[list[Piece], list[Piece], Box | None]] = {}
+        out: dict[int, list[Item]] = {}
+        into: dict[int, list[Item]] = {}
+        kept: list[tuple[int, Box, Box]] = []
+        for number, move in enumerate(moves):
+            held, wanted = _held(move.source, rank), _held(move.target, rank)
+            if held is None and wanted is None:
+                continue
+            if move not in known:
+                known[move] = sends(move, rank, weights), receives(move, rank, weights), move.kept(rank)
+            given, taken, stays = known[move]
+            for found, pieces, local in ((out, given, held), (into, taken, wanted)):
+                for peer, box, first, last in pieces:
+                    item = Item(number, move.itemsize, box.inside(local), first, last)  # type: ignore[arg-type]
+                    found.setdefault(peer, []).append(item)
+            if stays is not None and held is not None and wanted is not None:
+                kept.append((number, stays.inside(held), stays.inside(wanted)))
+        streams = [{peer: Stream(found[peer]) for peer in sorted(found)} for found in (out, into)]
+        return Schedule(streams[0], streams[1], kept)
+
+    @property
+    def sent(self) -> int:
+        """The bytes that go to others."""
+        return sum([stream.size for stream in self.sends.values()])
+
+    @property
+    def received(self) -> int:
+        """The bytes that come from others."""
+        return sum([stream.size for stream in self.receives.values()])
+
+    @property
+    def staged(self) -> int:
+        """The bytes that pass through memory: what is sent, what comes, and the larger of both once more, since the
+        next exchange is packed, and the last one lands, while one runs."""
+        return self.sent + self.received + max(self.sent, self.received)
+
+    def least(self, budget: int) -> int:
+        """The fewest exchanges with which this rank stages at most `budget` bytes.
+
+        Raises:
+            ValueError: none would do: the budget is too small for so many messages.
+        """
+        out, into = ROUNDED * len(self.sends), ROUNDED * len(self.receives)
+        if self.sent + out + self.received + into <= budget:
+            return 1
+        room = budget - out - into - max(out, into)
+        if room <= 0:
+            raise ValueError(
+                f"A budget of {budget} bytes is too small: a rank has messages to {len(self.sends)} ranks and from "
+                f"{len(self.receives)}. Give at least {4 * (budget - room)} bytes."
+            )
+        return max(2, -(-self.staged // room))
+
+    def packed(self, number: int, count: int) -> Messages:
+        """What is sent in one of so many exchanges."""
+        return _messages(self.sends, number, count)
+
+    def landed(self, number: int, count: int) -> Messages:
+        """What comes in one of so many exchanges."""
+        return _messages(self.receives, number, count)
+
+
+def _held(side: Side, rank: int) -> Box | None:
+    coordinate: Coordinate | None = side.ranks.coordinate(rank)
+    return None if coordinate is None else side.box(coordinate)
+
+
+def _messages(streams: dict[int, Stream], number: int, count: int) -> Messages:
+    sizes: dict[int, int] = {}
+    loads: list[Load] = []
+    at = 0
+    for peer, stream in streams.items():
+        begin = at
+        for tensor, itemsize, box, first, last in stream.cut(number, count):
+            for block in blocks(box, first, last):
+                loads.append(Load(tensor, block, at))
+                at += block.elements * itemsize
+        at += -at % ALIGNED
+        if at > begin:
+            sizes[peer] = at - begin
+    return Messages(sizes, loads)
+
+
+def blocks(box: Box, first: int, last: int) -> list[Box]:
+    """Elements `first` to before `last` of a box, row-major, as boxes in that order.
+
+    >>> blocks(Box((0, 0), (4, 3)), 2, 9)  # the end of the first row, then two rows
+    [Box(start=(0, 2), length=(1, 1)), Box(start=(1, 0), length=(2, 3))]
+    """
+    if first >= last:
+        return []
+    if (first, last) == (0, box.elements):
+        return [box]
+    (start, *starts), (_, *lengths) = box
+    row = math.prod(lengths)
+    inner = Box(tuple(starts), tuple(lengths))
+    (top, skipped), (bottom, rest) = divmod(first, row), divmod(last, row)
+    if top == bottom:
+        return _at(start + top, blocks(inner, skipped, rest))
+    found: list[Box] = []
+    if skipped:
+        found += _at(start + top, blocks(inner, skipped, row))
+        top += 1
+    if top < bottom:
+        found.append(Box((start + top, *starts), (bottom - top, *lengths)))
+    return found + _at(start + bottom, blocks(inner, 0, rest))
+
+
+def _at(place: int, boxes: list[Box]) -> list[Box]:
+    """In a tensor of one more dim, at a place of it."""
+    return [Box((place, *box.start), (1, *box.length)) for box in boxes]
