@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from .report import Status
     from .show.drawing import Drawing
     from .show.explanation import Explanation
+    from .transfer import Transfer as Transfer
     from .typing import Options
 
 __version__ = "0.1.0"
 __all__ = [
+    "Transfer",
     "disable",
     "draw",
     "enable",
@@ -36,6 +38,7 @@ __all__ = [
     "parallel_dims",
     "prepare",
     "private_groups",
+    "redistribute",
     "status",
 ]
 
@@ -194,10 +197,45 @@ def prepare(mesh: DeviceMesh) -> None:
     _mesh_groups.prepare(mesh)
 
 
+def redistribute(
+    tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int = 256 << 20
+) -> Any:
+    """The same tensors with other placements, all of them in as few exchanges as the budget allows.
+
+    Collective over the ranks of the tensors' meshes and of the target's. All of them give the same tree. On one mesh,
+    ranks talk along the axes on which some placement changes, by the mesh's own groups. To another mesh, all ranks of
+    both take part, by a group that is made by the first such call; a rank outside of a mesh holds nothing of a tensor
+    on it. Gradients flow back the same way, so all of these ranks have to ask for them.
+
+    Args:
+        tensors: a DTensor, or dicts, lists and tuples of them, nested as they come. What isn't a DTensor stays.
+        device_mesh: where they shall be; each stays on its own mesh if none is given.
+        placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of the name (the
+            keys on the way, joined by dots) and the tensor.
+        budget: the bytes that buffers may take on a rank.
+
+    Returns:
+        The same structure. A tensor that is there already is given back as it is.
+
+    Raises:
+        ValueError: placements that don't fit a tensor, or a budget that is too small.
+        TypeError: placements that are none.
+
+    >>> full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())  # doctest: +SKIP
+    """
+    from .transfers import redistribution
+
+    return redistribution.redistribute(tensors, device_mesh, placements, budget=budget)
+
+
 if not TYPE_CHECKING:  # which would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """The module that people use by its name, imported when it is first asked for."""
+        """What people use by its name, a module or a class, imported when it is first asked for."""
+        if name == "Transfer":
+            from .transfer import Transfer
+
+            return Transfer
         if name == "parallel_dims":
             import importlib
 

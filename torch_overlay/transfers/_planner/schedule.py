@@ -21,7 +21,7 @@ from .balance import balance
 from .routes import Piece, receives, sends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .sides import Coordinate, Move, Side
 
@@ -129,6 +129,11 @@ class Schedule(NamedTuple):
                 kept.append((number, stays.inside(held), stays.inside(wanted)))
         streams = [{peer: Stream(found[peer]) for peer in sorted(found)} for found in (out, into)]
         return Schedule(streams[0], streams[1], kept)
+
+    def in_order(self, place: Mapping[int, int]) -> Schedule:
+        """The same, with messages laid out in the order of these places of the ranks."""
+        streams = [{peer: found[peer] for peer in sorted(found, key=place.__getitem__)} for found in self[:2]]
+        return Schedule(streams[0], streams[1], self.kept)
 
     @property
     def sent(self) -> int:

@@ -1,0 +1,248 @@
+"""Transfers on real ranks: every byte right, in few exchanges, in place; and what is said when something is wrong."""
+
+import math
+import time
+from datetime import timedelta
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from hypothesis import settings
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import torch_overlay
+from mesh_ranks import WORLD, make_root
+from torch_overlay.transfers.exchanges import Exchanges
+from transfer_twin import draw
+from twins_tensor import rows
+
+TIMES = settings.default.max_examples // 100
+TYPES = {
+    1: ("uint8", "int8", "bool", "float8_e4m3fn"),
+    2: ("bfloat16", "float16", "int16"),
+    4: ("float32", "int32"),
+    8: ("float64", "int64", "complex64"),
+    16: ("complex128",),
+}
+
+
+def whole_of(tensor, number):
+    """The whole tensor of a drawn one: any bits that its type has."""
+    names = TYPES[tensor.itemsize]
+    dtype = getattr(torch, names[number % len(names)])
+    bits = torch.Generator().manual_seed(number * 1000 + math.prod(tensor.shape))
+    data = torch.randint(
+        0, 2 if dtype == torch.bool else 256, (math.prod(tensor.shape) * tensor.itemsize,), generator=bits
+    )
+    return data.to(torch.uint8).view(dtype).reshape(tensor.shape)
+
+
+def placed(end, mesh, whole, rank, fill=None):
+    """A DTensor that lies like this, cut by hand; with `fill`, of that instead, in the middle of something bigger."""
+    local = whole.new_empty(0)
+    if rank in end.ranks:
+        local = whole
+        for dim, indices in enumerate(rows(end.placements, whole.shape, end.sizes, end.coordinate(rank))):
+            local = local.index_select(dim, torch.tensor(indices, dtype=torch.int64)) if whole.ndim else local
+        local = local.clone()
+        if fill is not None:
+            bigger = whole.new_zeros([length + 2 for length in local.shape])
+            for dim, length in enumerate(local.shape):
+                bigger = bigger.narrow(dim, 1, length)
+            local = bigger
+    kinds = {"R": Replicate, "S": Shard, "SS": lambda dim, factor: _StridedShard(dim, split_factor=factor)}
+    placements = [kinds[kind](*rest) for kind, *rest in end.placements]
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
+    )
+
+
+def same_bits(one, other):
+    return one.shape == other.shape and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (one, other)))
+
+
+class TransferCases:
+    """Cases for ``EightRanks``."""
+
+    def test_random_transfers(self):
+        """Disjoint, overlapping and equal ranks in any order; uneven, empty and strided shards; twelve types."""
+        for seed in range(25 * TIMES):
+            tensors = draw(70_000 + seed)
+            meshes = [
+                DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes))
+                for end in (tensors[0].source, tensors[0].target)
+            ]
+            wholes = [whole_of(tensor, number) for number, tensor in enumerate(tensors)]
+            pairs = list(zip(tensors, wholes, strict=True))
+            source = [placed(t.source, meshes[0], whole, self.rank) for t, whole in pairs]
+            target = [placed(t.target, meshes[1], whole, self.rank, fill=0) for t, whole in pairs]
+            wanted = [placed(t.target, meshes[1], whole, self.rank).to_local() for t, whole in pairs]
+            parts = [
+                side if self.rank in end.ranks else None
+                for side, end in ((source, tensors[0].source), (target, tensors[0].target))
+            ]
+            with torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2]) as transfer:
+                transfer.run()
+                self.assertTrue(transfer.staging <= transfer.budget)
+            if self.rank in tensors[0].target.ranks:
+                for number, (found, want) in enumerate(zip(target, wanted, strict=True)):
+                    self.assertTrue(
+                        same_bits(found.to_local(), want), f"seed {seed}, tensor {number}: {tensors[number]}"
+                    )
+
+    def test_it_runs_often_and_reads_what_is_there_then(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        serve = make_root(range(4, 8), (4,), ("tp",))
+        source = {
+            "w": distribute_tensor(torch.arange(96.0).reshape(24, 4), mesh, [Shard(0), Shard(1)], src_data_rank=None)
+        }
+        target = (
+            {"w": distribute_tensor(torch.zeros(24, 4), serve, [Shard(0)], src_data_rank=None)}
+            if self.rank > 3
+            else None
+        )
+        with torch_overlay.Transfer(source, target) as transfer:
+            for step in range(3):
+                with torch.no_grad():
+                    source["w"].mul_(2)
+                transfer.run()
+                if target:
+                    whole = torch.arange(96.0).reshape(24, 4) * 2 ** (step + 1)
+                    self.assertEqual(target["w"].to_local(), whole.chunk(4)[self.rank - 4])
+        with self.assertRaisesRegex(RuntimeError, "closed"):
+            transfer.run()
+
+    def test_pending_reductions_are_done_first(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        for op, total in (("sum", 6.0), ("avg", 1.5), ("max", 3.0)):
+            at = mesh.get_coordinate()[0]
+            source = [
+                DTensor.from_local(torch.full((6, n), float(at)), mesh, [Partial(op), Shard(1)], run_check=False)
+                for n in (1, 3)
+            ]
+            target = [
+                distribute_tensor(torch.zeros(6, 2 * n), mesh, [Shard(0), Replicate()], src_data_rank=None)
+                for n in (1, 3)
+            ]
+            with torch_overlay.Transfer(source, target) as transfer:
+                transfer.run()
+            for found in target:
+                self.assertTrue(bool((found.to_local() == total).all()))
+            self.assertEqual(source[0].to_local(), torch.full((6, 1), float(at)))
+
+    def test_a_slice_of_a_bigger_target(self):
+        """The query, key and value of one side are one fused weight of the other."""
+        mesh = make_root(range(WORLD), (8,), ("tp",))
+        wholes = [torch.arange(64.0).reshape(16, 4) + 100 * n for n in range(3)]
+        whole_on_each = dict(zip("qkv", wholes, strict=True))
+        source = {
+            f"model.{name}": distribute_tensor(whole, mesh, [Replicate()], src_data_rank=None)
+            for name, whole in whole_on_each.items()
+        }
+        fused = torch.zeros(6, 4)
+        target = {
+            n: DTensor.from_local(fused[2 * i : 2 * i + 2], mesh, [Shard(0)], run_check=False)
+            for i, n in enumerate("qkv")
+        }
+        with torch_overlay.Transfer(source, target, names=lambda name: name.removeprefix("model.")) as transfer:
+            transfer.run()
+        self.assertEqual(fused, torch.cat([whole.chunk(8)[self.rank] for whole in wholes]))
+
+    def test_what_differs_is_named_on_every_rank(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+
+        def tensor(*shape, dtype=torch.float32, placements=(Shard(0), Replicate())):
+            return distribute_tensor(torch.zeros(shape, dtype=dtype), mesh, placements, src_data_rank=None)
+
+        good = {"a": tensor(8, 4), "b": [tensor(8)]}
+        one = self.rank == 3
+        wrong = [
+            (good, {"a": tensor(8, 4)}, "the source has 'b.0', and the target doesn't"),
+            (
+                good,
+                {"a": tensor(8, 5), "b": [tensor(8)]},
+                "'a' has shape .8, 4. in the source and .8, 5. in the target",
+            ),
+            (
+                good,
+                {"a": tensor(8, 4), "b": [tensor(8, dtype=torch.int32)]},
+                "'b.0' is float32 in the source and int32",
+            ),
+            (good, {"a": tensor(8, 4), "b": [tensor(8)] if not one else None}, "ranks? 3 don't have it"),
+            (
+                good,
+                {"a": tensor(8, 4, placements=[Shard(one), Replicate()]), "b": [tensor(8)]},
+                "'a' is .* on rank 0, and .* on rank 3",
+            ),
+            (
+                good,
+                {"a": tensor(8, 4), "b": [torch.zeros(8) if one else tensor(8)]},
+                "rank 3: The target 'b.0' is a Tensor",
+            ),
+        ]
+        for source, target, message in wrong:
+            with self.assertRaisesRegex(ValueError, message):
+                torch_overlay.Transfer(source, target)
+        with torch_overlay.Transfer(good, good) as transfer:
+            transfer.run()
+
+    def test_who_is_missing_is_named(self):
+        """Within the group's timeout; and who comes too late is told so."""
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        source = [
+            distribute_tensor(torch.zeros(8), make_root(range(WORLD), (8,), ("dp",)), [Shard(0)], src_data_rank=None)
+        ]
+        if self.rank == 5:
+            time.sleep(2)
+        start = time.time()
+        with self.assertRaisesRegex(RuntimeError, "needs ranks 0-7, and rank 5 didn't come within 1 s"):
+            torch_overlay.Transfer(source, source, group=group)
+        self.assertTrue(time.time() - start < 10)
+
+    def test_a_rank_that_fails_in_the_middle(self):
+        """The others hear of it within the timeout, and whether targets were written."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = [distribute_tensor(torch.ones(1 << 14), mesh, [Shard(0)], src_data_rank=None)]
+        for number, said in ((0, "no target was written"), (2, "some targets are new and others not")):
+            group = dist.new_group(timeout=timedelta(seconds=1))
+            target = [distribute_tensor(torch.zeros(1 << 14), mesh, [Replicate()], src_data_rank=None)]
+            transfer = torch_overlay.Transfer(source, target, budget=1 << 15, group=group)
+            self.assertTrue(transfer.exchanges > 3)
+            start = Exchanges._start
+
+            def fails(self, which, packed, number=number, start=start):
+                if which == number:
+                    raise ValueError("a fault on this rank")
+                return start(self, which, packed)
+
+            if self.rank == 6:
+                with mock.patch.object(Exchanges, "_start", fails), self.assertRaisesRegex(ValueError, "this rank"):
+                    transfer.run()
+            else:
+                with self.assertRaisesRegex(RuntimeError, f"over ranks 0-7 failed, and {said}"):
+                    transfer.run()
+            if number == 0:
+                self.assertEqual(target[0].to_local(), torch.zeros(1 << 14))
+            dist.barrier()
+            transfer.close()
+
+    def test_a_budget_that_is_too_small_is_an_error_everywhere(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = [distribute_tensor(torch.zeros(800), mesh, [Shard(0)], src_data_rank=None)]
+        target = [distribute_tensor(torch.zeros(800), mesh, [Replicate()], src_data_rank=None)]
+        with self.assertRaisesRegex(ValueError, "budget of 100 bytes is too small"):
+            torch_overlay.Transfer(source, target, budget=100)
+
+    def test_it_says_what_it_does(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = [distribute_tensor(torch.zeros(1 << 16), mesh, [Shard(0)], src_data_rank=None)]
+        target = [distribute_tensor(torch.zeros(1 << 16), mesh, [Replicate()], src_data_rank=None)]
+        with torch_overlay.Transfer(source, target, budget=1 << 18) as transfer:
+            text = str(transfer)
+            self.assertEqual(transfer.exchanges, 3)
+            self.assertIn("1 tensors from ranks 0-7 to ranks 0-7, budget 256.0 KiB", text)
+            self.assertIn("224.0 KiB", text)
+            transfer.run()
+            transfer.run()

@@ -1,0 +1,117 @@
+"""Trees of tensors redistributed together on real ranks: the same bits as one by one, in few collectives."""
+
+import itertools
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import torch_overlay
+from mesh_ranks import SHUFFLED, WORLD, make_root
+
+R, S, P = Replicate(), Shard, Partial()
+MOVED = (R, S(0), S(1))
+
+
+def filled(mesh, shape, placements, dtype=torch.float32):
+    """A tensor of different whole numbers, cut as the placements say; terms of a sum differ by rank."""
+    whole = torch.arange(shape[0] * shape[1]).reshape(shape) % 101
+    kept = [R if placement.is_partial() else placement for placement in placements]
+    local = distribute_tensor(whole.to(dtype), mesh, kept, src_data_rank=None).to_local()
+    if kept != list(placements):
+        local = local + mesh.get_coordinate()[0]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=(shape[1], 1))
+
+
+class TreeCases:
+    """Cases for ``EightRanks``."""
+
+    def check_tree(self, tree, placements, most, **how):
+        """As one by one; with at most so many collectives."""
+        with CommDebugMode() as comm:
+            found = torch_overlay.redistribute(tree, placements=placements, **how)
+        for name, tensor in tree.items():
+            target = placements[name] if isinstance(placements, dict) else placements
+            alone = tensor.redistribute(placements=[target] * 2 if not isinstance(target, (list, tuple)) else target)
+            self.assertEqual(found[name].placements, alone.placements)
+            self.assertEqual((found[name].shape, found[name].stride()), (alone.shape, alone.stride()))
+            self.assertEqual(found[name].to_local(), alone.to_local(), f"{name}: {tensor.placements} to {target}")
+        self.assertTrue(comm.get_total_counts() <= most, comm.get_comm_counts())
+
+    def test_every_move_of_a_grid_goes_in_one_exchange(self):
+        pairs = itertools.product(itertools.product(MOVED, repeat=2), repeat=2)
+        moves = {f"{number}": pair for number, pair in enumerate(pairs)}
+        for ranks, shape, dtype in ((range(WORLD), (9, 6), torch.float32), (SHUFFLED, (3, 8), torch.bfloat16)):
+            mesh = make_root(ranks, (4, 2), ("dp", "tp"))
+            tree = {name: filled(mesh, shape, source, dtype) for name, (source, _) in moves.items()}
+            self.check_tree(tree, {name: list(target) for name, (_, target) in moves.items()}, most=1)
+
+    def test_reductions_are_joined(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        tree = {
+            f"{n}": filled(mesh, (4 + n, 6), source)
+            for n, source in enumerate([(P, R), (P, S(0)), (P, S(1)), (S(0), R)] * 3)
+        }
+        self.check_tree(tree, S(0), most=2)
+
+    def test_a_budget_makes_more_exchanges(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        tree = {f"{n}": filled(mesh, (64, 32), (S(0), S(1))) for n in range(10)}
+        self.check_tree(tree, R, most=1)
+        with CommDebugMode() as comm:
+            torch_overlay.redistribute(tree, placements=R, budget=60_000)
+        self.assertEqual(comm.get_total_counts(), 1 + 4)  # how many there are to be, and ceil(215,040 / 60,000)
+
+    def test_axes_without_a_change_take_no_part(self):
+        """Each row of the mesh by itself, at its own time; what isn't a tensor passes through."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        if mesh.get_coordinate()[0] == 2:
+            tree = {
+                "a": [filled(mesh, (8, 5), (S(0), S(1))), 3, None],
+                "b": (filled(mesh, (7, 4), (S(1), S(0))), "text"),
+            }
+            found = torch_overlay.redistribute(tree, placements=lambda name, tensor: [tensor.placements[0], R])
+            self.assertEqual((found["a"][1:], found["b"][1]), ([3, None], "text"))
+            self.assertEqual(found["a"][0].placements, (S(0), R))
+            self.assertEqual(found["b"][0].to_local(), (torch.arange(28.0).reshape(7, 4) % 101)[:, 2:3])
+
+    def test_without_a_joint_group(self):
+        with torch_overlay.enabled(flatten="existing"):
+            cube = make_root(range(WORLD), (2, 2, 2), ("a", "b", "c"))
+            mesh = cube["a", "c"]
+            tree = {f"{n}": filled(mesh, (8, 6), (S(n % 2), S(n // 2 % 2))) for n in range(8)}
+            tree["one"] = filled(mesh, (8, 6), (S(0), R))
+            self.check_tree(tree, R, most=1 + 2 * 8)
+
+    def test_gradients_come_back_together(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        sources = [(S(0), S(1)), (P, S(0)), (S(1), R)]
+        results = []
+        for together in (True, False):
+            tensors = [filled(mesh, (8, 6), source).requires_grad_() for source in sources]
+            with CommDebugMode() as comm:
+                found = (
+                    torch_overlay.redistribute(tensors, placements=R)
+                    if together
+                    else [tensor.redistribute(placements=[R, R]) for tensor in tensors]
+                )
+                loss = sum([(each * (n + 1)).to_local().square().sum() for n, each in enumerate(found)])
+                loss.backward()
+            results.append([tensor.grad for tensor in tensors])
+            if together:
+                self.assertTrue(comm.get_total_counts() <= 3, comm.get_comm_counts())
+        for together, alone in zip(*results, strict=True):
+            self.assertEqual(together.placements, alone.placements)
+            self.assertEqual(together.to_local(), alone.to_local())
+
+    def test_placements_that_do_not_fit(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        tree = {"w": filled(mesh, (8, 6), (S(0), S(1)))}
+        for placements, error, message in (
+            ([R], ValueError, "'w': a mesh of 2 axes needs as many, got 1"),
+            (S(2), ValueError, "'w': .* of a tensor with 2 dims"),
+            ({"v": R}, ValueError, "has none for 'w'"),
+            (lambda name, tensor: 3, TypeError, "'w': needed a placement or one for each axis, got 3"),
+        ):
+            with self.assertRaisesRegex(error, message):
+                torch_overlay.redistribute(tree, placements=placements)

@@ -1,0 +1,17 @@
+"""All cases that need real ranks, in one class: eight gloo processes are spawned once."""
+
+from torch.testing._internal.common_utils import run_tests
+
+from mesh_ranks import EightRanks
+from rank_transfers import TransferCases
+from rank_trees import TreeCases
+from way import needs_package
+
+
+@needs_package
+class TestTransferOnEightRanks(TransferCases, TreeCases, EightRanks):
+    """Each method runs on all eight ranks, in a world of its own."""
+
+
+if __name__ == "__main__":
+    run_tests()

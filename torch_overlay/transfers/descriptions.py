@@ -1,0 +1,180 @@
+"""Descriptions: what each rank says of its tensors before a transfer, put together and compared.
+
+A rank knows the tensors that it has a part in. With pipeline stages or with two disjoint meshes no rank knows them all,
+so ranks tell one another; then all of them have the same list, find the same mistakes, and raise the same error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.distributed.tensor import DTensor
+
+from ..distributed._rank_map import short
+from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._specs import read_cuts
+from ._planner.sides import Ranks
+from .trees import leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+SIDES = "source", "target"
+SHOWN = 5  # problems in one message
+
+
+class Layout(NamedTuple):
+    """How a tensor lies on a mesh.
+
+    Attributes:
+        dtype: its name.
+        regions: which coordinate holds what.
+        ranks: of the mesh, row-major.
+        device: the type of device that the mesh is for.
+    """
+
+    dtype: str
+    regions: Regions
+    ranks: tuple[int, ...]
+    device: str
+
+    def __str__(self) -> str:
+        shape, sizes = tuple(self.regions.shape), self.regions.sizes
+        return (
+            f"{self.dtype} of shape {shape}, {self.regions} on a mesh of sizes {sizes} over ranks {short(self.ranks)}"
+        )
+
+
+class Description(NamedTuple):
+    """What a rank says.
+
+    Attributes:
+        source, target: its tensors, by name.
+        problem: why it can't take part; None if it can.
+    """
+
+    source: dict[str, Layout]
+    target: dict[str, Layout]
+    problem: str | None = None
+
+
+class Tensor(NamedTuple):
+    """One tensor of a transfer, as all ranks agree on it."""
+
+    name: str
+    source: Layout
+    target: Layout
+
+
+def describe(source: Any, target: Any, names: Callable[[str], str] | None) -> Description:
+    """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
+    try:
+        return Description(_layouts(own_tensors(source, SIDES[0], names)), _layouts(own_tensors(target, SIDES[1])))
+    except (TypeError, ValueError, NotOurs) as error:
+        return Description({}, {}, str(error))
+
+
+def own_tensors(tree: Any, side: str, names: Callable[[str], str] | None = None) -> dict[str, DTensor]:
+    """The DTensors of one side, by name.
+
+    Raises:
+        TypeError: there is something else; None stands for a tensor that this rank has no part in.
+        ValueError: two have one name.
+    """
+    found: dict[str, DTensor] = {}
+    for path, leaf in leaves(tree).items():
+        if leaf is None:
+            continue
+        name = names(path) if names is not None else path
+        if not isinstance(leaf, DTensor):
+            raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes DTensors.")
+        if name in found:
+            raise ValueError(f"Two tensors of the {side} are called {name!r}; names() maps them to one name.")
+        found[name] = leaf
+    return found
+
+
+def _layouts(tensors: Mapping[str, DTensor]) -> dict[str, Layout]:
+    return {name: layout_of(name, tensor) for name, tensor in tensors.items()}
+
+
+def layout_of(name: str, tensor: DTensor) -> Layout:
+    """How a DTensor lies.
+
+    Raises:
+        NotOurs: its shards are no boxes.
+    """
+    spec, mesh = tensor._spec, tensor.device_mesh
+    shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
+    try:
+        regions = read_cuts(spec.placements, spec.shard_order, len(shape), sizes).on(shape, sizes)
+    except NotOurs as error:
+        raise NotOurs(f"{name!r} with placements {spec.placements}: {error}") from error
+    return Layout(
+        str(tensor.dtype).removeprefix("torch."), regions, tuple(mesh.mesh.flatten().tolist()), mesh.device_type
+    )
+
+
+def agreed(said: Mapping[int, Description]) -> list[Tensor]:
+    """The tensors of a transfer, from what all ranks say. In order of name.
+
+    Raises:
+        ValueError: something doesn't fit; names the tensors.
+    """
+    problems = [f"rank {rank}: {each.problem}" for rank, each in sorted(said.items()) if each.problem is not None]
+    _stop(problems)
+    sides = [_one_side(said, side, problems) for side in SIDES]
+    _stop(problems)
+    for name in sorted({*sides[0], *sides[1]}):
+        problems += _differences(name, *[side.get(name) for side in sides])
+    _stop(problems)
+    return [Tensor(name, sides[0][name], sides[1][name]) for name in sorted(sides[0])]
+
+
+def _one_side(said: Mapping[int, Description], side: str, problems: list[str]) -> dict[str, Layout]:
+    """The layouts of one side; every rank of a mesh must have the tensor, and all must say the same of it."""
+    found: dict[str, tuple[int, Layout]] = {}
+    known: dict[str, set[int]] = {}
+    for rank, description in sorted(said.items()):
+        for name, layout in getattr(description, side).items():
+            first, as_first = found.setdefault(name, (rank, layout))
+            known.setdefault(name, set()).add(rank)
+            if layout != as_first:
+                problems.append(f"the {side} {name!r} is {as_first} on rank {first}, and {layout} on rank {rank}")
+    for name, (rank, layout) in found.items():
+        missing = [other for other in layout.ranks if other not in known[name]]
+        if missing:
+            problems.append(f"the {side} {name!r} of rank {rank} is {layout}, and ranks {short(missing)} don't have it")
+    return {name: layout for name, (_, layout) in found.items()}
+
+
+def _differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:
+    if source is None or target is None:
+        has, lacks = SIDES if target is None else SIDES[::-1]
+        return [f"the {has} has {name!r}, and the {lacks} doesn't"]
+    if source.regions.shape != target.regions.shape:
+        return [f"{name!r} has shape {source.regions.shape} in the source and {target.regions.shape} in the target"]
+    if source.dtype != target.dtype:
+        return [f"{name!r} is {source.dtype} in the source and {target.dtype} in the target"]
+    if source.device != target.device:
+        return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
+    if target.regions.pending:
+        return [f"the target {name!r} has a pending reduction ({target.regions}), which nothing can be written into"]
+    return []
+
+
+def _stop(problems: list[str]) -> None:
+    if problems:
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise ValueError(f"The source and the target of a transfer don't fit: {'; '.join(problems[:SHOWN])}{more}.")
+
+
+def sides_of(tensor: Tensor, known: dict[Any, Ranks]) -> tuple[Ranks, Ranks]:
+    """The ranks of both meshes, made once for each mesh."""
+    found = []
+    for layout in (tensor.source, tensor.target):
+        key = layout.ranks, layout.regions.sizes
+        if key not in known:
+            known[key] = Ranks.of(*key)
+        found.append(known[key])
+    return found[0], found[1]

@@ -1,0 +1,114 @@
+"""`redistribute`: a tensor, or a tree of them, with other placements, on the same mesh or on another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
+
+from .one_mesh import Change, change_together, read_change
+from .targets import Placements, target_placements
+from .trees import leaves, mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BUDGET = 256 << 20  # bytes
+Target = tuple[DeviceMesh, Placements]
+
+
+def redistribute(
+    tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int = BUDGET
+) -> Any:
+    """The same tensors with other placements, all of them in as few exchanges as the budget allows.
+
+        full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())
+
+    Collective over the ranks of the tensors' meshes and of the target's. All of them give the same tree. On one mesh,
+    ranks talk along the axes on which some placement changes, by the mesh's own groups. Gradients flow back the same
+    way.
+
+    Args:
+        tensors: a DTensor, or dicts, lists and tuples of them, nested as they come. What isn't a DTensor stays.
+        device_mesh: where they shall be; each stays on its own mesh if none is given.
+        placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of the name (the
+            keys on the way, joined by dots) and the tensor.
+        budget: the bytes that buffers may take on a rank.
+
+    Returns:
+        The same structure. A tensor that is there already is given back as it is.
+
+    Raises:
+        ValueError: placements that don't fit a tensor, or a budget that is too small.
+        TypeError: placements that are none.
+    """
+    found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
+    wanted = target_placements(found, placements, device_mesh)
+    changed = [name for name, tensor in found.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]
+    if changed:
+        sources, targets = [found[name] for name in changed], [wanted[name] for name in changed]
+        found |= zip(changed, _Redistribute.apply(targets, budget, *sources))
+    return mapped(lambda name, leaf: found.get(name, leaf), tensors)
+
+
+class _Redistribute(torch.autograd.Function):
+    """All tensors at once, so that their gradients come back at once."""
+
+    @staticmethod
+    def forward(ctx: Any, targets: Sequence[Target], budget: int, *tensors: DTensor) -> tuple[DTensor, ...]:
+        ctx.budget = budget
+        ctx.sources = [(tensor.device_mesh, tensor.placements) for tensor in tensors]
+        return tuple(_moved(tensors, targets, budget))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
+        found: list[Any] = [None] * len(gradients)
+        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        targets = []
+        for number in there:
+            mesh, placements = ctx.sources[number]
+            # The gradient of a term of a sum is the gradient of the sum.
+            targets.append((mesh, tuple([Replicate() if p.is_partial() else p for p in placements])))
+        moved = _Redistribute.apply(targets, ctx.budget, *[gradients[number] for number in there])
+        for number, gradient in zip(there, moved):
+            found[number] = gradient
+        return None, None, *found
+
+
+def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> list[DTensor]:
+    """The new tensors, in order: those on one mesh that talk along the same groups together, others each by itself."""
+    found: dict[int, DTensor] = {}
+    together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
+    for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
+        change = read_change(tensor, placements) if mesh == tensor.device_mesh else None
+        if change is not None:
+            together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change
+        else:
+            found[number] = tensor.redistribute(mesh, placements)
+    for (mesh, _), changes in together.items():
+        found |= _on_one_mesh(mesh, changes, budget)
+    return [found[number] for number in range(len(tensors))]
+
+
+def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:
+    made = change_together(mesh, [*changes.values()], budget)
+    if made is not None:
+        pairs = zip(changes.items(), made)
+        return {number: _like(change.tensor, local, mesh, change.placements) for (number, change), local in pairs}
+    parts: dict[frozenset[int], dict[int, Change]] = {}
+    for number, change in changes.items():
+        parts.setdefault(change.axes, {})[number] = change
+    found: dict[int, DTensor] = {}
+    for part in parts.values():
+        if len(parts) > 1:
+            found |= _on_one_mesh(mesh, part, budget)
+        else:  # no group over its axes: step by step
+            found |= {n: change.tensor.redistribute(mesh, change.placements) for n, change in part.items()}
+    return found
+
+
+def _like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
