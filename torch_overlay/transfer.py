@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from .distributed._process_groups import members_create
 from .distributed._rank_map import short
 from .show.columns import aligned
 from .transfers._planner.schedule import Schedule
 from .transfers._planner.sides import Move, Ranks, Side
 from .transfers.descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .transfers.exchanges import Exchanges, Torn
-from .transfers.meeting import Meeting, timeout_of
+from .transfers.groups import Traffic, agreed_count, new_group
+from .transfers.meeting import Meeting
 from .transfers.pending import reduced
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ class Transfer:
     Args:
         source, target: what is read, and what is written.
         budget: the bytes that buffers may take on a rank. A pending reduction takes its result in addition.
-        group: all of its ranks make the Transfer; those of both sides are among them. The default group if not given.
+        group: whose ranks make the Transfer, those of both sides among them; or a list of these ranks. All ranks of the
+            world if not given.
         names: from a path of the source to the path of the target that it goes to.
 
     Raises:
@@ -63,28 +63,28 @@ class Transfer:
         target: Any,
         *,
         budget: int = BUDGET,
-        group: ProcessGroup | None = None,
+        group: ProcessGroup | Sequence[int] | None = None,
         names: Callable[[str], str] | None = None,
     ) -> None:
-        everybody = group if group is not None else distributed_c10d._get_default_group()
         rank = dist.get_rank()
-        said = Meeting(everybody, "A Transfer").say(describe(source, target, names))
+        meeting = Meeting(group, "A Transfer")
+        said = meeting.say(describe(source, target, names))
         self.budget = budget
         self.tensors: list[Tensor] = agreed(said)
         members = {rank for tensor in self.tensors for side in (tensor.source, tensor.target) for rank in side.ranks}
         self.ranks: list[int] = sorted(members)
-        self._group = _own_group(self.ranks, everybody) if self.tensors else None
-        self._failed = ""
+        self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
         self._is_closed = False
-        self.traffic: dict[int, tuple[int, int, int]] = {}
+        self.traffic: Traffic = {}
         if rank not in members or self._group is None:
             return
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
         self._pending = [n for n, tensor in enumerate(self.tensors) if tensor.source.regions.pending]
         schedule = Schedule.of(_moves(self.tensors), rank)
-        count, self.traffic = _agreed_count(schedule, budget, self._group, self.tensors[0].source.device)
-        self._exchanges = Exchanges(schedule, count, self._group, torch.device(self.tensors[0].source.device))
+        device = torch.device(self.tensors[0].source.device)
+        count, self.traffic = agreed_count(schedule, budget, self._group, device)
+        self._exchanges = Exchanges(schedule, count, self._group, device)
 
     @property
     def exchanges(self) -> int:
@@ -171,44 +171,6 @@ def _moves(tensors: Sequence[Tensor]) -> list[Move]:
         width = getattr(torch, tensor.source.dtype).itemsize
         moves.append(Move(Side(source, ranks[0]), Side(tensor.target.regions, ranks[1]), width))
     return moves
-
-
-def _own_group(ranks: list[int], everybody: ProcessGroup) -> ProcessGroup | None:
-    """A group over these ranks, made by them where the backend lets members make one alone."""
-    alone = members_create(distributed_c10d._get_default_group(), None)
-    if alone and dist.get_rank() not in ranks:
-        return None
-    made = dist.new_group(
-        ranks, timeout=timeout_of(everybody), use_local_synchronization=alone, group_desc="torch_overlay_transfer"
-    )
-    return None if made == dist.GroupMember.NON_GROUP_MEMBER else made
-
-
-def _agreed_count(
-    schedule: Schedule, budget: int, group: ProcessGroup, device: str
-) -> tuple[int, dict[int, tuple[int, int, int]]]:
-    """How many exchanges there are: as many as the rank needs that needs most; and what each rank sends and gets.
-
-    Raises:
-        ValueError: the budget is too small for some rank.
-    """
-    problem = ""
-    try:
-        least = schedule.least(budget)
-    except ValueError as error:
-        least, problem = -1, str(error)
-    own = torch.tensor([schedule.sent, schedule.received, least], device=device)
-    every = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(every, own, group=group)
-    found: dict[int, tuple[int, int, int]] = {
-        rank: tuple(each.tolist()) for rank, each in zip(dist.get_process_group_ranks(group), every)
-    }
-    small = [rank for rank, (*_, least) in found.items() if least < 0]
-    if small:
-        raise ValueError(problem or f"A budget of {budget} bytes is too small for rank {short(small)}.")
-    if not any(sent for sent, *_ in found.values()):
-        return 0, found  # all is in place
-    return max(least for *_, least in found.values()), found
 
 
 def _amount(size: int) -> str:

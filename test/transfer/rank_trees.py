@@ -104,6 +104,31 @@ class TreeCases:
             self.assertEqual(together.placements, alone.placements)
             self.assertEqual(together.to_local(), alone.to_local())
 
+    def test_to_another_mesh_and_back_with_gradients(self):
+        """Disjoint, overlapping and equal ranks; a rank outside of a mesh holds nothing."""
+        for ranks, others in (((0, 1, 2, 3), (4, 5, 6, 7)), ((5, 4, 3, 2, 1, 0), (6, 2, 0, 7)), (range(8), SHUFFLED)):
+            mesh = make_root(ranks, (len(ranks) // 2, 2), ("dp", "tp"))
+            other = make_root(others, (2, len(others) // 2), ("ep", "tp"))
+            whole = torch.arange(45.0).reshape(9, 5)
+            tree = {}
+            for name, placements in (("a", (S(0), S(1))), ("b", (R, S(0))), ("c", (S(0), R))):
+                tree[name] = distribute_tensor(whole, mesh, placements, src_data_rank=None).requires_grad_()
+            rule = {"a": (R, S(0)), "b": (S(1), S(0)), "c": (R, R)}
+            found = torch_overlay.redistribute(tree, other, rule)
+            loss = torch.zeros(())
+            for name, tensor in found.items():
+                want = distribute_tensor(whole, other, rule[name], src_data_rank=None)
+                self.assertEqual((tensor.device_mesh, tensor.placements), (other, rule[name]))
+                self.assertEqual(tensor.to_local().reshape(-1), want.to_local().reshape(-1))
+                weight = want.to_local() + 1 if self.rank in others else 1
+                weighted = tensor.to_local() * weight
+                loss = loss + weighted.sum()
+            loss.backward()
+            for tensor in tree.values() if self.rank in ranks else ():
+                self.assertEqual(tensor.grad.device_mesh, mesh)
+                self.assertEqual(tensor.grad.placements, tensor.placements)
+                self.assertEqual(tensor.grad.to_local().reshape(-1), tensor.detach().to_local().reshape(-1) + 1)
+
     def test_placements_that_do_not_fit(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         tree = {"w": filled(mesh, (8, 6), (S(0), S(1)))}

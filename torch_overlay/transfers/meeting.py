@@ -8,31 +8,42 @@ from __future__ import annotations
 import hashlib
 import pickle
 import zlib
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..distributed._rank_map import short
+from .groups import timeout_of
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import Store
 
-_numbers: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 class Meeting:
-    """One meeting of the ranks of a group, which all of them hold in the same order."""
+    """One meeting of the ranks of a group, or of these ranks, or of all; they hold their meetings in the same order."""
 
-    def __init__(self, group: ProcessGroup, purpose: str) -> None:
-        number = _numbers[group] = _numbers.get(group, 0) + 1
-        self.ranks, self.rank = dist.get_process_group_ranks(group), dist.get_rank()
-        self.purpose, self.timeout = purpose, timeout_of(group)
+    def __init__(self, group: ProcessGroup | Sequence[int] | None, purpose: str) -> None:
+        world = distributed_c10d._get_default_group()
+        if group is None or isinstance(group, ProcessGroup):
+            self.ranks: list[int] = dist.get_process_group_ranks(group or world)
+            self.timeout, name = timeout_of(group or world), (group or world).group_name
+        else:
+            self.ranks, self.timeout = sorted(group), timeout_of(world)
+            name = hashlib.sha256(repr(self.ranks).encode()).hexdigest()
+        self.rank, self.purpose = dist.get_rank(), purpose
+        if self.rank not in self.ranks:
+            raise ValueError(f"{purpose} of ranks {short(self.ranks)} can't be made by rank {self.rank}.")
+        held = _numbers.setdefault(world, Counter())
+        held[name] += 1
         store: Store = distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore(f"torch_overlay/{group.group_name}/{number}", store)
+        self.store = dist.PrefixStore(f"torch_overlay/{name}/{held[name]}", store)
 
     def say(self, what: Any) -> dict[int, Any]:
         """What each rank says, by rank. Equal things are stored once, whoever says them.
@@ -45,8 +56,6 @@ class Meeting:
         if not self.store.check([key]):
             self.store.set(key, said)
         self.store.set(f"rank {self.rank}", key)
-        if self.store.check(["given up"]):
-            raise RuntimeError(self._missing(pickle.loads(self.store.get("given up"))))
         self._wait()
         keys = {rank: self.store.get(f"rank {rank}").decode() for rank in self.ranks}
         known = {key: pickle.loads(zlib.decompress(self.store.get(key))) for key in {*keys.values()}}
@@ -54,14 +63,16 @@ class Meeting:
         return {rank: known[key] for rank, key in keys.items()}
 
     def _wait(self) -> None:
+        missing: list[int] = []
+        problem = None
         try:
             self.store.wait([f"rank {rank}" for rank in self.ranks], self.timeout)
         except RuntimeError as error:
-            missing = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])]
-            if not missing:
-                raise
-            self.store.set("given up", pickle.dumps(missing))
-            raise RuntimeError(self._missing(missing)) from error
+            missing, problem = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])], error
+        # The first to know decides for all, or some would go on without the others.
+        missing = pickle.loads(self.store.compare_set("missing", "", pickle.dumps(missing, protocol=0).decode()))
+        if missing:
+            raise RuntimeError(self._missing(missing)) from problem
 
     def _missing(self, ranks: list[int]) -> str:
         limit = f"{self.timeout.total_seconds():g} s"
@@ -73,16 +84,5 @@ class Meeting:
     def _clear(self, keys: list[str]) -> None:
         """The last one to have read everything leaves nothing behind."""
         if self.store.add("left", 1) == len(self.ranks):
-            for key in (*keys, "left"):
+            for key in (*keys, "missing", "left"):
                 self.store.delete_key(key)
-
-
-def timeout_of(group: ProcessGroup) -> timedelta:
-    """How long the ranks of a group wait for one another."""
-    for device in (torch.device("cpu"), torch.accelerator.current_accelerator()):
-        try:
-            if device is not None:
-                return group._get_backend(device).options._timeout
-        except (RuntimeError, AttributeError):
-            continue
-    return distributed_c10d.default_pg_timeout

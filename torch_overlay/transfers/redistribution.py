@@ -12,6 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate
 from .one_mesh import Change, change_together, read_change
 from .targets import Placements, target_placements
 from .trees import leaves, mapped
+from .two_meshes import change_meshes, made_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +29,9 @@ def redistribute(
         full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())
 
     Collective over the ranks of the tensors' meshes and of the target's. All of them give the same tree. On one mesh,
-    ranks talk along the axes on which some placement changes, by the mesh's own groups. Gradients flow back the same
-    way.
+    ranks talk along the axes on which some placement changes, by the mesh's own groups. To another mesh, all ranks of
+    both take part, by a group that is made by the first such call; a rank outside of a mesh holds nothing of a tensor
+    on it. Gradients flow back the same way, so all of these ranks have to ask for them.
 
     Args:
         tensors: a DTensor, or dicts, lists and tuples of them, nested as they come. What isn't a DTensor stays.
@@ -74,20 +76,28 @@ class _Redistribute(torch.autograd.Function):
             targets.append((mesh, tuple([Replicate() if p.is_partial() else p for p in placements])))
         moved = _Redistribute.apply(targets, ctx.budget, *[gradients[number] for number in there])
         for number, gradient in zip(there, moved):
-            found[number] = gradient
+            # A rank outside of the mesh has nothing to accumulate, and torch can't add up nothing.
+            found[number] = gradient if gradient.device_mesh.get_coordinate() is not None else None
         return None, None, *found
 
 
 def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> list[DTensor]:
-    """The new tensors, in order: those on one mesh that talk along the same groups together, others each by itself."""
+    """The new tensors, in order: those that change their mesh together, and those on one mesh as far as its
+    groups allow."""
     found: dict[int, DTensor] = {}
+    across: list[int] = []
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
     for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
         change = read_change(tensor, placements) if mesh == tensor.device_mesh else None
-        if change is not None:
+        if mesh != tensor.device_mesh:
+            across.append(number)
+        elif change is not None:
             together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change
         else:
             found[number] = tensor.redistribute(mesh, placements)
+    if across:
+        made = change_meshes([tensors[number] for number in across], [targets[number] for number in across], budget)
+        found |= zip(across, made)
     for (mesh, _), changes in together.items():
         found |= _on_one_mesh(mesh, changes, budget)
     return [found[number] for number in range(len(tensors))]
@@ -97,7 +107,7 @@ def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> d
     made = change_together(mesh, [*changes.values()], budget)
     if made is not None:
         pairs = zip(changes.items(), made)
-        return {number: _like(change.tensor, local, mesh, change.placements) for (number, change), local in pairs}
+        return {number: made_like(change.tensor, local, mesh, change.placements) for (number, change), local in pairs}
     parts: dict[frozenset[int], dict[int, Change]] = {}
     for number, change in changes.items():
         parts.setdefault(change.axes, {})[number] = change
@@ -108,7 +118,3 @@ def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> d
         else:  # no group over its axes: step by step
             found |= {n: change.tensor.redistribute(mesh, change.placements) for n, change in part.items()}
     return found
-
-
-def _like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())

@@ -1,0 +1,84 @@
+"""The process groups of transfers: over exactly the ranks that take part, and used for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import ProcessGroup
+
+from ..distributed._process_groups import members_create
+from ..distributed._rank_map import short
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ._planner.schedule import Schedule
+
+_kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
+
+
+def new_group(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
+    """A group over these ranks, made by them where the backend lets members make one alone, else by the whole world;
+    None on a rank outside."""
+    alone = members_create(distributed_c10d._get_default_group(), None)
+    if alone and dist.get_rank() not in ranks:
+        return None
+    made = dist.new_group(
+        list(ranks), timeout=timeout, use_local_synchronization=alone, group_desc="torch_overlay_transfer"
+    )
+    return None if made == dist.GroupMember.NON_GROUP_MEMBER else made
+
+
+def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
+    """The group by which redistributions over these ranks go from mesh to mesh, kept by the world."""
+    world = distributed_c10d._get_default_group()
+    known = _kept.setdefault(world, {})
+    group = known.get(tuple(ranks))
+    if group is None or group not in distributed_c10d._world.pg_map:
+        group = new_group(ranks, timeout_of(world))
+        if group is not None:
+            known[tuple(ranks)] = group
+    return group
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """How long the ranks of a group wait for one another."""
+    for device in (torch.device("cpu"), torch.accelerator.current_accelerator()):
+        try:
+            if device is not None:
+                return group._get_backend(device).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+    return distributed_c10d.default_pg_timeout
+
+
+Traffic = dict[int, tuple[int, int, int]]
+
+
+def agreed_count(schedule: Schedule, budget: int, group: ProcessGroup, device: torch.device) -> tuple[int, Traffic]:
+    """How many exchanges there are: as many as the rank needs that needs most, none if all is in place. And by rank,
+    what it sends, what it gets, and the exchanges that it needs.
+
+    Raises:
+        ValueError: the budget is too small for some rank; on all of them.
+    """
+    problem = ""
+    try:
+        least = schedule.least(budget)
+    except ValueError as error:
+        least, problem = -1, str(error)
+    own = torch.tensor([schedule.sent, schedule.received, least], device=device)
+    every = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(every, own, group=group)
+    found: Traffic = {rank: tuple(each.tolist()) for rank, each in zip(dist.get_process_group_ranks(group), every)}
+    small = [rank for rank, (*_, least) in found.items() if least < 0]
+    if small:
+        raise ValueError(problem or f"A budget of {budget} bytes is too small for ranks {short(small)}.")
+    if not any(sent for sent, *_ in found.values()):
+        return 0, found
+    return max(least for *_, least in found.values()), found

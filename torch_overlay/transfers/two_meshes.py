@@ -1,0 +1,106 @@
+"""Tensors from one mesh to another in one world, in which every rank knows both: nothing has to be compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from ..distributed._rank_map import short
+from ..distributed.tensor._specs import read_cuts
+from ._planner.schedule import Schedule
+from ._planner.sides import Move, Ranks, Side
+from .descriptions import layout_of
+from .exchanges import Exchanges
+from .groups import agreed_count, kept_group
+from .pending import reduced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ..distributed.tensor._planner.regions import Regions
+    from .targets import Placements
+
+Target = tuple["DeviceMesh", "Placements"]
+
+
+def change_meshes(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> list[DTensor]:
+    """The tensors on their new meshes. A rank outside of one holds nothing of it, as torch has it.
+
+    Collective over the ranks of all these meshes.
+
+    Raises:
+        ValueError: a target with a pending reduction, meshes for different devices, or a budget that is too small.
+        NotOurs: shards that are no boxes.
+        RuntimeError: this rank is in none of the meshes.
+    """
+    sources = [layout_of("the tensor", tensor).regions for tensor in tensors]
+    moves, made = [], []
+    known: dict[DeviceMesh, Ranks] = {}
+    for tensor, before, (mesh, placements) in zip(tensors, sources, targets):
+        _check(tensor, mesh, placements)
+        shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
+        after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
+        ends = [_ranks(each, known) for each in (tensor.device_mesh, mesh)]
+        source = Side(before.without_pending(before.pending), ends[0])
+        moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
+        here = mesh.get_coordinate()
+        # Outside of its mesh a tensor is empty; with all its dims, so that gradients can flow through it there.
+        shape_here = (0,) * max(len(shape), 1) if here is None else after.box(here).length
+        made.append(torch.empty(shape_here, dtype=tensor.dtype, device=tensor._local_tensor.device))
+    _exchange(tensors, sources, moves, made, budget)
+    return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
+
+
+def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    """A DTensor of the same shape and strides on another mesh, or with other placements."""
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
+
+
+def _exchange(
+    tensors: Sequence[DTensor],
+    sources: Sequence[Regions],
+    moves: Sequence[Move],
+    made: Sequence[torch.Tensor],
+    budget: int,
+) -> None:
+    members = sorted({rank for move in moves for side in (move.source, move.target) for rank in side.ranks.ranks})
+    rank = dist.get_rank()
+    group = kept_group(members)
+    if group is None:
+        raise RuntimeError(
+            f"Rank {rank} redistributes between meshes over ranks {short(members)}, and is none of them."
+        )
+    schedule = Schedule.of(moves, rank)
+    count, _ = agreed_count(schedule, budget, group, made[0].device)
+    held = [
+        tensor._local_tensor.detach() if move.source.ranks.coordinate(rank) is not None else None
+        for tensor, move in zip(tensors, moves)
+    ]
+    own = [(n, tensor, before) for n, (tensor, before) in enumerate(zip(tensors, sources)) if held[n] is not None]
+    for number, local in reduced([(n, tensor, before) for n, tensor, before in own if before.pending]).items():
+        held[number] = local
+    wanted = [local if move.target.ranks.coordinate(rank) is not None else None for local, move in zip(made, moves)]
+    Exchanges(schedule, count, group, made[0].device).run(held, wanted)
+
+
+def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
+    if any(placement.is_partial() for placement in placements):
+        raise ValueError(f"A tensor can't get a pending reduction on another mesh; asked for {placements}.")
+    if tensor.device_mesh.device_type != mesh.device_type:
+        raise ValueError(
+            f"A redistribution from one mesh to another stays on one type of device; asked for one from "
+            f"{tensor.device_mesh.device_type} to {mesh.device_type}."
+        )
+
+
+def _ranks(mesh: DeviceMesh, known: dict[DeviceMesh, Ranks]) -> Ranks:
+    if mesh not in known:
+        known[mesh] = Ranks.of(mesh.mesh.flatten().tolist(), mesh.shape)
+    return known[mesh]
