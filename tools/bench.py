@@ -4,6 +4,7 @@
     python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
     python tools/bench.py dims                   all meshes of a run from its degrees, beside torchtitan's class
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
+    python tools/bench.py transfer               340 parameters made whole, one by one and all at once
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
     python tools/bench.py enable                 turning the overlay on and off
@@ -26,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "dims", "redistribute", "memory", "overhead", "enable")
+BENCHES = ("mesh", "groups", "dims", "redistribute", "transfer", "memory", "overhead", "enable")
 
 
 def parse() -> argparse.Namespace:

@@ -17,7 +17,7 @@ INTERNAL = {"AssertionError", "PatchError", "AttributeError", "LookupError", "No
 INTERNAL |= {"UnknownFlag"}
 # Whose errors need a row: what turns the overlay on and off, and the rooms of meshes and groups. The algebra speaks to
 # whoever calls it; the planner's errors become reasons in status(); tools and ParallelDims name the argument at fault.
-ROOMS = ("choices", "engine", "import_hook", "overlay", "recognise", "commands/run", "versions")
+ROOMS = ("choices", "engine", "import_hook", "overlay", "recognise", "commands/run", "transfer", "versions")
 FILES = tuple(f"{house.PACKAGE}/{room}.py" for room in ROOMS)
 # What has no words of its own: the verdict before it has a row.
 FRAMES = {"… This rank, …, …s …."}
@@ -47,6 +47,8 @@ def raised(source: house.Source) -> list[str]:
 
 def needs_rows(source: house.Source) -> bool:
     folder, _, name = source.name.rpartition("/")
+    if folder == f"{house.PACKAGE}/transfers":
+        return True
     return source.name in FILES or (folder == f"{house.PACKAGE}/distributed" and name != "_layout.py")
 
 

@@ -126,6 +126,13 @@ def test_redistribute(tmp_path):
         assert any("isn't patched" in note for note in found["notes"])
 
 
+def test_transfer(tmp_path):
+    found = bench(tmp_path, "transfer", "--sizes", "1024", "--parameters", "12", "--rounds", "1")
+    assert value(found, "12 parameters, collectives", "overlay", bytes=1024) == 1
+    (one,) = found["facts"]["sizes"]
+    assert one["wrong"] == 0 and one["collectives"]["stock"] >= 12 and min(one["seconds"].values()) > 0
+
+
 def test_memory(tmp_path):
     """Of 4 MB: stock gathers one axis, then the other; ours sorts one gather where it lies, in two parts."""
     found = bench(tmp_path, "memory", "--size", "4194304", "--only", "S0,R,S1 -> R,R,R", "--each")

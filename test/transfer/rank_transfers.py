@@ -1,6 +1,8 @@
 """Transfers on real ranks: every byte right, in few exchanges, in place; and what is said when something is wrong."""
 
+import itertools
 import math
+from dataclasses import replace
 from datetime import timedelta
 from unittest import mock
 
@@ -39,6 +41,27 @@ def whole_of(tensor, number):
     return data.to(torch.uint8).view(dtype).reshape(tensor.shape)
 
 
+def with_pending(tensor, seed):
+    """The same with a reduction pending on the source's axes that cut nothing; of eight bytes an element."""
+    op = ("sum", "avg", "max")[seed % 3]
+    placements = tuple(("P", op) if placement == ("R",) else placement for placement in tensor.source.placements)
+    return replace(tensor, itemsize=8, source=replace(tensor.source, placements=placements))
+
+
+def terms_of(end, rank):
+    """What a rank adds to the whole, its coordinates on the pending axes; and what the reduction makes of the whole."""
+    pending = [axis for axis, placement in enumerate(end.placements) if placement[0] == "P"]
+    op = next((placement[1] for placement in end.placements if placement[0] == "P"), "max")
+    own = sum(end.coordinate(rank)[axis] for axis in pending) if rank in end.ranks else 0
+    every = [sum(at) for at in itertools.product(*[range(end.sizes[axis]) for axis in pending])]
+    reduced = {
+        "sum": lambda whole: whole * len(every) + sum(every),
+        "avg": lambda whole: whole + sum(every) / len(every),
+        "max": lambda whole: whole + max(every),
+    }
+    return own, reduced[op]
+
+
 def placed(end, mesh, whole, rank, fill=None):
     """A DTensor that lies like this, cut by hand; with `fill`, of that instead, in the middle of something bigger."""
     local = whole.new_empty(0)
@@ -52,7 +75,12 @@ def placed(end, mesh, whole, rank, fill=None):
             for dim, length in enumerate(local.shape):
                 bigger = bigger.narrow(dim, 1, length)
             local = bigger
-    kinds = {"R": Replicate, "S": Shard, "SS": lambda dim, factor: _StridedShard(dim, split_factor=factor)}
+    kinds = {
+        "R": Replicate,
+        "P": Partial,
+        "S": Shard,
+        "SS": lambda dim, factor: _StridedShard(dim, split_factor=factor),
+    }
     placements = [kinds[kind](*rest) for kind, *rest in end.placements]
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
@@ -68,7 +96,7 @@ class TransferCases:
 
     def test_random_transfers(self):
         """Disjoint, overlapping and equal ranks in any order; uneven, empty and strided shards; twelve types."""
-        for seed in range(25 * TIMES):
+        for seed in range(25 if TIMES == 1 else 2000):
             tensors = draw(70_000 + seed)
             meshes = [
                 DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes))
@@ -91,6 +119,28 @@ class TransferCases:
                     self.assertTrue(
                         same_bits(found.to_local(), want), f"seed {seed}, tensor {number}: {tensors[number]}"
                     )
+
+    def test_random_reductions(self):
+        """Some axes of the source have a sum, an average or a maximum pending."""
+        for seed in range(8 * TIMES):
+            tensors = [with_pending(tensor, seed + n) for n, tensor in enumerate(draw(90_000 + seed))]
+            ends = tensors[0].source, tensors[0].target
+            meshes = [DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
+            wholes = [
+                torch.arange(math.prod(tensor.shape), dtype=torch.float64).reshape(tensor.shape) for tensor in tensors
+            ]
+            source, target, wanted = [], [], []
+            for tensor, whole in zip(tensors, wholes, strict=True):
+                terms, total = terms_of(tensor.source, self.rank)
+                source.append(placed(tensor.source, meshes[0], whole + terms, self.rank))
+                target.append(placed(tensor.target, meshes[1], whole * 0, self.rank))
+                wanted.append(placed(tensor.target, meshes[1], total(whole), self.rank))
+            parts = [side if self.rank in end.ranks else None for side, end in zip((source, target), ends, strict=True)]
+            with torch_overlay.Transfer(*parts) as transfer:
+                transfer.run()
+            if self.rank in ends[1].ranks:
+                for number, (found, want) in enumerate(zip(target, wanted, strict=True)):
+                    self.assertTrue(torch.equal(found.to_local(), want.to_local()), f"seed {seed}: {tensors[number]}")
 
     def test_it_runs_often_and_reads_what_is_there_then(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))

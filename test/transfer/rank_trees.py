@@ -1,6 +1,8 @@
 """Trees of tensors redistributed together on real ranks: the same bits as one by one, in few collectives."""
 
 import itertools
+import pathlib
+import sys
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -8,6 +10,11 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
+
+from benchmarks.allocations import allocated
+from benchmarks.transfer import parameters
 
 R, S, P = Replicate(), Shard, Partial()
 MOVED = (R, S(0), S(1))
@@ -45,6 +52,30 @@ class TreeCases:
             mesh = make_root(ranks, (4, 2), ("dp", "tp"))
             tree = {name: filled(mesh, shape, source, dtype) for name, (source, _) in moves.items()}
             self.check_tree(tree, {name: list(target) for name, (_, target) in moves.items()}, most=1)
+
+    def test_340_parameters_are_whole_in_a_few_exchanges(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        tree = parameters(mesh, 1024, 340)
+        with CommDebugMode() as together:
+            found = torch_overlay.redistribute(tree, placements=R)
+        with CommDebugMode() as alone:
+            wholes = {name: tensor.full_tensor() for name, tensor in tree.items()}
+        self.assertTrue(all(torch.equal(found[name].to_local(), whole) for name, whole in wholes.items()))
+        self.assertTrue(together.get_total_counts() <= 4 < 340 <= alone.get_total_counts())
+
+    def test_a_run_stays_within_its_budget(self):
+        """By the events of the allocator, beyond sources and targets; in as many exchanges as the budget asks for."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        source = parameters(mesh, 1 << 15, 40)
+        target = torch_overlay.redistribute(source, placements=lambda name, tensor: (S(1), R))
+        for budget in (1 << 17, 1 << 20, 1 << 24):
+            with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+                (memory,) = allocated([transfer.run])
+                passing = max(out + into + max(out, into) for out, into, _ in transfer.traffic.values())
+                count = transfer.exchanges
+            self.assertTrue(budget // 4 < memory.peak <= budget or count == 1, (memory, budget, count))
+            self.assertTrue(memory.peak <= budget and memory.kept == 0, (memory, budget))
+            self.assertTrue(abs(count - -(-passing // budget)) <= 1, (count, passing, budget))
 
     def test_reductions_are_joined(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
