@@ -62,13 +62,13 @@ class MeshRecipe:
     def view_sizes(self) -> tuple[int, ...]:
         return tuple(math.prod(self.sizes[NAMES.index(name)] for name in axis) for axis in self.axes)
 
-    def make(self) -> DeviceMesh:
+    def make(self, device: str = "cpu") -> DeviceMesh:
         """The mesh; every rank of the world calls this."""
         names = tuple(NAMES[: len(self.sizes)])
         ranks = torch.tensor(self.ranks).reshape(self.sizes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            root = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+            root = DeviceMesh(device, ranks, mesh_dim_names=names)
             try:
                 return self._views(root)
             except RuntimeError:
@@ -116,9 +116,9 @@ class Case:
         """Run it on this rank; what is wrong with the result, or None."""
         coordinate = self.mesh.twin().coordinate(rank)
         if coordinate is None:
-            given = torch.empty(0, dtype=self._dtype)
+            given = torch.empty(0, dtype=self._dtype, device=mesh.device_type)
             return None if self.run(mesh, given).numel() == 0 else "a rank outside of the mesh got something"
-        given = self.given(coordinate)
+        given = self.given(coordinate).to(mesh.device_type)
         before = given.clone()
         result = self.run(mesh, given)
         if not torch.equal(_plain(before), _plain(given)):
@@ -126,7 +126,7 @@ class Case:
         for axis, (old, new) in enumerate(zip(self.source, self.target, strict=True)):
             if new[0] == "P" and old[0] not in "PR":  # which rank has which term is nobody's business, only their sum
                 result = funcol.all_reduce(result.contiguous(), "sum", (mesh, axis))
-        return self.difference(result, coordinate)
+        return self.difference(result.cpu(), coordinate)
 
     def run(self, mesh: DeviceMesh, local: torch.Tensor) -> torch.Tensor:
         """The local tensor after it, by the public method or by the function behind it."""

@@ -8,6 +8,7 @@
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
     python tools/bench.py enable                 turning the overlay on and off
+    python tools/bench.py gpu                    on a host with several GPUs: groups, moves, overlap, fuzz, on NCCL
 
 Each prints a table with ratios; ``--json FILE`` and ``--plot FILE.png`` keep it. With ``--strict`` the exit status is 1
 if a target is missed.
@@ -27,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "dims", "redistribute", "transfer", "memory", "overhead", "enable")
+BENCHES = ("mesh", "groups", "dims", "redistribute", "transfer", "memory", "overhead", "enable", "gpu")
 
 
 def parse() -> argparse.Namespace:

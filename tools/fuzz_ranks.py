@@ -6,6 +6,7 @@ Each rank answers for itself. A rank that doesn't answer in time hangs: all are 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import itertools
 import logging
@@ -23,6 +24,8 @@ from typing import Any
 
 SAID = {
     "Invalid scalar type": "a type that gloo doesn't move",
+    "not supported for NCCL process group": "a type that NCCL doesn't move",
+    "with NCCL": "a reduction that NCCL doesn't do",
     "not supported yet": "said to be unsupported",
     "unsupported": "said to be unsupported",
     ".mesh.make()": "making the mesh",
@@ -41,10 +44,20 @@ class Ranks:
         stock: torch as released, without the overlay.
         seconds: how long a rank may take for a case before it counts as hung.
         unplanned: under the overlay, by torch's own steps, as what can't be planned.
+        backend, device: of the world and of its meshes; each rank takes the device of its own number.
     """
 
-    def __init__(self, size: int, stock: bool, seconds: float, unplanned: bool = False):
+    def __init__(
+        self,
+        size: int,
+        stock: bool,
+        seconds: float,
+        unplanned: bool = False,
+        backend: str = "gloo",
+        device: str = "cpu",
+    ):
         self.size, self.stock, self.seconds, self.unplanned = size, stock, seconds, unplanned
+        self.backend, self.device = backend, device
         self.starts = self._asked = 0
         self.counters: Counter[str] = Counter()
         self._processes: list[Any] = []
@@ -115,7 +128,8 @@ class Ranks:
         folder = tempfile.mkdtemp()
         for rank in range(self.size):
             here, there = context.Pipe()
-            how = (rank, self.size, os.path.join(folder, "store"), self.stock, self.unplanned, there)
+            world = (os.path.join(folder, "store"), self.backend, self.device)
+            how = (rank, self.size, world, self.stock, self.unplanned, there)
             process = context.Process(target=_rank, args=how, daemon=True)
             process.start()
             there.close()
@@ -125,7 +139,7 @@ class Ranks:
         assert len(ready) == self.size, f"only ranks {sorted(ready)} came up"
 
 
-def _rank(rank: int, size: int, file: str, stock: bool, unplanned: bool, pipe: Connection) -> None:
+def _rank(rank: int, size: int, world: tuple[str, str, str], stock: bool, unplanned: bool, pipe: Connection) -> None:
     """One rank: a world, then case after case, with the meshes kept."""
     import torch
     import torch.distributed as dist
@@ -140,8 +154,11 @@ def _rank(rank: int, size: int, file: str, stock: bool, unplanned: bool, pipe: C
         torch_overlay.enable()
         if unplanned:
             _plan_nothing()
+    file, backend, device = world
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         store=dist.FileStore(file, size),
         rank=rank,
         world_size=size,
@@ -150,7 +167,7 @@ def _rank(rank: int, size: int, file: str, stock: bool, unplanned: bool, pipe: C
     from torch.distributed.device_mesh import init_device_mesh
 
     sizes = (2, size // 2) if size % 2 == 0 else (size,)
-    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh("cpu", sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
+    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh(device, sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
     pipe.send(("ready", ""))
     while (case := pipe.recv()) is not None:
         pipe.send(_answer(case, meshes, rank, stock))
@@ -173,7 +190,7 @@ def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[
             torch_overlay.enable(flatten=case.flatten, topology=case.topology)
         key = case.mesh, case.flatten  # the option says which groups are made with a mesh
         if key not in meshes:
-            meshes[key] = case.mesh.make()
+            meshes[key] = case.mesh.make(meshes[NEIGHBOUR].device_type)
         if case.beside:
             found = _beside(meshes[NEIGHBOUR], lambda: case.problem(meshes[key], rank))
         else:
@@ -192,7 +209,7 @@ def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
 
     def sums() -> None:
         for step in range(4):
-            local = torch.full((8,), float(step + 1), dtype=torch.float64)
+            local = torch.full((8,), float(step + 1), dtype=torch.float64, device=mesh.device_type)
             total = DTensor.from_local(local, mesh, [Partial()] * mesh.ndim, run_check=False)
             found = total.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
             if not torch.all(found == (step + 1) * mesh.size()):
@@ -216,17 +233,26 @@ def _counted() -> dict[str, int]:
     return {**found, **{f"torch's own code: {why}": n for why, n in fallbacks.items()}}  # type: ignore[dict-item]
 
 
-def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float, unplanned: bool = False) -> int:
-    """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts."""
+def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: float, **world: Any) -> dict[str, Any]:
+    """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts.
+
+    Args:
+        world: ``backend``, ``device``; ``unplanned``, which is the overlay's alone; and ``alone``, which leaves a second thread with another mesh out of every case,
+            as a backend needs whose communicators must not be used in another order on another rank.
+
+    Returns the counts of each side; ``failures`` is how many cases weren't right under the overlay.
+    """
     from fuzz_cases import random_cases
 
-    sides = {"overlay": Ranks(size, False, limit, unplanned)}
+    alone, unplanned = world.pop("alone", False), world.pop("unplanned", False)
+    sides = {"overlay": Ranks(size, False, limit, unplanned, **world)}
     if stock:
-        sides["stock"] = Ranks(size, True, limit)
-    counts = {side: Counter() for side in sides}
+        sides["stock"] = Ranks(size, True, limit, **world)
+    counts: dict[str, Counter[str]] = {side: Counter() for side in sides}
     spent: Counter[str] = Counter()
     began, shown, done = time.monotonic(), 0, 0
     for case in itertools.islice(random_cases(seed, size), cases):
+        case = dataclasses.replace(case, beside=False) if alone else case
         done += 1
         for side, ranks in sides.items():
             start = time.perf_counter()
@@ -243,7 +269,8 @@ def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: fl
     for side, ranks in sides.items():
         ranks.stop()
         report(side, done, seed, counts[side], spent[side], ranks)
-    return done - counts["overlay"]["right"]
+    failures = done - counts["overlay"]["right"]
+    return {"cases": done, "seed": seed, "failures": failures, **{side: dict(counts[side]) for side in sides}}
 
 
 def kind(case: Any, text: str) -> str:

@@ -11,6 +11,7 @@ Exit status 1 if a case was wrong, raised or hung (under the overlay; what stock
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import pathlib
 import random
@@ -162,12 +163,20 @@ def main() -> int:
     parser.add_argument("--stock", action="store_true", help="with --ranks: the same cases on stock torch, too")
     parser.add_argument("--unplanned", action="store_true", help="with --ranks: by torch's own steps, merged if exact")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a rank counts as hung")
+    parser.add_argument("--backend", default="gloo", help="with --ranks: of the world, gloo or nccl")
+    parser.add_argument("--device", default="cpu", help="with --ranks: cpu or cuda, each rank on its own")
+    parser.add_argument("--alone", action="store_true", help="with --ranks: no second thread with another mesh")
+    parser.add_argument("--json", metavar="FILE", help="with --ranks: write the counts")
     args = parser.parse_args()
     if args.simulate:
         return 1 if simulate(args.cases, args.seed) else 0
     from fuzz_ranks import run
 
-    return 1 if run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, args.unplanned) else 0
+    world = dict(backend=args.backend, device=args.device, alone=args.alone, unplanned=args.unplanned)
+    found = run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, **world)
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(found) + "\n")
+    return 1 if found["failures"] else 0
 
 
 if __name__ == "__main__":

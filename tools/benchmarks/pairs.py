@@ -59,6 +59,11 @@ def fixed(ranks: int) -> list[Pair]:
     return [pair for pair in found if math.prod(pair.sizes) == ranks]
 
 
+def fewer(ranks: int) -> list[Pair]:
+    """The pairs of two axes on a mesh of 4 or 2 ranks, for a host that has no 8."""
+    return [dataclasses.replace(pair, sizes=(ranks // 2, 2)) for pair in fixed(8) if len(pair.sizes) == 2]
+
+
 def random_moves(count: int, seed: int, ranks: int) -> list[Pair]:
     """So many moves that aren't no-ops, on the same meshes."""
     rng = random.Random(seed)
@@ -77,10 +82,10 @@ def placements(codes: tuple[str, ...]) -> tuple[Placement, ...]:
     return tuple(Shard(int(code[1:])) if code.startswith("S") else known[code] for code in codes)
 
 
-def flattened_mesh(sizes: tuple[int, ...]) -> DeviceMesh:
+def flattened_mesh(sizes: tuple[int, ...], device: str = "cpu") -> DeviceMesh:
     """A mesh of the world with every set of two or more axes flattened, so that both sides may merge what they can."""
     names = tuple("abcdef"[: len(sizes)])
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=names)
     for count in range(2, len(names) + 1):
         for some in itertools.combinations(names, count):
             mesh[some]._flatten("_".join(some))
@@ -120,7 +125,7 @@ def local_target(pair: Pair, at: tuple[int, ...], shape: tuple[int, int]) -> tor
 
 
 def source_tensor(pair: Pair, mesh: DeviceMesh, shape: tuple[int, int]) -> DTensor:
-    local = local_source(pair, tuple(mesh.get_coordinate() or ()), shape)
+    local = local_source(pair, tuple(mesh.get_coordinate() or ()), shape).to(mesh.device_type)
     strides = (shape[1], 1)
     return DTensor.from_local(local, mesh, placements(pair.source), run_check=False, shape=shape, stride=strides)
 

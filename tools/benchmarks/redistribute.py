@@ -125,12 +125,12 @@ def measure(rank: int, size: int, port: int, sizes: list[int], which: dict[str, 
     found = []
     with torch.no_grad():
         for size_in_bytes in sizes:
-            found += _one_size(chosen, meshes, size_in_bytes, rounds, batches)
+            found += one_size(chosen, meshes, size_in_bytes, rounds, batches)
     dist.destroy_process_group()
     return {"patched": patched, "pairs": found}
 
 
-def _one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -> list[dict[str, Any]]:
+def one_size(chosen: list, meshes: dict, size: int, rounds: int, batches: int) -> list[dict[str, Any]]:
     """Pair by pair, the sides in turns, so that what else the machine does is as bad for both."""
     from . import pairs
 
@@ -188,7 +188,7 @@ def _check(pair, source, mesh) -> tuple[bool, int]:
     with CommDebugMode() as counted:
         result = source.redistribute(mesh, pairs.placements(pair.target))
     expected = pairs.local_target(pair, tuple(mesh.get_coordinate()), tuple(source.shape))
-    wrong = torch.tensor(int(not torch.equal(result.to_local(), expected)))
+    wrong = torch.tensor(int(not torch.equal(result.to_local().cpu(), expected)), device=mesh.device_type)
     dist.all_reduce(wrong)
     return bool(wrong), counted.get_total_counts()
 
@@ -200,10 +200,20 @@ def _best_batch(source, mesh, target, calls: int, batches: int) -> float:
     source.redistribute(mesh, target)  # the first of a turn plans and allocates
     best = float("inf")
     for _ in range(batches):
+        settle(mesh.device_type)
         dist.barrier()
         begun = time.perf_counter()
         for _ in range(calls):
             source.redistribute(mesh, target).to_local()
+        settle(mesh.device_type)
         dist.barrier()
         best = min(best, (time.perf_counter() - begun) / calls)
     return best
+
+
+def settle(device: str) -> None:
+    """Wait until the device has done what it was given; a CPU always has."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()

@@ -1,0 +1,101 @@
+"""The record of a run as the tables of docs/clients.md, between their markers."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.sides import OVERLAY, STOCK
+
+from .compare import gain
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECORD, PAGE = ROOT / "docs" / "clients.json", ROOT / "docs" / "clients.md"
+MARKED = re.compile(r"(<!-- (clients: \w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str, record: dict[str, Any]) -> str:
+    """The page with what the record says between ``<!-- clients: NAME -->`` and ``<!-- end -->``."""
+    tables = {"clients: short": short, "clients: full": full, "clients: setup": setup}
+    return MARKED.sub(lambda found: f"{found[1]}{tables[found[2]](record)}\n{found[3]}", text)
+
+
+def setup(record: dict[str, Any]) -> str:
+    """What ran, in one sentence."""
+    packages = {name: version for client in record["clients"].values() for name, version in client["packages"].items()}
+    named = ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+    return f"Measured with torch {record['torch']}, {named}, on Python {record['python']}: {record['machine']}."
+
+
+def short(record: dict[str, Any]) -> str:
+    """The front page's table: one row for what differs most, in counts."""
+    lines = ["| client | what | stock | overlay |", "| --- | --- | ---: | ---: |"]
+    for client in record["clients"].values():
+        if "overlay" not in client:
+            continue
+        title = client["title"]
+        for what, stock, overlay in _counts(client):
+            if stock != overlay:
+                lines.append(f"| {title} | {what} | {stock:,} | {overlay:,} |")
+                title = ""
+    return "\n".join(lines)
+
+
+def full(record: dict[str, Any]) -> str:
+    """A heading and a table for each client, with times and results; or why there is none."""
+    return "\n\n".join("\n".join(_section(client)) for client in record["clients"].values())
+
+
+def _section(client: dict[str, Any]) -> Iterator[str]:
+    yield f"### {client['title']}\n"
+    yield f"{client['says']} {client['ranks']} ranks: `tools/clients/scripts/{client['script']}`.\n"
+    if "skipped" in client:
+        yield f"Not run: {client['skipped']}."
+        return
+    if "failed" in client:
+        yield from (f"* on {side}: `{line}`" for side, line in client["failed"].items())
+        return
+    yield "| what | stock | overlay | times less |"
+    yield "| --- | ---: | ---: | ---: |"
+    for what, stock, overlay in _counts(client):
+        yield f"| {what} | {stock:,} | {overlay:,} | {_times(stock, overlay)} |"
+    for name, phase in client[STOCK]["phases"].items():
+        if all(phase["seconds"]):
+            faster = gain(phase["seconds"], client[OVERLAY]["phases"][name]["seconds"])
+            yield f"| processor time: {name} | | | {'noise' if faster is None else f'{faster:.2f}'} |"
+    for name, value in client[STOCK]["numbers"].items():
+        yield f"| {name} | {value:.1e} | {client[OVERLAY]['numbers'][name]:.1e} | |"
+    yield ""
+    yield from _results(client)
+
+
+def _counts(client: dict[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """(what, stock, overlay): groups, calls, warnings, collectives of each phase that has some."""
+    stock, overlay = client[STOCK], client[OVERLAY]
+    yield "calls of `new_group`", stock["new_group"], overlay["new_group"]
+    yield "groups of several ranks, the world's among them", stock["groups"], overlay["groups"]
+    yield "lines of warnings, all ranks", stock["warnings"], overlay["warnings"]
+    for name, phase in stock["phases"].items():
+        other = overlay["phases"][name]
+        if phase["collectives"] or other["collectives"]:
+            yield f"collectives: {name}", *(one["collectives"] // one["calls"] for one in (phase, other))
+
+
+def _results(client: dict[str, Any]) -> Iterator[str]:
+    """One line for the losses, one for each set of tensors, one for each warning that a side gives more often."""
+    found = client["losses"]
+    if found["all"]:
+        worst = f"; the worst differs by {found['largest difference']:.1e} of itself"
+        much = "" if found["equal"] == found["all"] else worst
+        yield f"* losses and norms: {found['equal']} of {found['all']} equal to the bit{much}"
+    for name, one in client["results"].items():
+        much = "" if one["equal"] == one["tensors"] else f"; the largest difference is {one['largest difference']:.1e}"
+        yield f"* {name}: {one['equal']} of {one['tensors']} tensors equal to the bit{much}"
+    for text, (stock, overlay) in client["warnings that differ"].items():
+        yield f"* warned in {stock} lines on stock, {overlay} under the overlay: `{text.replace('`', '')}`"
+
+
+def _times(stock: int, overlay: int) -> str:
+    return "" if stock == overlay or not overlay else f"{stock / overlay:.1f}"
