@@ -33,7 +33,8 @@ SAID = {
 NEIGHBOUR = "a mesh over all ranks that no case is about"
 START_SECONDS, MOST_SHOWN = 120, 3
 OUTCOMES = ("right", "wrong", "raised", "hung")
-CASES_PER_WORLD = 300  # then new processes, for on stock every mesh leaves groups and their threads behind
+# Then new processes, for on stock every mesh leaves groups and their threads behind, and NCCL's much device memory.
+CASES_PER_WORLD = {"cpu": 300, "cuda": 40}
 
 
 class Ranks:
@@ -65,7 +66,7 @@ class Ranks:
 
     def ask(self, case: Any) -> tuple[str, str]:
         """What came of a case, the worst of all ranks, and its text."""
-        if self._asked == CASES_PER_WORLD:
+        if self._asked == CASES_PER_WORLD[self.device]:
             self.stop()
         if not self._processes:
             self._start()

@@ -145,6 +145,35 @@ def test_the_two_commands_differ_in_the_run_alone(tmp_path):
     assert overlay == [stock[0], "-m", "torch_overlay", "run", *stock[1:]]
 
 
+SCRIPT = """
+import warnings
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from clients.inside import Session
+
+session = Session()
+dist.init_process_group("gloo")
+session.phase("mesh", lambda: init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")))
+total = torch.ones(1)
+session.phase("sum", lambda: dist.all_reduce(total), repeats=2)
+session.keep("mine", {"rank": torch.tensor(session.rank)})
+warnings.warn("mind the gap")
+session.close()
+"""
+
+
+def test_what_the_ranks_of_a_run_write_comes_back(tmp_path):
+    """Two ranks under the overlay: their counts, their own tensors and their warnings, and that the overlay was on."""
+    (tmp_path / "small.py").write_text(SCRIPT)
+    found = launch.run(Client("small", "two ranks", ranks=2, folder=tmp_path), "overlay", timeout=250)
+    assert found.failed is None
+    for rank, notes in enumerate(found.ranks):
+        assert notes["overlay"] is True
+        assert notes["phases"]["sum"]["kinds"] == {"all-reduce": 1} and len(notes["phases"]["sum"]["seconds"]) == 2
+        assert found.kept[rank]["mine"]["rank"] == rank
+    assert [line.endswith("UserWarning: mind the gap") for line in found.warnings] == [True, True]
+
+
 def test_the_first_cause_is_named_and_not_its_echo():
     echo = "[rank0]: RuntimeError: gloo: Connection closed by peer"
     cause = "[rank1]: ValueError: tp 3 doesn't divide 4\n[rank1]:   and more"

@@ -19,7 +19,7 @@ from . import clock, gpu_ranks, process
 from .report import Report, Row, Target
 from .sides import OVERLAY, SIDES, STOCK
 
-SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
+SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 RANKS = (8, 4, 2)
 FILE = "torch_overlay_gpu.json"
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES", help="of whole tensors")
     parser.add_argument("--pairs", type=int, default=None, metavar="N", help="only the first N moves")
     parser.add_argument("--repeats", type=int, default=3, help="worlds a side for the groups, rounds for the overlap")
-    parser.add_argument("--fuzz", type=int, default=2000, metavar="N", help="random cases; 0 leaves them out")
+    parser.add_argument("--fuzz", type=int, default=500, metavar="N", help="random cases; 0 leaves them out")
     parser.add_argument("--fuzz-seconds", type=float, default=600, help="at most so long")
     parser.add_argument("--ranks", type=int, choices=RANKS, help="in place of as many as there are GPUs")
     parser.add_argument("--backend", default="nccl", choices=("nccl", "gloo"))
@@ -116,7 +116,17 @@ def _fuzz(ranks: int, arguments: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "fuzz.json")
         words = ["--ranks", ranks, "--cases", arguments.fuzz, "--seconds", arguments.fuzz_seconds, "--stock"]
-        words += ["--backend", arguments.backend, "--device", arguments.device, "--alone", "--json", file]
+        words += [
+            "--backend",
+            arguments.backend,
+            "--device",
+            arguments.device,
+            "--alone",
+            "--limit",
+            60,
+            "--json",
+            file,
+        ]
         done = subprocess.run([sys.executable, str(tool), *map(str, words)], capture_output=True, text=True)
         if not file.exists():
             raise process.ChildFailed(f"the fuzz ended with {done.returncode}:\n{done.stderr[-3000:]}")

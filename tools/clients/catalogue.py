@@ -14,7 +14,7 @@ class Client:
     """One program.
 
     Attributes:
-        name: of its script in ``scripts/``, without the ending.
+        name: of its script, without the ending.
         title: as the table says it.
         needs: names on PyPI of what must be installed beside torch, in the order that matters to a reader.
     """
@@ -23,10 +23,11 @@ class Client:
     title: str
     needs: tuple[str, ...] = ()
     ranks: int = 8
+    folder: pathlib.Path = SCRIPTS
 
     @property
     def script(self) -> pathlib.Path:
-        return SCRIPTS / f"{self.name}.py"
+        return self.folder / f"{self.name}.py"
 
     def versions(self) -> dict[str, str]:
         """The release of each package that it needs. Raises Missing, naming all that aren't installed."""

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from .catalogue import Client
 
 TOOLS = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = "CLIENT_RUN_FOLDER"  # as in clients.inside, which imports torch
+GRACE = 90  # seconds; torchrun gives its ranks 30
 GONE = "Connection closed by peer"
 WARNING = re.compile(r"Warning: |\bWARNING\b|^(\[rank\d+\]:)?W\d{4} ")
 # One thread a rank, loopback, and no way to a hub: what a client needs is made from its configuration.
@@ -82,16 +82,18 @@ def _environment() -> dict[str, str]:
 
 
 def _run(words: list[str], environment: dict[str, str], timeout: float) -> str | None:
-    """None if it ended well, else its last words. It leads a session of its own, which is ended with it."""
-    process = subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    """None if it ended well, else its last words. What takes too long is asked to end, with its ranks."""
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         said, _ = process.communicate(timeout=timeout)
         return said if process.returncode else None
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.terminate()  # torchrun: it leads the ranks, which have sessions of their own
+        try:
+            process.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
         return f"no end in {timeout:g} s"
 
 
