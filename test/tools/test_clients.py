@@ -71,6 +71,20 @@ def test_page_has_a_place_for_each_table():
     ]
 
 
+def test_short_table_has_what_saves_most_and_what_differs():
+    phases = [("few", 9, 1), ("many", 40, 20), ("same", 5, 5), ("more", 3, 4)]
+    sides = {
+        side: {
+            **dict(groups=2, new_group=1000 if side == "stock" else 10, warnings=8, numbers={}),
+            "phases": {name: dict(collectives=both[at], calls=1, seconds=[]) for name, *both in phases},
+        }
+        for at, side in enumerate(("stock", "overlay"))
+    }
+    results = {"a": dict(tensors=4, equal=4), "b": {"tensors": 4, "equal": 3, "largest difference": 0.002}}
+    line = page.short({"clients": {"x": {"title": "X", "results": results, **sides}}}).splitlines()[-1]
+    assert line == "| X | 1,000 → 10 | many 40 → 20; few 9 → 1 | 8 | b, by 2e-03 |"
+
+
 # --- what is compared
 
 

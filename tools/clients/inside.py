@@ -94,7 +94,7 @@ class Session:
 def _timed(call: Callable[[], Any]) -> float:
     """Seconds of processor time of all threads of this rank, gloo's among them, which other jobs hardly move.
 
-    Without the garbage collector, as timeit does: it walks all of a library's objects, whoever it is that made one more.
+    Without the garbage collector, as timeit does: it walks all objects of a library, whoever made one too many.
     """
     gc.collect()
     gc.disable()

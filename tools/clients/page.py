@@ -13,6 +13,7 @@ from .compare import gain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD, PAGE = ROOT / "docs" / "clients.json", ROOT / "docs" / "clients.md"
+COLLECTIVES = "collectives: "
 MARKED = re.compile(r"(<!-- (clients: \w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -30,17 +31,31 @@ def setup(record: dict[str, Any]) -> str:
 
 
 def short(record: dict[str, Any]) -> str:
-    """The front page's table: one row for what differs most, in counts."""
-    lines = ["| client | what | stock | overlay |", "| --- | --- | ---: | ---: |"]
+    """The front page's table: a row for each client that ran, stock's counts before the overlay's."""
+    lines = ["| client | calls of `new_group` | collectives | lines of warnings | tensors that differ |"]
+    lines.append("| --- | ---: | --- | ---: | --- |")
     for client in record["clients"].values():
-        if "overlay" not in client:
-            continue
-        title = client["title"]
-        for what, stock, overlay in _counts(client):
-            if stock != overlay:
-                lines.append(f"| {title} | {what} | {stock:,} | {overlay:,} |")
-                title = ""
+        if OVERLAY in client:
+            (_, *calls), _, (_, *warnings), *phases = _counts(client)
+            cells = (client["title"], _both(*calls), _most(phases), _both(*warnings), _differing(client))
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _both(stock: int, overlay: int) -> str:
+    return f"{stock:,} → {overlay:,}" if stock != overlay else f"{stock:,}"
+
+
+def _most(phases: list[tuple[str, int, int]]) -> str:
+    """The two phases that save most."""
+    saving = sorted((phase for phase in phases if phase[1] != phase[2]), key=lambda phase: phase[2] - phase[1])
+    return "; ".join(f"{name.removeprefix(COLLECTIVES)} {_both(*both)}" for name, *both in saving[:2])
+
+
+def _differing(client: dict[str, Any]) -> str:
+    """Which sets of tensors aren't equal to the bit, and by how much at most."""
+    found = {name: one for name, one in client["results"].items() if one["equal"] < one["tensors"]}
+    return "; ".join(f"{name}, by {one['largest difference']:.0e}" for name, one in found.items()) or "none"
 
 
 def full(record: dict[str, Any]) -> str:
@@ -80,7 +95,7 @@ def _counts(client: dict[str, Any]) -> Iterator[tuple[str, int, int]]:
     for name, phase in stock["phases"].items():
         other = overlay["phases"][name]
         if phase["collectives"] or other["collectives"]:
-            yield f"collectives: {name}", *(one["collectives"] // one["calls"] for one in (phase, other))
+            yield f"{COLLECTIVES}{name}", *(one["collectives"] // one["calls"] for one in (phase, other))
 
 
 def _results(client: dict[str, Any]) -> Iterator[str]:
