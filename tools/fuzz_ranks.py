@@ -28,7 +28,7 @@ SAID = {
     "with NCCL": "a reduction that NCCL doesn't do",
     "not supported yet": "said to be unsupported",
     "unsupported": "said to be unsupported",
-    ".mesh.make()": "making the mesh",
+    ".mesh.make(": "making the mesh",
 }
 NEIGHBOUR = "a mesh over all ranks that no case is about"
 START_SECONDS, MOST_SHOWN = 120, 3
@@ -238,8 +238,8 @@ def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: fl
     """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts.
 
     Args:
-        world: ``backend``, ``device``; ``unplanned``, which is the overlay's alone; and ``alone``, which leaves a second thread with another mesh out of every case,
-            as a backend needs whose communicators must not be used in another order on another rank.
+        world: ``backend`` and ``device``; ``unplanned``, of the overlay alone; and ``alone``, which leaves out of every
+            case its second thread with another mesh, as a backend needs whose communicators have one order everywhere.
 
     Returns the counts of each side; ``failures`` is how many cases weren't right under the overlay.
     """
