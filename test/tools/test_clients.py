@@ -151,6 +151,24 @@ def test_times_are_added_over_ranks_and_kept_by_run():
     assert compare.gain(found["stock"]["phases"]["step"]["seconds"], [[0.1, 0.1]]) is None  # one run can't tell
 
 
+def test_a_ratio_of_times_must_exceed_that_of_calls_that_do_the_same():
+    """Two calls are faster by half and a third; only that of fewer collectives may, and only by more than the other."""
+
+    def side(*phases):
+        return {
+            "phases": {name: dict(collectives=n, calls=1, seconds=s) for name, n, s in phases},
+            "numbers": {},
+        } | dict(groups=1, new_group=1, warnings=0)
+
+    stock = side(("same", 2, [[3.0], [3.0]]), ("fewer", 4, [[6.0], [6.0]]), ("hardly", 4, [[2.2], [2.2]]))
+    overlay = side(("same", 2, [[2.0], [2.0]]), ("fewer", 2, [[3.0], [3.0]]), ("hardly", 2, [[2.0], [2.0]]))
+    more = {"title": "", "says": "", "ranks": 1, "script": "", "results": {}, "warnings that differ": {}}
+    record = {"clients": {"x": {**more, "losses": {"all": 0}, "stock": stock, "overlay": overlay}}}
+    assert page.scatter(record) == 1.5
+    shown = [line.split("|")[-2].strip() for line in page.full(record).splitlines() if "processor time" in line]
+    assert shown == ["noise", "2.00", "noise"]
+
+
 # --- running
 
 

@@ -60,10 +60,23 @@ def _differing(client: dict[str, Any]) -> str:
 
 def full(record: dict[str, Any]) -> str:
     """A heading and a table for each client, with times and results; or why there is none."""
-    return "\n\n".join("\n".join(_section(client)) for client in record["clients"].values())
+    noise = scatter(record)
+    return "\n\n".join("\n".join(_section(client, noise)) for client in record["clients"].values())
 
 
-def _section(client: dict[str, Any]) -> Iterator[str]:
+def scatter(record: dict[str, Any]) -> float:
+    """The largest ratio of times of calls that run as many collectives on both sides: what a ratio must exceed."""
+    found = [1.0]
+    for client in record["clients"].values():
+        for name, phase in client.get(STOCK, {"phases": {}})["phases"].items():
+            other = client[OVERLAY]["phases"][name]
+            ratio = gain(phase["seconds"], other["seconds"])
+            if ratio and phase["collectives"] == other["collectives"]:
+                found.append(max(ratio, 1 / ratio))
+    return max(found)
+
+
+def _section(client: dict[str, Any], noise: float) -> Iterator[str]:
     yield f"### {client['title']}\n"
     yield f"{client['says']} {client['ranks']} ranks: `tools/clients/scripts/{client['script']}`.\n"
     if "skipped" in client:
@@ -78,8 +91,9 @@ def _section(client: dict[str, Any]) -> Iterator[str]:
         yield f"| {what} | {stock:,} | {overlay:,} | {_times(stock, overlay)} |"
     for name, phase in client[STOCK]["phases"].items():
         if all(phase["seconds"]):
-            faster = gain(phase["seconds"], client[OVERLAY]["phases"][name]["seconds"])
-            yield f"| processor time: {name} | | | {'noise' if faster is None else f'{faster:.2f}'} |"
+            ratio = gain(phase["seconds"], client[OVERLAY]["phases"][name]["seconds"])
+            clear = ratio is not None and max(ratio, 1 / ratio) > noise
+            yield f"| processor time: {name} | | | {f'{ratio:.2f}' if clear else 'noise'} |"
     for name, value in client[STOCK]["numbers"].items():
         yield f"| {name} | {value:.1e} | {client[OVERLAY]['numbers'][name]:.1e} | |"
     yield ""
