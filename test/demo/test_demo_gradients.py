@@ -1,13 +1,17 @@
 """The demo's parallel model does what the whole model on one process does: same loss, same gradient of every weight."""
 
+import contextlib
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import forks
+import torch_overlay
 from torch_overlay.demo.config import Config
+from torch_overlay.demo.counters import count_collectives
 from torch_overlay.demo.meshes import build_meshes
 from torch_overlay.demo.model import build_model, byte_loss
 from torch_overlay.demo.text import Text
@@ -36,9 +40,21 @@ def _one_rank(rank: int, folder: str) -> None:
         trainer.clip()
         clipped = {key: whole(weight.grad) for key, weight in trainer.model.named_parameters()}
         answers[name] = (loss, grads, clipped)
+    answers["counts"] = {(overlay, flatten): _counts(overlay, flatten) for overlay in (0, 1) for flatten in (0, 1)}
     torch.save(answers, os.path.join(folder, f"rank{rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _counts(overlay: int, flatten: int) -> tuple[int, int]:
+    """Collectives of clipping and of a full save, of the demo's own configuration."""
+    # Torch keeps results of equal meshes, with the mesh that came first and its groups.
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    with torch_overlay.enabled() if overlay else contextlib.nullcontext():
+        config = replace(CONFIGS["default"], flatten=bool(flatten))
+        trainer = Trainer(config, build_meshes(config))
+        trainer.backward(step=0)
+        return tuple(sum(count_collectives(call)[1].values()) for call in (trainer.clip, trainer.full_state))
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +97,15 @@ def test_gradients_of_parallel_model_are_those_of_whole_model(answers, name):
         for key, grad in grads.items():
             torch.testing.assert_close(their_grads[key], grad, rtol=1e-9, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
             torch.testing.assert_close(clipped[key], grad * CONFIGS[name].clip / norm, rtol=1e-5, atol=1e-12)
+
+
+def test_flattening_saves_an_all_reduce_a_norm_and_the_overlay_gathers_a_weight_at_once(answers):
+    """What the demo's table says of a step's collectives and of a full save's, with --flatten and without."""
+    for rank in range(8):
+        (stock, stock_save), (stock_flat, stock_flat_save) = (answers[rank]["counts"][0, flat] for flat in (0, 1))
+        (ours, our_save), (our_flat, our_flat_save) = (answers[rank]["counts"][1, flat] for flat in (0, 1))
+        assert (stock, ours, stock_flat, our_flat) == (4, 4, 2, 2)
+        assert (stock_save, our_save, stock_flat_save, our_flat_save) == (34, 34, 34, 20)
 
 
 def test_every_expert_is_asked():

@@ -38,6 +38,7 @@ class Config:
     text_bytes: int = 1_000_000
     dtype: str = "float32"
     timeout: float = 120.0
+    flatten: bool = False  # make the groups that the norms and whole weights lack: see `joined`
 
     def __post_init__(self) -> None:
         for name in (*_DEGREES, *_SIZES):
@@ -79,6 +80,20 @@ class Config:
     def efsdp(self) -> int:
         """Ranks over which one expert's weights are sharded."""
         return self.dp_shard * self.tp // self.ep
+
+    @property
+    def joined(self) -> list[tuple[str, str]]:
+        """The two axes that cut a dense weight, and those that cut an expert's, where both have several ranks.
+
+        A norm of such weights is a sum over both axes, and a whole one is gathered from both.
+        """
+        pairs = {("fsdp", "tp"): (self.dp_shard, self.tp), ("efsdp", "ep"): (self.efsdp, self.ep)}
+        return [axes for axes, sizes in pairs.items() if min(sizes) > 1]
+
+    @property
+    def lacks_groups(self) -> bool:
+        """Whether the group over all axes of a mesh, which the overlay makes, is wider than `joined`."""
+        return self.dp_replicate > 1 and bool(self.joined) and not self.flatten
 
     @property
     def tokens_per_step(self) -> int:

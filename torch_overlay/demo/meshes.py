@@ -48,6 +48,13 @@ class Meshes:
 
 
 def build_meshes(config: Config) -> Meshes:
-    """Make the meshes. Both runs execute the same lines: `ParallelDims` runs on stock torch as it does on ours."""
+    """Make the meshes. Both runs execute the same lines: `ParallelDims` runs on stock torch as it does on ours.
+
+    With `config.flatten`, the axes that weights are cut along get a group together: merged collectives can use it.
+    """
     dims = ParallelDims(dp_replicate=config.dp_replicate, dp_shard=config.dp_shard, tp=config.tp, ep=config.ep)
-    return Meshes(dims.build("cpu"))
+    meshes = Meshes(dims.build("cpu"))
+    if config.flatten:
+        for axes in config.joined:
+            meshes.dims[axes]._flatten("_".join(axes))  # stock's name for `flatten`, and the overlay's too
+    return meshes

@@ -27,7 +27,7 @@ def draw(result: Result, path: str) -> None:
         )
         _losses(panels["loss"], result)
         _bars(panels["groups"], "Groups", result, _group_counts)
-        _bars(panels["collectives"], "Collectives a step", result, _collective_counts(result))
+        _bars(panels["collectives"], "Collectives of a step, and of a full save", result, _collective_counts(result))
         config = result.config
         figure.suptitle(
             f"FSDP2 {config.dp_replicate}x{config.dp_shard}, TP {config.tp}, EP {config.ep} "
@@ -74,7 +74,7 @@ def _group_counts(side: Side) -> dict[str, int]:
 
 def _collective_counts(result: Result) -> Any:
     kinds = sorted(result.first.collectives | result.second.collectives)
-    return lambda side: {kind: side.collectives.get(kind, 0) for kind in kinds}
+    return lambda side: {kind: side.collectives.get(kind, 0) for kind in kinds} | {"full save": side.state_collectives}
 
 
 def _label(side: Side, result: Result) -> str:

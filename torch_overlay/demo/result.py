@@ -25,7 +25,7 @@ class Side:
     parameters: int = 0
     elements: int = 0
     state_collectives: int = 0
-    weights_digest: str = ""
+    state_seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)  # of timed steps only
 
@@ -43,13 +43,12 @@ class Side:
         self.losses.append(losses[0])
 
     def add_facts(self, facts: list[dict[str, Any]]) -> None:
-        """Take what each rank's `finish` says."""
-        for name in ("groups", "new_group_calls", "parameters", "elements", "state_collectives"):
+        """Take what each rank's `gather` and `finish` say."""
+        for name in facts[0].keys() - {"threads_and_sockets"}:
             setattr(self, name, max(rank[name] for rank in facts))
-        self.weights_digest = facts[0]["weights_digest"]
-        costs = [rank["threads_and_sockets"] for rank in facts]
+        costs = [rank.get("threads_and_sockets") for rank in facts]
         if all(costs):
-            self.threads, self.sockets = (max(cost[i] for cost in costs) for i in (0, 1))
+            self.threads, self.sockets = (max(cost[i] for cost in costs if cost) for i in (0, 1))
 
     @property
     def collectives_per_step(self) -> int:
@@ -60,6 +59,23 @@ class Side:
         return config.tokens_per_step / statistics.median(self.step_seconds)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """How far the trained weights of two runs are apart.
+
+    Attributes:
+        elements: that are compared, and `different` how many of them are not equal to the last bit.
+        largest: the largest difference, of an element of the weight `name`.
+        scale: the largest absolute value in that weight, to see how small `largest` is.
+    """
+
+    elements: int
+    different: int = 0
+    largest: float = 0.0
+    name: str = ""
+    scale: float = 0.0
+
+
 @dataclass
 class Result:
     """Two runs of one config."""
@@ -67,11 +83,17 @@ class Result:
     config: Config
     first: Side
     second: Side
+    weights: Difference = field(default_factory=lambda: Difference(0))
     seconds: float = 0.0
 
     @property
     def sides(self) -> tuple[Side, Side]:
         return self.first, self.second
+
+    @property
+    def control(self) -> bool:
+        """Whether stock runs against itself."""
+        return not self.second.patches
 
     @property
     def loss_difference(self) -> float:
@@ -81,7 +103,7 @@ class Result:
     @property
     def same_weights(self) -> bool:
         """Whether the trained weights are equal to the last bit."""
-        return self.first.weights_digest == self.second.weights_digest
+        return self.weights.different == 0
 
     def as_json(self) -> dict[str, Any]:
         sides = {
@@ -97,5 +119,6 @@ class Result:
             "sides": sides,
             "loss_difference": self.loss_difference,
             "same_weights": self.same_weights,
+            "weights": asdict(self.weights),
             "seconds": self.seconds,
         }

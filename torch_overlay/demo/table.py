@@ -1,129 +1,151 @@
-"""The demo's words: what it prints before, while and after it runs. Strings only."""
+"""The demo's pages: what it prints before, while and after it runs, as lines with styles."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 from torch_overlay.demo.config import Config
+from torch_overlay.demo.degrees import flags
 from torch_overlay.demo.result import Result, Side
-from torch_overlay.show.columns import aligned
+from torch_overlay.demo.rows import Row, sections, verdict
+from torch_overlay.demo.screen import Styled
+from torch_overlay.show.columns import aligned, wrapped
 
-Row = tuple[str, str, str, str]
+_BESIDE = 110  # columns from which on the words stand beside the numbers
+_WORDS, _GAIN, _LOSS = "dim", "bold green", "yellow"
 
 
-def header(config: Config) -> str:
+def header(config: Config, width: int) -> list[Styled]:
     """What is about to run."""
     c = config
-    return "\n".join(
-        [
-            f"{c.ranks} gloo ranks, one world, four views of it:",
-            f"  data   (batch {c.dp}, tp {c.tp})              loss  (loss {c.dp})",
-            f"  dense  (dp_replicate {c.dp_replicate}, fsdp {c.dp_shard}, tp {c.tp})",
-            f"  sparse (dp_replicate {c.dp_replicate}, efsdp {c.efsdp}, ep {c.ep})",
-            f"{c.layers} layers of width {c.width}, {c.experts} experts ({c.top_k} a token) in every second one; "
-            f"{c.steps} steps of {c.tokens_per_step:,} bytes of the standard library",
-        ]
+    replicas = f"dp_replicate {c.dp_replicate} x " if c.dp_replicate > 1 else ""
+    meshes = [
+        ("dense weights", f"{replicas}fsdp {c.dp_shard} x tp {c.tp}", "FSDP2 and tensor parallel"),
+        ("experts", f"{replicas}efsdp {c.efsdp} x ep {c.ep}", "FSDP2 and expert parallel"),
+        ("batches", f"batch {c.dp} x tp {c.tp}", "who reads what"),
+    ]
+    text = (
+        f"One training job, twice on this machine: on stock torch, and under torch_overlay. {c.ranks} gloo processes "
+        f"each learn {c.steps} steps of {c.tokens_per_step:,} bytes of the Python standard library with a transformer "
+        f"of {c.layers} layers of width {c.width}, {c.experts} experts in every second one."
     )
+    return [*_plain(wrapped(text, "", width)), ("", ""), *_plain(aligned([(f"  {a}", b, c) for a, b, c in meshes]))]
+
+
+def chosen(config: Config, changed: Mapping[str, Any], width: int) -> list[Styled]:
+    """What was chosen to fit the ranks, where the defaults don't."""
+    text = f"To fit {config.ranks} ranks: {flags(changed)}."
+    if config.tp == 1 and config.ranks > 2:
+        text += " With an even number of ranks there is tensor parallelism too: 4 or 8 show more."
+    return [("", ""), *_plain(wrapped(text, "", width))]
 
 
 def set_up(side: Side) -> str:
     """One line: which torch a run is on, and how long its meshes took."""
     patches = f" with {side.patches} patches" if side.patches else ""
-    return f"{side.name}: torch {side.torch}{patches}, meshes built in {1000 * side.build_seconds:.0f} ms"
+    return f"{side.name}: torch {side.torch}{patches}, meshes made in {1000 * side.build_seconds:.0f} ms"
 
 
 def progress_header(first: Side, second: Side) -> str:
-    titles = (f"{f'{what} {side.name}':>18}" for what in ("loss", "tok/s") for side in (first, second))
+    titles = (f"{f'{what} {side.name}':>17}" for what in ("loss", "tok/s") for side in (first, second))
     return f"{'step':>9}{''.join(titles)}"
 
 
 def progress(result: Result) -> str:
     """One line: the last step's losses and the speed so far."""
     done = f"{len(result.first.losses)}/{result.config.steps}"
-    losses = "".join(f"{side.losses[-1]:18.6f}" for side in result.sides)
+    losses = "".join(f"{side.losses[-1]:17.6f}" for side in result.sides)
     return f"{done:>9}{losses}{''.join(_speed(side, result.config) for side in result.sides)}"
 
 
-def summary(result: Result) -> str:
-    """The table: a row for each thing measured, both runs side by side, and second over first."""
-    first, second = result.sides
-    sections = [
-        [("", first.name, second.name, f"{second.name} / {first.name}")],
-        _group_rows(result),
-        _collective_rows(result),
-        _training_rows(result),
-    ]
-    lines = aligned([row for section in sections for row in section], right=(1, 2, 3))
-    rule = "-" * max(map(len, lines))
-    ends = itertools.accumulate(map(len, sections))
-    return "\n".join(line for end, rows in zip(ends, sections) for line in (*lines[end - len(rows) : end], rule))
-
-
-def _group_rows(result: Result) -> list[Row]:
-    rows = [
-        _count("groups of several ranks", result, lambda side: side.groups),
-        _count("new_group calls a rank", result, lambda side: side.new_group_calls),
-        _row("mesh build, ms", result, lambda side: 1000 * side.build_seconds, "{:.1f}"),
-    ]
-    if result.first.threads is not None:
-        rows += [
-            _count("threads a process", result, lambda side: side.threads or 0),
-            _count("open sockets a process", result, lambda side: side.sockets or 0),
-        ]
-    return rows
-
-
-def _collective_rows(result: Result) -> list[Row]:
-    first, second = result.sides
-    return [
-        _count("collectives a step", result, lambda side: side.collectives_per_step),
-        *(_kind(kind, result) for kind in sorted(first.collectives | second.collectives)),
-        _count(f"collectives, {first.parameters} weights whole", result, lambda side: side.state_collectives),
-    ]
-
-
-def _training_rows(result: Result) -> list[Row]:
-    first, second = result.sides
-    return [
-        _row("tokens a second", result, lambda side: side.tokens_per_second(result.config), "{:.0f}"),
-        ("loss, first step", f"{first.losses[0]:.6f}", f"{second.losses[0]:.6f}", ""),
-        ("loss, last step", f"{first.losses[-1]:.6f}", f"{second.losses[-1]:.6f}", ""),
-        ("loss, largest difference of a step", "", f"{result.loss_difference:.3g}", _verdict(result)),
-    ]
-
-
-def losses(result: Result) -> str:
-    """The loss of every step in both runs, ten a row."""
-    lines = []
-    for start in range(0, result.config.steps, 10):
-        for side in result.sides:
-            part = " ".join(f"{loss:.4f}" for loss in side.losses[start : start + 10])
-            lines.append(f"{f'{start}..' if side is result.first else '':>6} {side.name:>12}  {part}")
-    return "\n".join(["loss of every step", *lines])
-
-
-def _verdict(result: Result) -> str:
-    if result.loss_difference == 0:
-        return "weights equal" if result.same_weights else "weights differ"
-    return ""
-
-
-def _kind(kind: str, result: Result) -> Row:
-    return _count(f"  {kind}", result, lambda side: side.collectives.get(kind, 0))
-
-
-def _count(label: str, result: Result, value: Callable[[Side], int]) -> Row:
-    return _row(label, result, value, "{}")
-
-
-def _row(label: str, result: Result, value: Callable[[Side], float], form: str) -> Row:
-    first, second = (value(side) for side in result.sides)
-    ratio = f"{second / first:.2f}x" if first else "-"
-    return label, form.format(first), form.format(second), ratio
-
-
 def _speed(side: Side, config: Config) -> str:
-    if not side.step_seconds:
-        return f"{'warm-up':>18}"
-    return f"{side.tokens_per_second(config):18.0f}"
+    return f"{side.tokens_per_second(config):17,.0f}" if side.step_seconds else f"{'warm-up':>17}"
+
+
+def summary(result: Result, width: int) -> list[Styled]:
+    """The table: a row for each thing measured, both runs, how many times better, and why."""
+    first, second = result.sides
+    found = sections(result)
+    heads = Row("", first.name, second.name, "better")
+    rows = [heads, *(row for rows in found for row in rows)]
+    numbers = aligned([(row.label, row.first, row.second, row.better) for row in rows], right=(1, 2, 3))
+    left = max(map(len, numbers))
+    beside = width >= _BESIDE
+    rule = ("-" * (width if beside else left), _WORDS)
+    lines: list[Styled] = [(numbers[0], "bold"), rule]
+    at = 1
+    for group in found:
+        for row, line in zip(group, numbers[at:]):
+            lines += _beside(row, line, left, width) if beside else _below(row, line, width)
+        lines.append(rule)
+        at += len(group)
+    return lines
+
+
+def _beside(row: Row, line: str, left: int, width: int) -> list[Styled]:
+    words = wrapped(row.why, "", width - left - 3)
+    first = f"{line:{left}}   {words[0]}" if words else line
+    return [(first, _style(row)), *((f"{'':{left}}   {more}", _WORDS) for more in words[1:])]
+
+
+def _below(row: Row, line: str, width: int) -> list[Styled]:
+    return [(line, _style(row)), *((words, _WORDS) for words in wrapped(row.why, "    ", width))]
+
+
+def _style(row: Row) -> str:
+    if not row.better.endswith("x"):
+        return ""
+    gain = float(row.better[:-1].replace(",", ""))
+    return _GAIN if gain >= 1.1 else _LOSS if gain < 0.95 else ""
+
+
+def outcome(result: Result, width: int) -> list[Styled]:
+    """What both runs learned, and how far they are apart."""
+    return [line for text in verdict(result) for line in _plain(wrapped(text, "", width))]
+
+
+def losses(result: Result, width: int) -> list[Styled]:
+    """The loss of every step in both runs; once if they are equal."""
+    sides = result.sides if result.loss_difference else result.sides[:1]
+    title = "Loss of every step" + ("" if result.loss_difference else ", in both runs")
+    names = {side.name: f"  {side.name}" if len(sides) > 1 else "" for side in sides}
+    indent = max(map(len, names.values())) + 2
+    each = (width - indent) // 7
+    lines = [title]
+    for start in range(0, result.config.steps, each):
+        for side in sides:
+            part = " ".join(f"{loss:.4f}" for loss in side.losses[start : start + each])
+            lines.append(f"{names[side.name]:{indent}}{part}")
+    return _plain(lines)
+
+
+def next_commands(config: Config) -> list[tuple[str, str]]:
+    """What to type next, and what for."""
+    program, mesh = command(), f"{config.dp_replicate},{config.dp_shard},{config.tp}"
+    found = [
+        (
+            f"{program} explain --mesh {mesh} --shape 64,64 R,S0,S0 R,R,R",
+            "how such a weight is made whole by stock and by the overlay, step by step",
+        ),
+        (f"{program} run your_script.py", "your own program under the overlay, as it is; torchrun works there, too"),
+    ]
+    again = (f"{program} demo --flatten", "this again, with a group over just the axes that cut a weight")
+    return [again, *found] if config.lacks_groups else found
+
+
+def command() -> str:
+    """How this program is called here: by name if it is on PATH, else by its path, else by its Python."""
+    if shutil.which("torch-overlay"):
+        return "torch-overlay"
+    beside = os.path.join(os.path.dirname(sys.executable), "torch-overlay")
+    if os.path.exists(beside):
+        return min(beside, os.path.relpath(beside), key=len)
+    return f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m torch_overlay"
+
+
+def _plain(lines: list[str]) -> list[Styled]:
+    return [(line, "") for line in lines]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from torch_overlay.demo.config import Config
@@ -60,7 +61,7 @@ class Trainer:
 
     def full_state(self) -> dict[str, torch.Tensor]:
         """Every weight, whole, on every rank: what a checkpoint for inference holds."""
-        return {name: whole(value).detach() for name, value in self.model.state_dict().items()}
+        return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import traceback
@@ -35,6 +34,7 @@ class Worker:
             raise RuntimeError("the stock run needs stock torch, but the overlay is on: start the demo without `run`")
         self.store: dist.TCPStore | None = None
         self.trainer: Trainer
+        self.state: dict[str, torch.Tensor] = {}
 
     def ready(self) -> tuple[str, int]:
         """Answers once torch is imported and the overlay is on or off: (torch's version, patches in place)."""
@@ -80,17 +80,36 @@ class Worker:
         """Train one step with all collectives counted: (loss, how many of each kind)."""
         return count_collectives(lambda: self.trainer.step(step))
 
+    def gather(self) -> dict[str, Any]:
+        """Make the weights whole on every rank; answers with how many there are and what that took."""
+        self.state, collectives = count_collectives(self.trainer.full_state)
+        return {
+            "parameters": len(self.state),
+            "elements": sum(value.numel() for value in self.state.values()),
+            "state_collectives": sum(collectives.values()),
+        }
+
+    def gather_again(self) -> float:
+        """The seconds of the same without a profiler."""
+        dist.barrier()
+        start = time.perf_counter()
+        self.trainer.full_state()
+        return time.perf_counter() - start
+
+    def keep_weights(self, path: str) -> None:
+        """Write the weights that `gather` made, for another run to compare."""
+        torch.save(self.state, path)
+
+    def compare_weights(self, path: str) -> dict[str, Any]:
+        """How far the weights are from those in a file: a `Difference` as plain data."""
+        return weights_apart(torch.load(path), self.state)
+
     def finish(self) -> dict[str, Any]:
-        """Gather the weights and leave the world; says what the run has come to on this rank."""
-        state, collectives = count_collectives(self.trainer.full_state)
+        """Leave the world; says what the run has come to on this rank."""
         facts = {
             "groups": self.counter.groups(),
             "new_group_calls": self.counter.calls,
             "threads_and_sockets": threads_and_sockets(),
-            "parameters": len(state),
-            "elements": sum(value.numel() for value in state.values()),
-            "state_collectives": sum(collectives.values()),
-            "weights_digest": _digest(state),
         }
         dist.barrier()
         dist.destroy_process_group()
@@ -135,9 +154,18 @@ def _redirect_output(log: str) -> None:
     os.close(file)
 
 
-def _digest(state: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(name.encode())
-        digest.update(state[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def weights_apart(theirs: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """A `Difference` as plain data.
+
+    >>> apart = weights_apart({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.0, -2.5])})
+    >>> apart["elements"], apart["different"], apart["largest"], apart["name"], apart["scale"]
+    (2, 1, 0.5, 'w', 2.0)
+    """
+    found: dict[str, Any] = {"elements": 0, "different": 0, "largest": 0.0, "name": "", "scale": 0.0}
+    for name, one in theirs.items():
+        apart = (one - ours[name]).abs()
+        found["elements"] += one.numel()
+        found["different"] += int((one != ours[name]).sum())
+        if apart.max().item() > found["largest"]:
+            found |= {"largest": apart.max().item(), "name": name, "scale": one.abs().max().item()}
+    return found
