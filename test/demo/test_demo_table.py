@@ -128,6 +128,13 @@ def test_what_is_offered_instead_fits_and_changes_one_number(given):
 # --- what it offers at the end
 
 
+def test_groups_of_single_ranks_are_the_reason_where_nothing_is_merged():
+    three = result(degrees.complete({"ranks": 3, "steps": 12}), groups=10, new_group_calls=40, sockets=60)
+    words = text(table.summary(three, 80))
+    assert "a group for each axis of one rank" in words and "Each sum is over one axis" in words
+    assert "over all axes has" not in words
+
+
 @pytest.mark.parametrize("config", [Config(), degrees.complete({"ranks": 3})], ids=["8", "3"])
 def test_the_next_commands_are_ones_that_work(config, capsys):
     from torch_overlay import explain, run

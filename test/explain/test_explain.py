@@ -285,8 +285,7 @@ def test_picture_has_both_plans(source, target, tmp_path, capsys):
     bands = numpy.array_split(pixels, 3)  # the tensor, torch's plan, ours
     inked = [float((band.min(axis=2) < 0.9).mean()) for band in bands]
     assert inked[0] > 0.3, "the tensor's parts are filled"
-    drawn = source != target
-    assert all((part > 0.01) == drawn for part in inked[1:]), f"matrices where something is sent: {inked}"
+    assert min(inked[1:]) > 0.01, f"matrices where something is sent, else the mesh: {inked}"
 
 
 def test_without_matplotlib_it_says_how_to_get_it(monkeypatch, capsys):

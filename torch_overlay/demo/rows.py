@@ -60,6 +60,9 @@ def times_faster(first: list[float], second: list[float]) -> str:
 
 
 def _group_rows(result: Result) -> list[Row]:
+    first, second = result.sides
+    # Without the overlay, ParallelDims lets one group stand in for all axes of one rank.
+    lone = second.new_group_calls > first.new_group_calls
     rows = [
         _count(
             "process groups of a rank",
@@ -73,22 +76,30 @@ def _group_rows(result: Result) -> list[Row]:
             "new_group calls of a rank",
             result,
             lambda side: side.new_group_calls,
-            "On stock every rank takes part in making every group, so that the calls grow with the job. Under the "
+            "The overlay makes a group for each axis of one rank, too; on stock, ParallelDims lets one stand in."
+            if lone
+            else "On stock every rank takes part in making every group, so that the calls grow with the job. Under the "
             "overlay a rank makes only the groups that it is in.",
         ),
     ]
-    if result.first.threads is not None:
-        more = (result.second.sockets or 0) > (result.first.sockets or 0)
-        why = (
-            "gloo gives a group threads, and connects all its members. The overlay's group over all axes has "
-            f"{result.config.ranks} of them, and costs more here than the saved groups did. The option "
-            'flatten="existing" does without it.'
-        )
-        rows += [
-            _count("threads of a process", result, lambda side: side.threads or 0),
-            _count("sockets of a process", result, lambda side: side.sockets or 0, why if more else ""),
-        ]
-    return rows
+    if first.threads is None:
+        return rows
+    more = (second.sockets or 0) > (first.sockets or 0)
+    return [
+        *rows,
+        _count("threads of a process", result, lambda side: side.threads or 0),
+        _count("sockets of a process", result, lambda side: side.sockets or 0, _about_sockets(result) if more else ""),
+    ]
+
+
+def _about_sockets(result: Result) -> str:
+    cost = "gloo gives a group threads, and connects all its members."
+    if not result.config.joined:
+        return f"{cost} Here that is the cost of groups for axes of one rank."
+    return (
+        f"{cost} The overlay's group over all axes has {result.config.ranks} of them, and costs more here than the "
+        'saved groups did. The option flatten="existing" does without it.'
+    )
 
 
 def _collective_rows(result: Result) -> list[Row]:

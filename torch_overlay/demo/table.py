@@ -125,14 +125,17 @@ def losses(result: Result, width: int) -> list[Styled]:
 
 def next_commands(config: Config) -> list[tuple[str, str]]:
     """What to type next, and what for."""
-    program, mesh = command(), f"{config.dp_replicate},{config.dp_shard},{config.tp}"
+    program = command()
     found = [
-        (
-            f"{program} explain --mesh {mesh} --shape 64,64 R,S0,S0 R,R,R",
-            "how such a weight is made whole by stock and by the overlay, step by step",
-        ),
-        (f"{program} run your_script.py", "your own program under the overlay, as it is; torchrun works there, too"),
+        (f"{program} run your_script.py", "your own program under the overlay, as it is; torchrun works there, too")
     ]
+    axes = [(config.dp_replicate, "R"), (config.dp_shard, "S0"), (config.tp, "S0")]
+    large = [(str(size), placement) for size, placement in axes if size > 1]
+    if large:
+        mesh, source = map(",".join, zip(*large))
+        target = ",".join("R" for _ in large)
+        explain = f"{program} explain --mesh {mesh} --shape 64,64 {source} {target}"
+        found.insert(0, (explain, "how such a weight is made whole by stock and by the overlay, step by step"))
     again = (f"{program} demo --flatten", "this again, with a group over just the axes that cut a weight")
     return [again, *found] if config.lacks_groups else found
 

@@ -16,6 +16,7 @@ from torch_overlay.demo.config import Config
 
 # One process imports torch (and dynamo, for DTensor) and forks the workers. Without fork, each imports its own.
 _PRELOAD = ["torch_overlay.demo.worker", "torch._dynamo"]
+_NUMPY = "ignore:Failed to initialize NumPy:UserWarning"
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -124,6 +125,8 @@ def _worker_environment() -> Iterator[None]:
     """What workers must find when they start: one thread each, loopback only. The parent's own is left as it was."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
+    # Torch warns once where numpy isn't installed, and the demo needs none.
+    wanted["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _NUMPY]))
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -6,7 +6,7 @@ Needs matplotlib (`pip install torch-overlay[plot]`), imported when something is
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..distributed._rank_map import short
 from . import canvas
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_RANKS = 4096
+MOST_COLORS = 20  # with more groups some colours can't be told apart, and the groups are numbered
 _GAP = 0.5  # between hosts, in cells
-_TITLE = 0.9  # of a panel, its three lines, in inches; as is the next
+_TITLE = 0.85  # of a panel, its three or four lines, in inches; as is the next
 _WIDEST = 22.0
 
 
@@ -38,7 +39,7 @@ def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
     columns = _columns(len(axes), grid)
     rows = math.ceil(len(axes) / columns)
     width = min(_WIDEST, max(7.0, 3.4 * columns, 0.42 * grid.width * columns))
-    height = (width / columns * grid.height / grid.width + _TITLE) * rows + 0.6 + 0.16 * len(mesh.notes)
+    height = (width / columns * grid.height / grid.width + _TITLE) * rows + 0.9 + 0.19 * len(_notes(mesh))
     with pyplot.rc_context(canvas.STYLE):
         figure, panels = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
         figure.get_layout_engine().set(h_pad=0.12)  # so that the panels' titles keep off the whole's
@@ -50,8 +51,7 @@ def draw(mesh: MeshMap, path: str, gpus_per_host: int) -> None:
             panel.axis("off")
         many = f"{counted(len(mesh.ranks), 'rank')} on {counted(len(hosts), 'host')} of {gpus_per_host}"
         figure.suptitle(f"{mesh.title}: {many}", fontweight="bold")
-        note = f"frame: a host; colour: a group, neighbours differ; dark: rank {min(mesh.ranks)}'s group"
-        figure.supxlabel("\n".join([note, *_left_out(mesh), *mesh.notes]), fontsize=8, family="monospace", ma="left")
+        _legend(figure, mesh)
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
@@ -67,14 +67,34 @@ def _columns(panels: int, grid: _Grid) -> int:
     return min(range(1, panels + 1), key=unlike)
 
 
-def _left_out(mesh: MeshMap) -> list[str]:
-    """What says nothing as a panel: axes whose groups are the whole world, or every rank by itself."""
+def _legend(figure: Any, mesh: MeshMap) -> None:
+    """What the colours and frames mean, and what is left out, under the panels."""
+    from matplotlib.patches import Patch
+
+    first = min(mesh.ranks)
+    marks = [Patch(facecolor=canvas.INK, label=f"rank {first}'s group")]
+    marks += [Patch(facecolor=canvas.group_color(1), label="one colour: one group")]
+    marks += [Patch(facecolor="white", edgecolor=canvas.INK, label="frame: a host")]
+    legend = figure.legend(
+        handles=marks,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=10,
+        title="\n".join(_notes(mesh)),
+        title_fontproperties={"family": "monospace", "size": 9},
+    )
+    legend.get_title().set_multialignment("left")
+
+
+def _notes(mesh: MeshMap) -> list[str]:
+    """What says nothing as a panel, axes whose groups are the whole world or every rank by itself; and the meshes."""
     lines = []
     for axis in mesh.axes:
         if axis not in mesh.telling():
             what = "every rank by itself" if axis.size == 1 else "one group of all ranks"
             lines.append(f"{what}: {axis.label or axis.name}")
-    return lines
+    return [*lines, *mesh.notes]
 
 
 class _Grid:
@@ -107,11 +127,17 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     boxes = [((left + 0.06, top + 0.06), 0.88, 0.88) for left, top in grid.places.values()]
     colors = [canvas.INK if groups[rank] == first else canvas.group_color(groups[rank]) for rank in grid.places]
     axes.add_collection(canvas.rectangles(boxes, colors, ["none"] * len(boxes), 0.0))
+    many = len(axis.groups) > MOST_COLORS
     size = min(10.0, cell / (0.75 * len(str(max(groups))) + 0.6))
+    numbered = many and size >= 5
     for rank, (left, top) in grid.places.items() if size >= 3 else ():
         color = "white" if groups[rank] == first else canvas.INK
-        number = axes.text(left + 0.5, top + 0.54, str(rank), ha="center", va="center", fontsize=size, color=color)
+        where = dict(ha="center", va="center", color=color)
+        number = axes.text(left + 0.5, top + (0.38 if numbered else 0.54), str(rank), fontsize=size, **where)
         number.set_in_layout(False)  # it lies in its box
+        if numbered:
+            group = axes.text(left + 0.5, top + 0.75, f"g{groups[rank]}", fontsize=0.7 * size, **where)
+            group.set_in_layout(False)
     axes.set_xlim(-0.3, grid.width)
     axes.set_ylim(grid.height, -0.3)
     axes.set_aspect("equal")
@@ -119,4 +145,7 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     what = f"{counted(len(axis.groups), 'group')} of {axis.size}, {axis.reach(gpus_per_host)}"
     text = short(axis.groups[first])
     text = text if len(text) < 50 else text[:47] + "..."
-    axes.set_title(f"{axis.label or axis.name}\n{what}\nrank {min(groups)}'s group: {text}", fontsize=10)
+    lines = [axis.label or axis.name, what, f"rank {min(groups)}'s group: {text}"]
+    if many:
+        lines.append("g0, g1, ...: which group" if numbered else "too many for colours: like colours may be two groups")
+    axes.set_title("\n".join(lines), fontsize=10)
