@@ -132,7 +132,7 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     numbered = many and size >= 5
     for rank, (left, top) in grid.places.items() if size >= 3 else ():
         color = "white" if groups[rank] == first else canvas.INK
-        where = dict(ha="center", va="center", color=color)
+        where: dict[str, Any] = dict(ha="center", va="center", color=color)
         number = axes.text(left + 0.5, top + (0.38 if numbered else 0.54), str(rank), fontsize=size, **where)
         number.set_in_layout(False)  # it lies in its box
         if numbered:
