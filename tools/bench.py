@@ -3,6 +3,7 @@
     python tools/bench.py mesh --full            views and meshes of 64 to 1,048,576 ranks
     python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
     python tools/bench.py dims                   all meshes of a run from its degrees, beside torchtitan's class
+    python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py transfer               340 parameters made whole, one by one and all at once
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
@@ -28,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "dims", "redistribute", "transfer", "memory", "overhead", "enable", "gpu")
+BENCHES = ("mesh", "groups", "dims", "plans", "redistribute", "transfer", "memory", "overhead", "enable", "gpu")
 
 
 def parse() -> argparse.Namespace:

@@ -225,3 +225,4 @@ def test_numbers_are_shown_in_the_unit_that_fits():
 def test_gain_is_stock_over_overlay_and_a_target_includes_its_bound():
     assert Row("a", "s", 6.0, 2.0).gain == 3.0 and Row("a", "s", None, 2.0).gain is None
     assert Target("a", 2.0, 2.0).met and not Target("a", 2.1, 2.0).met
+    assert Target("a", 2.0, 2.0, gain=True).met and not Target("a", 1.9, 2.0, gain=True).met

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .report import Report, Row
 from .sides import OVERLAY, SIDES, STOCK
@@ -23,23 +23,61 @@ def draw(report: Report, path: str) -> None:
     matplotlib.use("Agg")  # no display needed
     from matplotlib import pyplot
 
+    style = _STYLE | {"axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
+    with pyplot.rc_context(style):
+        figure = _plans(report, pyplot) if report.bench == "plans" else _panels(report, pyplot)
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)
+
+
+def _panels(report: Report, pyplot: Any) -> Any:
+    """Every row of a report: curves if some were measured at several sizes, else bars."""
     panels = _curves(report) or _bars(report)
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    with pyplot.rc_context(_STYLE | {"axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}):
-        figure, grid = pyplot.subplots(lines, columns, figsize=(4.4 * columns, 3.2 * lines), squeeze=False)
-        for axes, (title, rows, kind) in zip(grid.flat, panels):
-            kind(axes, rows)
-            axes.set_title(title, loc="left", fontsize=10)
-        for axes in list(grid.flat)[len(panels) :]:
-            axes.set_visible(False)
-        figure.suptitle(
-            f"bench {report.bench}: stock torch {report.torch} and the overlay", x=0.01, ha="left", fontweight="bold"
-        )
-        figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="upper right", frameon=False, ncols=2)
-        figure.tight_layout()
-        figure.savefig(path, dpi=130)
-        pyplot.close(figure)
+    # A panel of bars is as high as its bars need, and no figure is too narrow for its title.
+    height = max(3.0, *(0.55 * len(rows) + 1.1 for _, rows, kind in panels if kind is _pairs), 0)
+    size = (max(8.0, 4.8 * columns), height * lines + 0.8)
+    figure, grid = pyplot.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axes, (title, rows, kind) in zip(grid.flat, panels):
+        kind(axes, rows)
+        axes.set_title(title, loc="left", fontsize=10)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    title = f"bench {report.bench}: stock torch {report.torch} and the overlay"
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)
+    return figure
+
+
+def _plans(report: Report, pyplot: Any) -> Any:
+    from matplotlib.patches import Patch
+
+    from . import plans
+
+    colors = ["#e3e6ec", "#f4a582", "#8d99ae", "#56627a", _INK]
+    figure = pyplot.figure(figsize=(9.6, 5.0), layout="constrained")
+    plans.draw(report, figure, colors, _INK)
+    figure.suptitle(
+        f"Collectives that a redistribution takes: stock torch {report.torch.partition('+')[0]} and the overlay",
+        x=0.01,
+        ha="left",
+        fontweight="bold",
+        fontsize=14,
+    )
+    marks = [Patch(facecolor=color, label=label) for color, label in zip(colors, ("none", "1", "2", "3", "4 and more"))]
+    most = max(len(report.facts[kind][side]) for kind in (plans.MOVES, plans.REDUCTIONS) for side in SIDES)
+    figure.legend(
+        handles=marks[:most],
+        loc="outside lower left",
+        ncols=len(marks),
+        frameon=False,
+        fontsize=11,
+        title="collectives that a pair of placements takes; " + report.notes[0],
+        title_fontsize=9,
+        alignment="left",
+    )
+    return figure
 
 
 def _curves(report: Report) -> list:
@@ -86,7 +124,7 @@ def _bars(report: Report) -> list:
     """One panel a place and unit: the rows as pairs of bars."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
-        place = ", ".join(str(value) for value in row.where.values())
+        place = ", ".join(f"{key} {value}" for key, value in row.where.items())
         found.setdefault((place, row.unit), []).append(row)
     return [(place, rows, _pairs) for (place, _), rows in found.items()]
 

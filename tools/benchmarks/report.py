@@ -31,15 +31,19 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A number that the issue asks for: met if ``value`` is at most ``bound``; both in the unit that ``name`` says."""
+    """A number that the issue asks for, in the unit that ``name`` says: met if ``value`` is at most ``bound``.
+
+    With ``gain`` it says how many times less the overlay needs than stock, and is met if it is at least ``bound``.
+    """
 
     name: str
     value: float
     bound: float
+    gain: bool = False
 
     @property
     def met(self) -> bool:
-        return self.value <= self.bound
+        return self.value >= self.bound if self.gain else self.value <= self.bound
 
 
 @dataclasses.dataclass

@@ -1,12 +1,14 @@
-"""Prints a report: both sides and their ratio in a row, then the targets, then the notes."""
+"""Prints a report: both sides in a row and how many times better the overlay is, then the targets, then the notes."""
 
 from __future__ import annotations
+
+import shutil
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .report import Report
+from .report import Report, Target
 
 # Smaller units to show a number in, by the unit that it was measured in: (name, how many make one).
 _SCALES = {
@@ -38,8 +40,9 @@ def times(gain: float | None) -> str:
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """The tables, on standard output unless told otherwise; as wide as they need, a terminal or not."""
-    console = console or Console(width=140, highlight=False, markup=False)
+    """The tables, on standard output unless told otherwise: between 80 and 120 columns wide, as the terminal is."""
+    columns = shutil.get_terminal_size().columns
+    console = console or Console(width=max(80, min(120, columns)), highlight=False, markup=False)
     console.print(f"\n{report.bench}, torch {report.torch}")
     console.print(_rows(report))
     if report.targets:
@@ -55,8 +58,8 @@ def _rows(report: Report) -> Table:
     for key in keys:
         table.add_column(key, justify="right")
     table.add_column("measured")
-    for column in ("stock", "overlay", "stock / overlay"):
-        table.add_column(column, justify="right")
+    for column in ("stock", "overlay", "better"):
+        table.add_column(column, justify="right", no_wrap=True)
     before = None
     for row in report.rows:
         place = [_place(key, row.where.get(key)) for key in keys]
@@ -77,9 +80,16 @@ def _place(key: str, value: object) -> str:
 def _targets(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("target")
-    for column in ("measured", "at most", ""):
-        table.add_column(column, justify="right")
+    for column in ("measured", "wanted", ""):
+        table.add_column(column, justify="right", no_wrap=True)
     for target in report.targets:
-        numbers = (f"{number:.3g}" if number < 1000 else f"{number:,.0f}" for number in (target.value, target.bound))
-        table.add_row(target.name, *numbers, "met" if target.met else "MISSED")
+        table.add_row(target.name, *_against(target), "met" if target.met else "MISSED")
     return table
+
+
+def _against(target: Target) -> tuple[str, str]:
+    """What was measured and what is wanted."""
+    if target.gain:
+        return times(target.value), f"at least {times(target.bound)}"
+    value, bound = (f"{number:.3g}" if number < 1000 else f"{number:,.0f}" for number in (target.value, target.bound))
+    return value, f"at most {bound}"
