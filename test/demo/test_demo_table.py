@@ -137,7 +137,7 @@ def test_groups_of_single_ranks_are_the_reason_where_nothing_is_merged():
 
 @pytest.mark.parametrize("config", [Config(), degrees.complete({"ranks": 3})], ids=["8", "3"])
 def test_the_next_commands_are_ones_that_work(config, capsys):
-    from torch_overlay import explain, run
+    from torch_overlay.__main__ import main
 
     commands = dict(
         (line.split("torch_overlay", 1)[-1].split("torch-overlay", 1)[-1].split(maxsplit=1))
@@ -145,9 +145,10 @@ def test_the_next_commands_are_ones_that_work(config, capsys):
     )
     assert list(commands)[-2:] == ["explain", "run"] and max(map(len, commands.values())) < 60
     assert ("demo" in commands) == config.lacks_groups
-    assert explain.main(shlex.split(commands["explain"])) == 0
+    assert main(["explain", *shlex.split(commands["explain"])]) == 0
     assert "overlay: " in capsys.readouterr().out
-    assert run.parse(shlex.split(commands["run"])).program == ["your_script.py"]
+    assert main(["run", *shlex.split(commands["run"])]) == 2
+    assert "there is no file 'your_script.py'" in capsys.readouterr().err
 
 
 # --- the screen

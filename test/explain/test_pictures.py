@@ -2,9 +2,10 @@
 
 import pytest
 
-from torch_overlay.draw import main as draw
-from torch_overlay.explain import _explained, parser
-from torch_overlay.show import canvas, traffic_picture
+from torch_overlay.__main__ import main
+from torch_overlay.show import asked, canvas, traffic_picture
+from torch_overlay.show.placements import Replicate, Shard, regions
+from torch_overlay.show.question import Question, cost_of, groups_at_hand
 
 pytest.importorskip("matplotlib")
 
@@ -42,16 +43,28 @@ def assert_nothing_clipped(figure):
         assert inside, f"{words!r} at {box} leaves the picture of {size.width} x {size.height}"
 
 
-def explained(figures, tmp_path, arguments):
-    traffic_picture.draw(_explained(parser().parse_args(arguments.split())), str(tmp_path / "plans.png"))
+CODES = {"R": Replicate(), "S0": Shard(0), "S1": Shard(1)}
+
+
+def explained(figures, tmp_path, sizes, source, target):
+    """What is written in the picture of a redistribution of 64x64 bytes."""
+    import torch
+
+    names, ranks = ("a", "b"), tuple(range(sizes[0] * sizes[1]))
+    ends = [tuple(CODES[code] for code in text.split(",")) for text in (source, target)]
+    before, after = (regions(end, (64, 64), sizes) for end in ends)
+    groups, cost = groups_at_hand("whole", sizes, []), cost_of(names, ())
+    words = (source, target)
+    question = Question(words, (64, 64), sizes, before, after, "", names, ranks, "uint8", 1, groups, cost)
+    traffic_picture.draw(asked.of_words(question, ends, torch.uint8, "cuda", []), str(tmp_path / "plans.png"))
     (figure,) = figures
     assert_nothing_clipped(figure)
     return [words for words, _ in written(figure)]
 
 
 def test_totals_that_are_sent_and_received(figures, tmp_path):
-    """On 4 ranks each of two senders gives each of the two others 1 KiB, and rank 0 sends to nobody it needn't."""
-    words = explained(figures, tmp_path, "--mesh=2,2 --shape=64,64 --dtype=u8 S0,R S1,R")
+    """Each half of the rows is with two ranks, who send one column half of it to one rank each."""
+    words = explained(figures, tmp_path, (2, 2), "S0,R", "S1,R")
     assert "torch_overlay: 1 collective\nthe busiest rank gets 1024 B, sends 1024 B" in words
     assert any(title.endswith("sent in all: 4096 B") for title in words)
     assert {"sends", "gets"} <= set(words) and any(word.startswith("A cell: the bytes") for word in words)
@@ -59,17 +72,16 @@ def test_totals_that_are_sent_and_received(figures, tmp_path):
 
 
 def test_totals_of_more_ranks_than_have_room_are_the_largest(figures, tmp_path):
-    words = explained(figures, tmp_path, "--mesh=8,8 --shape=64,64 --dtype=u8 S0,S1 S1,S0")
+    words = explained(figures, tmp_path, (8, 8), "S0,S1", "S1,S0")
     assert "gets, at most 64 B" in words and "sends,\nat most\n64 B" in words
     assert any(title.endswith("sent in all: 3584 B") for title in words)
 
 
 @pytest.mark.parametrize(
-    "placements, said",
-    [("S0,R S0,R", "nothing to do, nothing is sent"), ("R,R S0,R", "1 local step, nothing is sent")],
+    "source, said", [("S0,R", "nothing to do, nothing is sent"), ("R,R", "1 local step, nothing is sent")]
 )
-def test_a_plan_that_sends_nothing_shows_the_mesh(placements, said, figures, tmp_path):
-    words = explained(figures, tmp_path, f"--mesh=2,4 --shape=64,64 {placements}")
+def test_a_plan_that_sends_nothing_shows_the_mesh(source, said, figures, tmp_path):
+    words = explained(figures, tmp_path, (2, 4), source, "S0,R")
     assert f"torch_overlay: {said}" in words
     assert all(words.count(str(rank)) == 2 for rank in range(8)), "each rank in its place, in both bands"
     assert words.count("a (2)") == words.count("b (4)") == 2
@@ -78,15 +90,15 @@ def test_a_plan_that_sends_nothing_shows_the_mesh(placements, said, figures, tmp
 
 MESHES = [
     "--mesh 2,2,2",
-    "--mesh 4,16 --names dp,tp",
-    "--mesh 2,8,8 --names pp,dp,tp",
+    "--mesh 4,16",
+    "--mesh 2,8,8",
     "--degrees dp_shard=2,cp=2,tp=2,ep=4 --gpus-per-host 4",
 ]
 
 
 @pytest.mark.parametrize("arguments", MESHES)
 def test_meshes_fit_their_pictures_and_have_a_legend(arguments, figures, tmp_path):
-    assert draw([*arguments.split(), "--out", str(tmp_path / "mesh.png")]) == 0
+    assert main(["draw", *arguments.split(), "--out", str(tmp_path / "mesh.png")]) == 0
     (figure,) = figures
     assert_nothing_clipped(figure)
     found = dict(written(figure))
@@ -98,10 +110,10 @@ def test_meshes_fit_their_pictures_and_have_a_legend(arguments, figures, tmp_pat
 
 
 def test_groups_that_colours_cannot_tell_apart_are_numbered_or_said(figures, tmp_path):
-    draw(["--mesh=2,8,8", "--out", str(tmp_path / "mesh.png")])
+    main(["draw", "--mesh=2,8,8", "--out", str(tmp_path / "mesh.png")])
     words = [text for text, _ in written(figures[0])]
     assert words.count("g63") == 2 and words.count("g1") == 2, "64 groups of 2 on the first axis; the others have 16"
-    draw(["--mesh=4,32,8", "--out", str(tmp_path / "large.png")])
+    main(["draw", "--mesh=4,32,8", "--out", str(tmp_path / "large.png")])
     words = [text for text, _ in written(figures[1])]
     assert sum("too many for colours: like colours may be two groups" in text for text in words) == 3
     assert not any(text.startswith("g1") for text in words)

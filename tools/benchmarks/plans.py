@@ -59,13 +59,13 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     """(collectives, bytes that the busiest rank gets) by side."""
     import torch
 
-    from torch_overlay.show import asked, words
-    from torch_overlay.show.placements import regions
+    from torch_overlay.show import asked
+    from torch_overlay.show.placements import Partial, Replicate, Shard, regions
     from torch_overlay.show.question import Question, cost_of, groups_at_hand
 
-    names = words.names(None, len(SIZES))
+    names, codes = ("a", "b", "c"), {"R": Replicate(), "S0": Shard(0), "S1": Shard(1), "P": Partial("sum")}
     flattened = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
-    ends = [words.placements(text, len(SIZES)) for text in (source, target)]
+    ends = [tuple(codes[code] for code in text.split(",")) for text in (source, target)]
     before, after = (regions(end, shape, SIZES) for end in ends)
     question = Question(
         words=(source, target),
