@@ -21,4 +21,4 @@ def add_arguments(parser: Parser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Run it; its exit code."""
-    return command.main(arguments.words)
+    return command.act(arguments)

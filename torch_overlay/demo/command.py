@@ -51,7 +51,11 @@ _DERIVED = {"dp_replicate": "2 if they fit", "dp_shard": "the ranks that are lef
 
 def main(argv: list[str] | None = None) -> int:
     """Run the demo; 0 if both runs came through, 1 if one failed, 2 if the arguments make no sense."""
-    options = _parser().parse_args(argv)
+    return act(_parser().parse_args(argv))
+
+
+def act(options: argparse.Namespace) -> int:
+    """The same for arguments that have been read."""
     given = {field.name: getattr(options, field.name) for field in fields(Config)}
     given = {name: value for name, value in given.items() if value is not None}
     try:

@@ -52,6 +52,8 @@ def times_faster(first: list[float], second: list[float]) -> str:
     >>> times_faster([2.0, 2.1, 1.9], [1.0, 1.1, 0.9]), times_faster([1.0, 1.4, 0.9], [1.1, 1.3, 1.0])
     ('2x', '~same')
     """
+    if min(len(first), len(second)) < 2:
+        return "-"  # no telling how much a time varies
     (low, middle, high), (other_low, other_middle, other_high) = (
         statistics.quantiles(times, n=4, method="inclusive") for times in (first, second)
     )
