@@ -92,6 +92,13 @@ PATCHES: tuple[Patch, ...] = (
         unit="redistribute",
     ),
     Patch(
+        "torch.distributed.tensor._api",
+        "torch_overlay.doors:forget_shardings",
+        Kind.HOOK,
+        undo="torch_overlay.doors:forget_shardings",
+        unit="redistribute",
+    ),
+    Patch(
         f"{REDISTRIBUTE}:redistribute_local_tensor",
         "torch_overlay.doors:redistribute_local_tensor",
         Kind.CODE,

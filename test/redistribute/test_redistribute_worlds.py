@@ -318,3 +318,21 @@ def test_a_local_tensor_under_autograd_is_redistributed_as_on_stock(ends, size):
         local = given.to_local().clone().requires_grad_()
         found = redistribute_local_tensor(local, given._spec, target)
         assert found.shape == redistribute_local_tensor(local.detach(), given._spec, target).shape
+
+
+@needs_overlay
+def test_results_on_a_mesh_that_is_made_under_the_overlay_lie_on_it():
+    """Torch keeps what an operation gives, with the mesh in it; an equal mesh from before has none of our groups."""
+    torch_overlay.disable()
+    with world(0, 8):
+        before = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        placed = [Shard(0), Shard(0)]
+        assert (DTensor.from_local(torch.ones(2), before, placed, run_check=False) + 1).device_mesh is before
+        torch_overlay.enable()
+        after = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        assert before == after
+        there = DTensor.from_local(torch.ones(2), after, placed, run_check=False) + 1
+        assert there.device_mesh is after
+        with CommDebugMode() as counted:
+            there.full_tensor()
+        assert counted.get_total_counts() == 1
