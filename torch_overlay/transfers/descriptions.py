@@ -65,6 +65,11 @@ class Tensor(NamedTuple):
     source: Layout
     target: Layout
 
+    @property
+    def sides(self) -> tuple[Layout, Layout]:
+        """Its source and its target."""
+        return self.source, self.target
+
 
 def describe(source: Any, target: Any, names: Callable[[str], str] | None) -> Description:
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""

@@ -114,12 +114,12 @@ class Exchanges:
         running = self._start(0, self._packed(0)) if self.count else None
         for number in range(1, self.count + 1):
             packed = self._packed(number) if number < self.count else None
-            came, running = _came(running), None  # what was sent is free before more is asked for
+            came = _came(running)  # what was sent is free before more is asked for
             if packed is not None:
                 running, packed = self._start(number, packed), None
             self._land(number - 1, came)
             self._landed += 1
-            del came
+            _free(came)
 
     def _packed(self, number: int) -> torch.Tensor:
         way = self._ways[number][0]
@@ -164,7 +164,13 @@ def _came(running: InFlight | None) -> torch.Tensor:
     if running is None:
         raise AssertionError("an exchange runs until its successor has begun")
     running.work.wait()
+    _free(running.sent)
     return running.came
+
+
+def _free(buffer: torch.Tensor) -> None:
+    """Give the memory back now: a thread of the backend may hold the tensor a little longer."""
+    buffer.untyped_storage().resize_(0)
 
 
 def _same(one: Locals, other: Locals) -> bool:

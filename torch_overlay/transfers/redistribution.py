@@ -17,36 +17,11 @@ from .two_meshes import change_meshes, made_like
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BUDGET = 256 << 20  # bytes
 Target = tuple[DeviceMesh, Placements]
 
 
-def redistribute(
-    tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int = BUDGET
-) -> Any:
-    """The same tensors with other placements, all of them in as few exchanges as the budget allows.
-
-        full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())
-
-    Collective over the ranks of the tensors' meshes and of the target's. All of them give the same tree. On one mesh,
-    ranks talk along the axes on which some placement changes, by the mesh's own groups. To another mesh, all ranks of
-    both take part, by a group that is made by the first such call; a rank outside of a mesh holds nothing of a tensor
-    on it. Gradients flow back the same way, so all of these ranks have to ask for them.
-
-    Args:
-        tensors: a DTensor, or dicts, lists and tuples of them, nested as they come. What isn't a DTensor stays.
-        device_mesh: where they shall be; each stays on its own mesh if none is given.
-        placements: one for all axes, one for each axis, a tree of these like `tensors`, or a function of the name (the
-            keys on the way, joined by dots) and the tensor.
-        budget: the bytes that buffers may take on a rank.
-
-    Returns:
-        The same structure. A tensor that is there already is given back as it is.
-
-    Raises:
-        ValueError: placements that don't fit a tensor, or a budget that is too small.
-        TypeError: placements that are none.
-    """
+def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int) -> Any:
+    """See `torch_overlay.redistribute`."""
     found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
     wanted = target_placements(found, placements, device_mesh)
     changed = [name for name, tensor in found.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]

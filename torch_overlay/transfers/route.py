@@ -1,0 +1,115 @@
+"""A route: the torch side of a `Transfer`, from what its ranks say to the exchanges that it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+from ..distributed._rank_map import short
+from ._planner.schedule import Schedule
+from ._planner.sides import Move, Ranks, Side
+from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
+from .exchanges import Exchanges, Torn
+from .groups import Traffic, agreed_count, new_group
+from .meeting import Meeting
+from .pending import reduced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
+
+
+class Route:
+    """See `Transfer`.
+
+    Attributes:
+        tensors: what is moved, in order of name.
+        ranks: those of both sides.
+        traffic: by rank, bytes out and in, and the exchanges it needs; empty on a rank that is none of them.
+        count: of exchanges.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        target: Any,
+        budget: int,
+        group: ProcessGroup | Sequence[int] | None,
+        names: Callable[[str], str] | None,
+    ) -> None:
+        meeting = Meeting(group, "A Transfer")
+        said = meeting.say(describe(source, target, names))
+        self.tensors: list[Tensor] = agreed(said)
+        self.ranks = sorted({rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks})
+        self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
+        self._is_closed = False
+        self.traffic: Traffic = {}
+        self.count = 0
+        if dist.get_rank() not in self.ranks or self._group is None:
+            return
+        sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
+        self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
+        schedule = Schedule.of(_moves(self.tensors), dist.get_rank())
+        device = torch.device(self.tensors[0].source.device)
+        self.count, self.traffic = agreed_count(schedule, budget, self._group, device)
+        self._exchanges = Exchanges(schedule, self.count, self._group, device)
+
+    @property
+    def staging(self) -> int:
+        """The most bytes that a run has in buffers on this rank."""
+        return self._exchanges.staging if self.traffic else 0
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Read the sources and write the targets. Raises RuntimeError: see `Transfer.run`."""
+        if self._is_closed:
+            raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
+        if not self.traffic:
+            return
+        try:
+            self._exchanges.run(self._sources_now(), [_local(tensor) for tensor in self._targets])
+        except RuntimeError as error:
+            torn = isinstance(error, Torn)
+            state = "some targets are new and others not, or half so" if torn else "no target was written"
+            raise RuntimeError(f"A Transfer over ranks {short(self.ranks)} failed, and {state}: {error}") from error
+
+    def _sources_now(self) -> list[torch.Tensor | None]:
+        """What this rank holds of the sources, nothing pending."""
+        found = [_local(tensor) for tensor in self._sources]
+        pending = []
+        for number, (tensor, dtensor) in enumerate(zip(self.tensors, self._sources)):
+            if tensor.source.regions.pending and dtensor is not None and found[number] is not None:
+                pending.append((number, dtensor, tensor.source.regions))
+        for number, local in reduced(pending).items():
+            found[number] = local
+        return found
+
+    def close(self) -> None:
+        """Destroy the process group; again does nothing."""
+        if not self._is_closed and self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._is_closed = True
+
+
+def _local(tensor: DTensor | None) -> torch.Tensor | None:
+    """What a rank holds now; of a mesh that it isn't in, nothing."""
+    if tensor is None or tensor.device_mesh.get_coordinate() is None:
+        return None
+    local = tensor._local_tensor
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def _moves(tensors: Sequence[Tensor]) -> list[Move]:
+    meshes: dict[Any, Ranks] = {}
+    moves = []
+    for tensor in tensors:
+        ranks = sides_of(tensor, meshes)
+        source = tensor.source.regions.without_pending(tensor.source.regions.pending)
+        width = getattr(torch, tensor.source.dtype).itemsize
+        moves.append(Move(Side(source, ranks[0]), Side(tensor.target.regions, ranks[1]), width))
+    return moves
