@@ -8,7 +8,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from hypothesis import settings
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -19,8 +18,8 @@ from mesh_ranks import WORLD, make_root
 from torch_overlay.transfers.exchanges import Exchanges
 from transfer_twin import draw
 from twins_tensor import rows
+from width import NIGHTLY
 
-TIMES = settings.default.max_examples // 100
 TYPES = {
     1: ("uint8", "int8", "bool", "float8_e4m3fn"),
     2: ("bfloat16", "float16", "int16"),
@@ -96,7 +95,7 @@ class TransferCases:
 
     def test_random_transfers(self):
         """Disjoint, overlapping and equal ranks in any order; uneven, empty and strided shards; twelve types."""
-        for seed in range(25 if TIMES == 1 else 2000):
+        for seed in range(2000 if NIGHTLY else 12):
             tensors = draw(70_000 + seed)
             meshes = [
                 DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes))
@@ -122,7 +121,7 @@ class TransferCases:
 
     def test_random_reductions(self):
         """Some axes of the source have a sum, an average or a maximum pending."""
-        for seed in range(8 * TIMES):
+        for seed in range(80 if NIGHTLY else 8):
             tensors = [with_pending(tensor, seed + n) for n, tensor in enumerate(draw(90_000 + seed))]
             ends = tensors[0].source, tensors[0].target
             meshes = [DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
