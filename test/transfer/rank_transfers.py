@@ -280,7 +280,7 @@ class TransferCases:
     def test_some_ranks_of_the_world_alone(self):
         """Without the others, who make one of their own meanwhile."""
         half = [rank for rank in range(WORLD) if rank // 4 == self.rank // 4]
-        mesh = DeviceMesh("cpu", torch.tensor(half))
+        mesh = make_root(range(WORLD), (2, 4), ("a", "b"))["b"]
         source = [distribute_tensor(torch.arange(8.0) + half[0], mesh, [Shard(0)], src_data_rank=None)]
         target = [distribute_tensor(torch.zeros(8), mesh, [Replicate()], src_data_rank=None)]
         for group in (half, mesh.get_group()):

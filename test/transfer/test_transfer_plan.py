@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from hypothesis import settings
 
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
@@ -11,8 +10,9 @@ from torch_overlay.transfers._planner.balance import balance, filled
 from torch_overlay.transfers._planner.schedule import Schedule, blocks
 from torch_overlay.transfers._planner.sides import Move, Ranks, Side
 from transfer_twin import End, Tensor, carry_out, draw, lacking, least_sent
+from width import NIGHTLY
 
-TIMES = settings.default.max_examples // 100
+TIMES = 10 if NIGHTLY else 1
 LONG = (0, 1, 24, 30, 48, 50)  # so that one element more or less makes no difference
 
 
