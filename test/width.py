@@ -21,4 +21,4 @@ def sample(items: Iterable[T], every: int, first: int = 0) -> Iterator[T]:
 
     Products of placements have periods of 3 and 4. A step of 5 or 7 meets every kind on each axis.
     """
-    return iter(items) if NIGHTLY else itertools.islice(items, first, None, every)
+    return iter(items) if NIGHTLY else itertools.islice(items, first % every, None, every)
