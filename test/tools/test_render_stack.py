@@ -178,6 +178,55 @@ def test_a_name_that_torch_uses_for_something_else_is_refused(tmp_path):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
 
 
+MERGING = "insert/safe-merging/tensor/_redistribute.py"
+
+
+@pytest.fixture
+def patches(tmp_path):
+    """A copy of `patches/` for planted breaches, without the forms that later patches replace."""
+    return shutil.copytree(ROOT / "patches", tmp_path / "patches", ignore=shutil.ignore_patterns("until"))
+
+
+def first_patch(tmp_path, patches) -> Prefix:
+    return Prefix(Tree.at(small_tree(tmp_path / "tree")), read_series(patches)[:1], [], patches=patches)
+
+
+def test_an_insertion_changes_nothing_else(states):
+    """The lines stand before the statement that they name, and torch's file is otherwise as it was."""
+    before, after = (state["torch/distributed/tensor/_redistribute.py"].splitlines() for state in states[:2])
+    left = iter(after)
+    assert all(line in left for line in before), "every line of torch's is there, in its order"
+    at = next(i for i, line in enumerate(after) if "if not all(_cuts_evenly(" in line)
+    assert after[at + 1].endswith('return None, "uneven_tensor_shape"')
+    assert "flattened_mesh = " in "".join(after[at + 2 : at + 4])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("flattened_mesh = ...", "flat_mesh = ...", r"try_create_flattened binds flat_mesh no times"),
+        ("flattened_mesh = ...", "outermost_info = ...", r"try_create_flattened binds outermost_info 3 times"),
+        ("def try_create_flattened", "def try_it", r"_optimize_transform_infos\.try_it isn't there"),
+        ("def _optimize_transform_infos", "def _optimize", r"safe-merging\.md carries no row for .*:_optimize$"),
+        ("flattened_mesh = ...", "return None", r"has no function that ends with 'name = \.\.\.'"),
+        ("flattened_mesh = ...", "mesh.flat = ...", r"needs lines to insert and, at its end, one 'name = \.\.\.'"),
+    ],
+)
+def test_an_insertion_without_its_place_is_refused_by_name(tmp_path, patches, old, new, words):
+    file = patches / MERGING
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(StackError, match=words) as refused:
+        first_patch(tmp_path, patches).files()
+    assert MERGING in str(refused.value)
+
+
+def test_an_insertion_into_no_file_of_torchs_is_refused(tmp_path, patches):
+    (patches / MERGING).rename(patches / "insert/safe-merging/_layout.py")
+    with pytest.raises(StackError, match=r"insert/safe-merging/_layout\.py is for no patch"):
+        first_patch(tmp_path, patches).files()
+
+
 def test_a_file_that_torch_has_is_refused(tmp_path):
     (small_tree(tmp_path) / "torch/distributed/_layout.py").write_text("")
     with pytest.raises(StackError, match=r"torch/distributed/_layout\.py: the tree has a file of this name"):

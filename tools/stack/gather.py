@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import libcst as cst
 from libcst import matchers
 
+from .insert import Insertion
 from .message import StackError
 from .names import Import, bound, is_import, used
 from .room import Room, kept_function
@@ -26,6 +27,7 @@ class Laid:
         helpers: definitions of ours that these use, in our order.
         imports: what all of them import.
         renamed: torch's function: the name under which it goes on.
+        insertions: what goes into functions of torch's that stay.
     """
 
     functions: dict[str, cst.FunctionDef]
@@ -33,14 +35,22 @@ class Laid:
     helpers: list[cst.BaseStatement]
     imports: list[Import]
     renamed: dict[str, str]
+    insertions: Sequence[Insertion] = ()
 
     @property
     def bodies(self) -> list[cst.BaseStatement]:
-        return [*self.helpers, *self.functions.values(), *(m for c in self.members.values() for m in c.values())]
+        inserted = [line for one in self.insertions for line in one.lines]
+        members = [member for group in self.members.values() for member in group.values()]
+        return [*self.helpers, *self.functions.values(), *members, *inserted]
+
+    @property
+    def targets(self) -> set[str]:
+        """The names at top level that change."""
+        return {*self.functions, *self.members, *(one.place[0] for one in self.insertions)}
 
 
-def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
-    """The bodies of these rows and everything in the room that they use, made fit for torch's file of this text."""
+def gather(text: str, room: Room, qualnames: Sequence[str], insertions: Sequence[Insertion] = ()) -> Laid:
+    """The bodies of these rows, the insertions and all in the room that they use, fit for torch's file of this text."""
     fit = _Fit(room)
     theirs = _definitions(parsed(text))
     kept = room.kept()
@@ -53,7 +63,9 @@ def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
             members.setdefault(owner, {})[name] = _documented(member, theirs.get(qualname))
         else:
             functions[name] = _documented(fit(room.definition(name)), theirs.get(name))
-    bodies = [*functions.values(), *(member for group in members.values() for member in group.values())]
+    insertions = [replace(one, lines=tuple(map(fit, one.lines))) for one in insertions]
+    laid = Laid(functions, members, [], [], {}, insertions)
+    bodies = laid.bodies
     taken = set(functions) | set(CARRIERS.values())
     helpers = {}
     waiting = [*bodies]
@@ -66,7 +78,7 @@ def gather(text: str, room: Room, qualnames: Sequence[str]) -> Laid:
     ordered = [fit(s) for s in room.body if bound(s) & set(helpers) and not kept_function(s)]
     renamed = {function: name for function, name in kept.items() if name in helpers}
     imports = [i for i in room.used_by([*bodies, *ordered]) if not fit.is_own(i)]
-    return Laid(functions, members, ordered, imports, renamed)
+    return replace(laid, helpers=ordered, imports=imports, renamed=renamed)
 
 
 def _member(room: Room, carrier: str, name: str) -> cst.BaseStatement:

@@ -1,4 +1,7 @@
-"""Lay bodies into torch's file: each over the definition that it replaces, with the helpers and imports it needs."""
+"""Lay bodies into torch's file, each over the definition that it replaces, and insertions into functions that stay.
+
+The helpers and imports that they need come along.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from .gather import Laid, blocks, parsed
+from .insert import insert
 from .message import StackError
 from .names import Import, bound, import_lines, imports_of, is_import, unquoted, used
 from .room import Room
@@ -51,7 +55,7 @@ def lay(text: str, room: Room, laid: Laid) -> str:
         there = {i.bound for i in torchs if not i.typed}
         absent = {i.bound for i in laid.imports if i.typed} - there
         laid = _visited(laid, _Quote(absent), _Quote(absent | set(laid.members)))
-    placed = module.visit(_Place(laid, room, torchs))
+    placed = insert(module, room.file, laid.insertions).visit(_Place(laid, room, torchs))
     missing = _missing(placed, laid)
     if missing:
         raise StackError(f"torch/distributed/{room.file} defines no {', '.join(missing)}")
@@ -66,6 +70,7 @@ def _visited(laid: Laid, change: cst.CSTTransformer, inside: cst.CSTTransformer)
         [h.visit(change) for h in laid.helpers],
         laid.imports,
         laid.renamed,
+        laid.insertions,
     )
 
 
@@ -136,7 +141,7 @@ class _Place(cst.CSTTransformer):
         return updated.with_changes(body=_with_imports(updated.body, [i for i in self.new if _standard(i)], True))
 
     def _has_targets(self, statements: Sequence[cst.BaseStatement]) -> bool:
-        return any(bound(s) & {*self.laid.functions, *self.laid.members} for s in statements)
+        return any(bound(s) & self.laid.targets for s in statements)
 
     def _block(self, statements, imports):  # type: ignore[no-untyped-def]
         """A block that has targets gets the helpers before the first, and the imports after its own."""

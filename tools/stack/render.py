@@ -12,6 +12,7 @@ import libcst as cst
 from torch_overlay.series import PATCHES as ROWS
 
 from .gather import gather
+from .insert import InsertFile, Insertion, read_insertions
 from .lay import lay
 from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
@@ -43,7 +44,15 @@ class Prefix:
         self._check_forms()
         targets = self._targets()
         before = {file: self.tree.read(f"torch/distributed/{file}") for file in targets}
-        laid = {file: gather(before[file], self.room(file), names) for file, names in targets.items()}
+        laid = {
+            file: gather(
+                before[file],
+                self.room(file),
+                [name for name, inserted in forms.items() if not inserted],
+                [one for inserted in forms.values() for one in inserted],
+            )
+            for file, forms in targets.items()
+        }
         asked: list[Import] = [i for file, one in laid.items() for i in self.room(file).needed_by(one.bodies)]
         new: dict[str, Room] = {}
         while asked:
@@ -77,23 +86,37 @@ class Prefix:
 
     def room(self, file: str) -> Room:
         if file not in self.rooms:
-            self.rooms[file] = read_room(file, list(self.later), self.ours, self.patches)
+            room = read_room(file, list(self.later), self.ours, self.patches)
+            for message in self.messages:
+                inserted = self._inserted(message, file)
+                room = inserted.added_to(room) if inserted else room
+            self.rooms[file] = room
         return self.rooms[file]
 
+    def _inserted(self, message: PatchMessage, file: str) -> InsertFile | None:
+        return read_insertions(message.name, file, self.patches)
+
     def _check_forms(self) -> None:
-        """Every form that waits for a later patch belongs to a patch of the series and to a file of ours."""
+        """What waits for a later patch belongs to a patch of the series and to a file of ours; so do insertions."""
         names = {message.name for message in self.messages} | set(self.later)
+        for path in (self.patches / "insert").rglob("*.py"):
+            patch, *file = path.relative_to(self.patches / "insert").parts
+            if patch not in names or "/".join(file) not in BODIES:
+                raise StackError(f"{path.relative_to(self.patches)} is for no patch, or for no file of torch's")
         for path in (self.patches / "until").rglob("*.py"):
             patch, *file = path.relative_to(self.patches / "until").parts
             if patch not in names or not self.ours.joinpath(*file).is_file():
                 raise StackError(f"{path.relative_to(self.patches)} is for no patch, or for no file, that there is")
 
-    def _targets(self) -> dict[str, list[str]]:
-        """Names to lay down, by file; those that the tree has already are left to it."""
+    def _targets(self) -> dict[str, dict[str, list[Insertion]]]:
+        """By file, the names that change, and what goes into each; a body of ours goes over those without.
+
+        Those that the tree has already are left to it.
+        """
         rows = {row.target: row for row in ROWS if self.tree.release.in_range(row)}
         refused: list[str] = []
-        found: dict[str, list[str]] = {}
-        for target in dict.fromkeys(target for message in self.messages for target in message.rows):
+        found: dict[str, dict[str, list[Insertion]]] = {}
+        for target, insertions in self._forms().items():
             if target not in rows:
                 raise StackError(f"{target}: the overlay's table has no such row")
             why = self.tree.unfit(rows[target])
@@ -101,10 +124,29 @@ class Prefix:
                 refused.append(f"  {target}: {why}")
             elif not self.tree.has_it(rows[target]):
                 module, _, qualname = target.partition(":")
-                found.setdefault(file_of(module), []).append(qualname)
+                found.setdefault(file_of(module), {})[qualname] = insertions
         if refused:
             raise StackError("These functions aren't what the stack was written for:\n" + "\n".join(refused))
         return found
+
+    def _forms(self) -> dict[str, list[Insertion]]:
+        """What each target of these patches has: insertions, until a patch lays a body of ours over it."""
+        forms: dict[str, list[Insertion]] = {}
+        for message in self.messages:
+            files = {file_of(row.module): row.module for row in ROWS}
+            read = {file: inserted for file in files if (inserted := self._inserted(message, file))}
+            here: dict[str, list[Insertion]] = {}
+            for file, inserted in read.items():
+                for one in inserted.insertions:
+                    here.setdefault(f"{files[file]}:{one.target}", []).append(one)
+            for target in {*here} - {*message.rows}:
+                raise StackError(f"{here[target][0].source}: {message.name}.md carries no row for {target}")
+            for target in message.rows:
+                before = forms.get(target)
+                if target in here and before == []:
+                    raise StackError(f"{here[target][0].source}: a patch before lays a body of ours over {target}")
+                forms[target] = [*(before or []), *here[target]] if target in here else []
+        return forms
 
     def _room_file(self, found: Import) -> str | None:
         """The room that an import names, as ``from room import x`` or ``from . import room``."""

@@ -131,11 +131,11 @@ def package_of(file: str) -> str:
 
 def read_room(file: str, later: list[str], ours: pathlib.Path = OURS, patches: pathlib.Path = PATCHES) -> Room:
     """The module with the forms that its definitions have before the ``later`` patches, the next one first."""
-    room = _parse(file, ours / file)
+    room = parse(file, ours / file)
     for name in reversed(later):
         path = patches / "until" / name / file
         if path.exists():
-            room = _with(room, _parse(file, path), path)
+            room = _with(room, parse(file, path), path)
     return room
 
 
@@ -156,7 +156,7 @@ def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
     return replace(room, body=tuple(body), imports=tuple(imports))
 
 
-def _parse(file: str, path: pathlib.Path) -> Room:
+def parse(file: str, path: pathlib.Path) -> Room:
     return _parse_text(file, path.read_text(encoding="utf-8"))
 
 

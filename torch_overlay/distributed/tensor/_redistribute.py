@@ -13,13 +13,14 @@ import torch
 import torch.distributed.tensor._api as dtensor
 from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor.placement_types import Shard
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
 from .._mesh_state import view_of
 from .._mesh_traced import real_mesh
 from ._answers import Fallback, count_fallback, count_run, find_answer
-from ._safe_merging import cuts_evenly
 from ._specs import is_known, other_spec
 
 if TYPE_CHECKING:
@@ -53,9 +54,26 @@ def _mergeable(info: Any, mesh: DeviceMesh, in_order: bool) -> Hashable:
     Torch merges averages with sums and divides afterwards, and then a whole number isn't one any more.
     """
     source, target = info.src_dst_placements
-    if not (source.is_partial() and target.is_replicate()) and not (in_order and cuts_evenly(info, mesh)):
+    if not (source.is_partial() and target.is_replicate()) and not (in_order and _cuts_evenly(info, mesh)):
         return None
     return source if source.is_partial() else "shards"
+
+
+def _cuts_evenly(info: torch_redistribute._TransformInfo, device_mesh: DeviceMesh) -> bool:
+    """Whether a transform cuts its tensor dim into equal parts, or cuts nothing.
+
+    Only then are nested cuts the same as one cut over all their mesh dims. The ranks
+    of a merged collective agree: outer mesh dims gave them the same part to cut.
+    """
+    source, target = info.src_dst_placements
+    if source.is_partial() and target.is_replicate():
+        return True
+    shard = target if source.is_partial() else source
+    # A strided shard is cut in another order. A dim that the tensor lacks is refused
+    # where the transform runs.
+    if type(shard) is not Shard or not 0 <= shard.dim < len(info.logical_shape):
+        return False
+    return guard_or_false(info.logical_shape[shard.dim] % device_mesh.size(info.mesh_dim) == 0)
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:

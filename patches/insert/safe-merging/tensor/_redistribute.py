@@ -1,0 +1,10 @@
+"""One cut over a flattened mesh is the nested cuts only if each of them is even."""
+
+from __future__ import annotations
+
+
+def _optimize_transform_infos():
+    def try_create_flattened(infos):
+        if not all(_cuts_evenly(info, device_mesh) for info in infos):
+            return None, "uneven_tensor_shape"
+        flattened_mesh = ...
