@@ -78,10 +78,15 @@ if WAY == "patched":
 needs_overlay = pytest.mark.skipif(STOCK, reason="what only the overlay does")
 needs_package = pytest.mark.skipif(WAY != "overlay", reason="what the package torch_overlay does, beside its bodies")
 
-# The mesh check and inherited timeouts come with one patch; `tools/render_stack.py --check` runs shorter prefixes too.
+# The mesh check comes with a patch of its own; `tools/render_stack.py --check` runs shorter prefixes too.
 needs_mesh_check = pytest.mark.skipif(
     WAY == "patched" and not carries("_mesh_check"), reason="what a later patch of the stack brings"
 )
+
+
+def inherits_timeouts():
+    """Whether groups of meshes take the default group's timeout: ours do, and so does stock with the patch for that."""
+    return not STOCK or hasattr(importlib.import_module("torch.distributed.device_mesh"), "_timeout_of")
 
 
 @contextlib.contextmanager

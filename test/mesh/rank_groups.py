@@ -7,9 +7,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mesh_harness import STOCK, needs_overlay, open_groups
+from mesh_harness import needs_overlay, open_groups
 from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views, make_root
-from way import needs_mesh_check, needs_package
+from way import inherits_timeouts, needs_package
 
 CPU = torch.device("cpu")
 
@@ -28,23 +28,22 @@ def gathered(value) -> list:
 class GroupCases:
     """Cases for ``EightRanks``."""
 
-    @needs_mesh_check
     def test_every_mesh_group_has_the_timeout_of_the_world(self):
         """25 s everywhere; stock gives 1800 s to all but the world's."""
+        inherited = inherits_timeouts()
         for name, (mesh, _) in all_views().items():
             for group in mesh.get_all_groups():
-                if not STOCK or group is not dist.group.WORLD:
-                    expected = datetime.timedelta(seconds=1800) if STOCK else WORLD_TIMEOUT
+                if inherited or group is not dist.group.WORLD:
+                    expected = WORLD_TIMEOUT if inherited else datetime.timedelta(seconds=1800)
                     self.assertEqual(timeout_of(group), expected, name)
 
-    @needs_mesh_check
     def test_the_timeout_of_an_axis_wins(self):
         """What the user says of one axis holds for that axis."""
         options = dist.ProcessGroupGloo._Options()
         options._timeout = datetime.timedelta(seconds=77)
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("gloo", options)})
         self.assertEqual(timeout_of(mesh.get_group("tp")), datetime.timedelta(seconds=77))
-        self.assertEqual(timeout_of(mesh.get_group("dp")).total_seconds(), 1800 if STOCK else 25)
+        self.assertEqual(timeout_of(mesh.get_group("dp")).total_seconds(), 25 if inherits_timeouts() else 1800)
 
     @needs_overlay
     def test_equal_axes_share_on_every_rank_and_the_names_agree(self):

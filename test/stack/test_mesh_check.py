@@ -1,31 +1,10 @@
 # Owner(s): ["oncall: distributed"]
-"""Groups of a mesh wait as long as the default group does, and ranks can compare their meshes before making groups."""
+"""Ranks can compare their meshes before making groups."""
 
-import datetime
-
-import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_overlay.distributed import _mesh_check
-
-
-class TestTimeouts(TestCase):
-    def test_a_group_inherits_the_default_groups_timeout(self) -> None:
-        given = datetime.timedelta(seconds=77)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=given)
-        self.addCleanup(dist.destroy_process_group)
-        # A group of its own, since the options are.
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = datetime.timedelta(seconds=5)
-        own = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"), backend_override={"a": ("gloo", options)})
-        seconds = [
-            own.get_group(axis)._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-            for axis in ("a", "b")
-        ]
-        self.assertEqual(seconds, [5, 77])
-        self.assertEqual(DeviceMesh("cpu", [0]).size(), 1)
 
 
 class TestCompare(TestCase):

@@ -81,6 +81,14 @@ def test_nothing_says_where_it_came_from(states):
         assert "overlay" not in history.text_of(message).lower(), message.name
 
 
+def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
+    """Timeouts are lines in torch's function until shared groups replace the function; its test passes with both."""
+    texts = [state["torch/distributed/device_mesh.py"].count("_timeout_of(") for state in states]
+    names = [message.name for message in MESSAGES]
+    first, last = names.index("timeouts") + 1, names.index("shared-groups")
+    assert texts == [2 * (first <= i <= last) for i in range(len(states))]
+
+
 def test_each_patch_changes_something_and_brings_its_tests(states):
     for message, before, after in zip(MESSAGES, states, states[1:], strict=False):
         changed = {path for path in after if after[path] != before[path]}
@@ -124,14 +132,14 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
 
     monkeypatch.setattr(check, "results", results)
     monkeypatch.setattr(check, "patched_copy", lambda messages, count, folder: folder)
-    assert check.check(MESSAGES, [1, 5], ["test/mesh", "test/pure"]) == 0
+    assert check.check(MESSAGES, [1, len(MESSAGES)], ["test/mesh", "test/pure"]) == 0
     first, *_ = MESSAGES[0].tests[0].split("=")
     meshes, both = ("test/mesh",), ("test/mesh", "test/pure")
     assert asked[:3] == [(meshes, "stock", False), (meshes, "stock", True), ((f"test/{first}",), "patched", True)]
     assert asked[3:5] == [(both, "overlay", False), (both, "patched", True)]
     broken = True
-    assert check.check(MESSAGES, [5], ["suite"]) == 1
-    assert "5 of 5 patches, 2 tests: 2 differ" in capsys.readouterr().out
+    assert check.check(MESSAGES, [len(MESSAGES)], ["suite"]) == 1
+    assert f"{len(MESSAGES)} of {len(MESSAGES)} patches, 2 tests: 2 differ" in capsys.readouterr().out
 
 
 def test_bytes_are_stable(states, tmp_path):
@@ -334,7 +342,9 @@ def test_ghstack_submits_the_stack(known):
             git(pathlib.Path(sh.cwd), "fetch", "-q", "origin")
             assert render_stack.main(["--onto", sh.cwd, "--commit"]) == 0
             made = await prelude.gh_submit("first")
-            return [meta.title for meta in made], git(pathlib.Path(sh.cwd), "log", "-5", "--reverse", "--format=%B")
+            return [meta.title for meta in made], git(
+                pathlib.Path(sh.cwd), "log", f"-{len(MESSAGES)}", "--reverse", "--format=%B"
+            )
 
     titles, log = asyncio.run(submit())
     assert sorted(titles) == sorted(message.title for message in MESSAGES)

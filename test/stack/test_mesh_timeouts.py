@@ -1,0 +1,38 @@
+# Owner(s): ["oncall: distributed"]
+"""Groups of a mesh wait as long as the default group does, unless the user says otherwise."""
+
+import datetime
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+
+class TestMeshTimeouts(TestCase):
+    """In a world of one rank, in which an axis with a backend of its own has a group of its own."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        timeout = datetime.timedelta(seconds=77)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        self.addCleanup(dist.destroy_process_group)
+
+    def _seconds(self, group: dist.ProcessGroup) -> float:
+        return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+    def test_the_default_groups_timeout_is_inherited(self) -> None:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("a",), backend_override={"a": "gloo"})
+        self.assertNotEqual(mesh.get_group(), dist.group.WORLD)
+        self.assertEqual(self._seconds(mesh.get_group()), 77)
+
+    def test_a_given_timeout_wins(self) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = datetime.timedelta(seconds=5)
+        override = {"a": ("gloo", options), "b": "gloo"}
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"), backend_override=override)
+        self.assertEqual([self._seconds(mesh.get_group(name)) for name in ("a", "b")], [5, 77])
+
+
+if __name__ == "__main__":
+    run_tests()
