@@ -14,16 +14,23 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
+from collections.abc import Collection
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from stack.copied import copy_torch, installed_torch  # noqa: E402
-from stack.history import Repository, text_of  # noqa: E402
-from stack.mail import mail  # noqa: E402
-from stack.message import PatchMessage, StackError, read_series  # noqa: E402
-from stack.render import Prefix  # noqa: E402
-from stack.tree import Tree, write  # noqa: E402
+try:
+    from stack.copied import copy_torch, installed_torch
+    from stack.history import Repository, text_of
+    from stack.mail import mail
+    from stack.message import PatchMessage, StackError, read_series
+    from stack.render import Prefix
+    from stack.rules import breaches, numbers, refuse
+    from stack.tree import Tree, write
+except ModuleNotFoundError as missing:
+    if missing.name != "libcst":
+        raise
+    sys.exit("render_stack reads syntax trees with libcst, which isn't there: pip install -e '.[dev]'")
 
 from torch_overlay.errors import UnknownRelease  # noqa: E402
 
@@ -34,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
     how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
-    parser.add_argument("--only", metavar="N", type=int, help="the first N patches (with --out: only the Nth file)")
+    parser.add_argument("--only", metavar="N", type=int, help="the first N patches; with --check: after these")
     parser.add_argument("--copy", metavar="DIR", help="copy the installed torch's Python files to DIR/torch first")
     parser.add_argument(
         "--check", action="store_true", help="run our suites on a patched copy, compare with the overlay's"
@@ -67,7 +74,7 @@ def run(asked: argparse.Namespace) -> int:
         return commit(pathlib.Path(asked.onto), messages, asked.only or len(messages))
     tree = Tree.at(asked.onto)
     if asked.out:
-        return mails(tree, messages, pathlib.Path(asked.out), asked.only)
+        return mails(tree, messages, pathlib.Path(asked.out), asked.only or len(messages))
     count = asked.only or len(messages)
     release = tree.release.name
     files = rendered(tree, messages, count)
@@ -82,26 +89,48 @@ def rendered(tree: Tree, messages: list[PatchMessage], count: int) -> dict[str, 
 
 
 def states(tree: Tree, messages: list[PatchMessage], count: int) -> list[dict[str, str | None]]:
-    """The files before the first patch and after each; every path in every state, None where it isn't there."""
+    """The files before the first patch and after each; every path in every state, None where it isn't there.
+
+    Raises StackError for a patch that breaks upstream's rules.
+    """
     after = [rendered(tree, messages, number) for number in range(1, count + 1)]
     paths = {path for files in after for path in files}
     found: list[dict[str, str | None]] = [{path: tree.read(path) if tree.exists(path) else None for path in paths}]
     for files in after:
         found.append({path: files.get(path, found[0][path]) for path in paths})
+    last = found[-1] if count == len(messages) else None
+    for message, before, state in zip(messages, found, found[1:], strict=False):
+        refuse(message, breaches(message, before, state, last))
     return found
 
 
-def mails(tree: Tree, messages: list[PatchMessage], folder: pathlib.Path, only: int | None) -> int:
-    all_states = states(tree, messages, only or len(messages))
+def mails(tree: Tree, messages: list[PatchMessage], folder: pathlib.Path, count: int) -> int:
+    """The first ``count`` patches as files in the folder, with a line about each."""
+    names = [f"{number:04}-{message.name}.patch" for number, message in enumerate(messages[:count], 1)]
+    _require_folder(folder, names)
+    author = Repository(tree.root).author()
+    all_states = states(tree, messages, count)
     files = {}
-    for number, (message, before, after) in enumerate(zip(messages, all_states, all_states[1:], strict=False), 1):
-        if only in (None, number):
-            text = mail(message, number, len(messages), before, {p: t for p, t in after.items() if t is not None})
-            files[f"{number:04}-{message.name}.patch"] = text
+    for number, name in enumerate(names, 1):
+        before, after = all_states[number - 1 : number + 1]
+        there = {path: text for path, text in after.items() if text is not None}
+        files[name] = mail(messages[number - 1], author, number, count, before, there)
+        print(f"{folder / name} ({numbers(before, after)})")
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, dict(files))
-    print("\n".join(str(folder / name) for name in files))
     return 0
+
+
+def _require_folder(folder: pathlib.Path, names: Collection[str]) -> None:
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise StackError(f"--out takes a folder to put files into, and {path} is a file")
+    others = sorted(path.name for path in folder.glob("*.patch") if path.name not in names)
+    if others:
+        raise StackError(
+            f"{folder} has {', '.join(others)} of another rendering, which git am {folder}/*.patch would take, too. "
+            "Remove them, or give another folder."
+        )
 
 
 def commit(root: pathlib.Path, messages: list[PatchMessage], count: int) -> int:
@@ -118,7 +147,7 @@ def commit(root: pathlib.Path, messages: list[PatchMessage], count: int) -> int:
     for message, before, after in zip(messages, all_states, all_states[1:], strict=False):
         changed = {path: text for path, text in after.items() if text != before[path]}
         head = repository.commit(head, changed, text_of(message, trailers.get(message.title, "")))
-        print(f"{head[:12]} {message.title}")
+        print(f"{head[:12]} {message.title} ({numbers(before, after)})")
     repository.move_to(head)
     return 0
 

@@ -1,43 +1,26 @@
-"""The stack: what it carries, what it refuses, that its bytes are stable, and that git and ghstack take it."""
+"""The stack: what it carries, that its bytes are stable, and that git and ghstack take it."""
 
 import asyncio
 import hashlib
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
-import torch
 
-ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+from stack_trees import INSTALLED, PACKAGES, ROOT, TOUCHED, small_tree
 
-pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip install -e '.[dev]'")
-pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[dev]'")
+# isort: split
+import render_stack
+from stack.message import read_series
+from stack.tree import Tree, write
 
-import render_stack  # noqa: E402
-from stack.message import StackError, read_message, read_series  # noqa: E402
-from stack.render import Prefix, file_of  # noqa: E402
-from stack.tree import Tree, write  # noqa: E402
+from stack import check, history
+from torch_overlay.patch import Kind
+from torch_overlay.series import PATCHES as ROWS
 
-from stack import check, history  # noqa: E402
-from torch_overlay.patch import Kind  # noqa: E402
-from torch_overlay.series import PATCHES as ROWS  # noqa: E402
-
-INSTALLED = pathlib.Path(torch.__file__).parent
 MESSAGES = read_series()
-# Files of torch that the stack reads; a tree of these alone is quick to copy and to commit.
-TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in ROWS if row.kind is not Kind.HOOK})
-PACKAGES = ["torch/distributed/__init__.py", "torch/distributed/tensor/__init__.py"]
-
-
-def small_tree(folder: pathlib.Path) -> pathlib.Path:
-    for path in [*TOUCHED, *PACKAGES, "torch/version.py"]:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(INSTALLED.parent / path, folder / path)
-    return folder
 
 
 def git(folder: pathlib.Path, *command: str) -> str:
@@ -79,6 +62,16 @@ def test_nothing_says_where_it_came_from(states):
         assert "overlay" not in text.lower(), path
     for message in MESSAGES:
         assert "overlay" not in history.text_of(message).lower(), message.name
+
+
+def test_an_insertion_changes_nothing_else(states):
+    """The lines stand before the statement that they name, and torch's file is otherwise as it was."""
+    before, after = (state["torch/distributed/tensor/_redistribute.py"].splitlines() for state in states[:2])
+    left = iter(after)
+    assert all(line in left for line in before), "every line of torch's is there, in its order"
+    at = next(i for i, line in enumerate(after) if "if not all(_cuts_evenly(" in line)
+    assert after[at + 1].endswith('return None, "uneven_tensor_shape"')
+    assert "flattened_mesh = " in "".join(after[at + 2 : at + 4])
 
 
 def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
@@ -155,129 +148,6 @@ print(hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest())"""
     assert said.stdout.strip() == digest(states[-1])  # the last state is the last prefix
 
 
-@pytest.mark.parametrize(
-    ("path", "old", "new", "words"),
-    [
-        ("device_mesh.py", "def _concatenate(", "def _joined(", "defines no DeviceMesh._concatenate"),
-        ("device_mesh.py", "def _stable_hash(self) -> str:", "def _stable_hash(self, salt=0) -> str:", "_stable_hash"),
-        (
-            "tensor/_redistribute.py",
-            "def redistribute_local_tensor(",
-            "def redistribute_it(",
-            "redistribute_local_tensor",
-        ),
-    ],
-)
-def test_a_changed_upstream_function_is_refused_by_name(tmp_path, path, old, new, words):
-    file = small_tree(tmp_path) / "torch/distributed" / path
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new))
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
-    with pytest.raises(StackError, match=words):
-        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
-    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
-
-
-def test_a_name_that_torch_uses_for_something_else_is_refused(tmp_path):
-    file = small_tree(tmp_path) / "torch/distributed/tensor/_redistribute.py"
-    file.write_text(file.read_text() + "\n\ndef find_answer():\n    pass\n")
-    with pytest.raises(StackError, match=r"_redistribute\.py calls something else find_answer"):
-        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
-
-
-MERGING = "insert/safe-merging/tensor/_redistribute.py"
-
-
-@pytest.fixture
-def patches(tmp_path):
-    """A copy of `patches/` for planted breaches, without the forms that later patches replace."""
-    return shutil.copytree(ROOT / "patches", tmp_path / "patches", ignore=shutil.ignore_patterns("until"))
-
-
-def first_patch(tmp_path, patches) -> Prefix:
-    return Prefix(Tree.at(small_tree(tmp_path / "tree")), read_series(patches)[:1], [], patches=patches)
-
-
-def test_an_insertion_changes_nothing_else(states):
-    """The lines stand before the statement that they name, and torch's file is otherwise as it was."""
-    before, after = (state["torch/distributed/tensor/_redistribute.py"].splitlines() for state in states[:2])
-    left = iter(after)
-    assert all(line in left for line in before), "every line of torch's is there, in its order"
-    at = next(i for i, line in enumerate(after) if "if not all(_cuts_evenly(" in line)
-    assert after[at + 1].endswith('return None, "uneven_tensor_shape"')
-    assert "flattened_mesh = " in "".join(after[at + 2 : at + 4])
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("flattened_mesh = ...", "flat_mesh = ...", r"try_create_flattened binds flat_mesh no times"),
-        ("flattened_mesh = ...", "outermost_info = ...", r"try_create_flattened binds outermost_info 3 times"),
-        ("def try_create_flattened", "def try_it", r"_optimize_transform_infos\.try_it isn't there"),
-        ("def _optimize_transform_infos", "def _optimize", r"safe-merging\.md carries no row for .*:_optimize$"),
-        ("flattened_mesh = ...", "return None", r"has no function that ends with 'name = \.\.\.'"),
-        ("flattened_mesh = ...", "mesh.flat = ...", r"needs lines to insert and, at its end, one 'name = \.\.\.'"),
-    ],
-)
-def test_an_insertion_without_its_place_is_refused_by_name(tmp_path, patches, old, new, words):
-    file = patches / MERGING
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(StackError, match=words) as refused:
-        first_patch(tmp_path, patches).files()
-    assert MERGING in str(refused.value)
-
-
-def test_an_insertion_into_no_file_of_torchs_is_refused(tmp_path, patches):
-    (patches / MERGING).rename(patches / "insert/safe-merging/_layout.py")
-    with pytest.raises(StackError, match=r"insert/safe-merging/_layout\.py is for no patch"):
-        first_patch(tmp_path, patches).files()
-
-
-def test_a_file_that_torch_has_is_refused(tmp_path):
-    (small_tree(tmp_path) / "torch/distributed/_layout.py").write_text("")
-    with pytest.raises(StackError, match=r"torch/distributed/_layout\.py: the tree has a file of this name"):
-        render_stack.rendered(Tree.at(tmp_path), MESSAGES, 2)
-
-
-def test_a_definition_that_upstream_added_is_refused(tmp_path):
-    file = small_tree(tmp_path) / "torch/distributed/device_mesh.py"
-    method = "        def permute(self, names):\n            pass\n\n        def _get_root_mesh_dim("
-    file.write_text(file.read_text().replace("        def _get_root_mesh_dim(", method))
-    with pytest.raises(StackError, match=r"device_mesh\.py defines a DeviceMesh\.permute of its own"):
-        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
-
-
-def test_a_form_for_nothing_is_refused(tmp_path):
-    waiting = tmp_path / "patches/until/landed-long-ago"
-    waiting.mkdir(parents=True)
-    (waiting / "_layout.py").write_text("")
-    tree = Tree.at(small_tree(tmp_path / "tree"))
-    with pytest.raises(StackError, match=r"landed-long-ago/_layout\.py is for no patch"):
-        Prefix(tree, MESSAGES, [], patches=tmp_path / "patches").files()
-
-
-def test_a_folder_without_torch_is_refused(tmp_path, capsys):
-    assert render_stack.main(["--onto", str(tmp_path)]) == 1
-    assert "Give a PyTorch checkout" in capsys.readouterr().err
-
-
-def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path):
-    (tmp_path / "one.py").write_text("one\n")
-    (tmp_path / "two.py").mkdir()
-    with pytest.raises(StackError, match="can't be written"):
-        write(tmp_path, {"one.py": "changed\n", "two.py": "text\n"})
-    assert (tmp_path / "one.py").read_text() == "one\n" and not list(tmp_path.glob("*.new"))
-
-
-@pytest.mark.parametrize("text", ["Title: no tag\n\nbody\n", "Title: [DTensor] x\n\n", "Titel: [DTensor] x\n\nbody\n"])
-def test_a_message_that_lacks_something_is_refused(tmp_path, text):
-    (tmp_path / "patch.md").write_text(text)
-    with pytest.raises(StackError, match=r"patch\.md"):
-        read_message(tmp_path / "patch.md")
-
-
 @pytest.fixture
 def known(states, monkeypatch):
     """The states stand for rendering them again."""
@@ -314,11 +184,13 @@ def test_git_takes_the_files(known, states, tmp_path):
     folder = repository(tmp_path / "repo")
     assert render_stack.main(["--onto", str(folder), "--out", str(tmp_path / "out")]) == 0
     files = sorted((tmp_path / "out").iterdir())
+    assert render_stack.main(["--onto", str(folder), "--out", str(tmp_path / "two"), "--only", "2"]) == 0
+    assert [file.name for file in sorted((tmp_path / "two").iterdir())] == [file.name for file in files[:2]]
     assert [file.name for file in files] == [f"{i:04}-{m.name}.patch" for i, m in enumerate(MESSAGES, 1)]
     git(folder, "am", "-q", "--keep-non-patch", *map(str, files))
     for path, text in states[-1].items():
         assert (folder / path).read_text() == text, path
-    assert git(folder, "log", "-1", "--format=%s") == MESSAGES[-1].title
+    assert git(folder, "log", "-1", "--format=%s by %an <%ae>") == f"{MESSAGES[-1].title} by a <a@b>"
 
 
 def test_ghstack_reads_the_messages():

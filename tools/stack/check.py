@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -16,6 +17,7 @@ from .message import ROOT, PatchMessage, StackError
 from .render import Prefix
 from .tree import Tree, write
 
+NEEDED = ("pytest", "pytest_timeout", "hypothesis", "expecttest", "numpy")
 SUITES = ("test/pure", "test/mesh", "test/redistribute")
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
@@ -28,6 +30,9 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
     The whole stack runs the suites, and each test must end as it does under the overlay. A shorter prefix runs the
     tests of meshes, held to stock before groups are shared and to the overlay after. Each runs the tests it brings.
     """
+    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    if missing:
+        raise StackError(f"--check runs the suites, which need {', '.join(missing)}: pip install -e '.[test,dev]'")
     wrong = 0
     plain = functools.cache(lambda way, run: results(run, way))
     for count in counts:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 
 from .message import PATCHES, StackError
+from .wrap import wrapped
 
 CONFIG = PATCHES / "upstream_ruff.toml"
 
 
-def formatted(files: dict[str, str], sort: set[str]) -> dict[str, str]:
+def formatted(files: dict[str, str], sort: set[str], there: Mapping[str, str]) -> dict[str, str]:
     """The same files as upstream's formatter leaves them; imports are sorted in those of ``sort``.
+
+    Args:
+        there: the files that torch has already, whose lines stay as wide as they are.
 
     Raises:
         StackError: text that isn't Python, or that the linter refuses; names file, line and rule.
     """
+    if importlib.util.find_spec("ruff") is None:
+        raise StackError("The stack is formatted with ruff, which isn't there: pip install -e '.[dev]'")
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         for path, text in files.items():
@@ -27,10 +35,25 @@ def formatted(files: dict[str, str], sort: set[str]) -> dict[str, str]:
         if sort:
             _ruff(root, "check", "--select", "I", "--fix", "--quiet", *sorted(sort))
         _ruff(root, "format", "--quiet", *files)
+        again = _narrow(root, files, there)
+        if again:
+            _ruff(root, "format", "--quiet", *again)
         found = _ruff(root, "check", "--output-format", "concise", "--quiet", *files)
         if found:
             raise StackError(f"The rendered files don't pass upstream's linter:\n{found}")
         return {path: (root / path).read_text(encoding="utf-8") for path in files}
+
+
+def _narrow(root: pathlib.Path, files: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """Wrap what the formatter leaves too wide, and say in which files."""
+    changed = []
+    for path in files:
+        before = (root / path).read_text(encoding="utf-8")
+        after = wrapped(before, frozenset(there.get(path, "").splitlines()))
+        if after != before:
+            (root / path).write_text(after, encoding="utf-8")
+            changed.append(path)
+    return changed
 
 
 @functools.lru_cache(maxsize=16)  # each prefix begins with the same files

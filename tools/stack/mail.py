@@ -8,18 +8,26 @@ from collections.abc import Mapping
 from .history import text_of
 from .message import PatchMessage
 
-AUTHOR = "Stack <stack@localhost>"  # `git commit --amend --reset-author` puts yours; --commit has it from the start
 DATE = "Thu, 1 Jan 2026 00:00:00 +0000"  # the same on every rendering
 
 
 def mail(
-    message: PatchMessage, number: int, count: int, before: Mapping[str, str | None], after: Mapping[str, str]
+    message: PatchMessage,
+    author: str,
+    number: int,
+    count: int,
+    before: Mapping[str, str | None],
+    after: Mapping[str, str],
 ) -> str:
-    """One patch: its message and the difference between two states of its files (None: not there)."""
+    """One patch: its message and the difference between two states of its files (None: not there).
+
+    Args:
+        author: ``Name <address>``.
+    """
     title, _, body = text_of(message).partition("\n")
     lines = [
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001",
-        f"From: {AUTHOR}",
+        f"From: {author}",
         f"Date: {DATE}",
         f"Subject: [PATCH {number}/{count}] {title}",
         body.rstrip(),

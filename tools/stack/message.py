@@ -1,4 +1,4 @@
-"""One patch of the stack: its message, and which rows of the overlay's table it carries."""
+"""One patch of the stack: its message, what it carries, and what it owes to upstream's rules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ class StackError(Exception):
 
 
 @dataclass(frozen=True)
+class Debt:
+    """Breaches of one rule that a patch still has, just so many, and why."""
+
+    rule: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class PatchMessage:
     """What `patches/NAME.md` says.
 
@@ -23,6 +32,10 @@ class PatchMessage:
         rows: targets of the overlay's rows, ``module:qualname``, that the patch lays down.
         tests: our test files, and what they need beside them, that travel with the patch.
         body: the rest of the commit message.
+        files: new files of ours that the patch brings whoever imports them, by their paths under torch/distributed.
+        size: why the patch is larger than patches should be; empty if it isn't.
+        owes: breaches of upstream's rules that it still has.
+        line: at which line of the file the body begins.
     """
 
     name: str
@@ -30,6 +43,10 @@ class PatchMessage:
     rows: tuple[str, ...]
     tests: tuple[str, ...]
     body: str
+    files: tuple[str, ...] = ()
+    size: str = ""
+    owes: tuple[Debt, ...] = ()
+    line: int = 1
 
 
 def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
@@ -39,25 +56,37 @@ def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
 
 
 def read_message(path: pathlib.Path) -> PatchMessage:
-    """A head of ``Title:``, ``Module:`` with names that follow it, and ``Tests:``; an empty line; the message."""
+    """A head of fields, of which ``Module:`` has names in the lines below it; an empty line; the message."""
     head, _, body = path.read_text(encoding="utf-8").partition("\n\n")
-    title, module = "", ""
+    fields: dict[str, list[str]] = {name: [] for name in ("Title", "Module", "Tests", "Files", "Size", "Owes")}
     rows: list[str] = []
-    tests: list[str] = []
     for number, line in enumerate(head.splitlines(), 1):
         field, colon, value = line.partition(":")
-        if field == "Title" and colon:
-            title = value.strip()
-        elif field == "Tests" and colon:
-            tests += value.split()
-        elif field == "Module" and colon:
-            module = value.strip()
-        elif line.startswith(" ") and module:
-            rows += [f"{module}:{name}" for name in line.split()]
+        if field in fields and colon:
+            fields[field].append(value.strip())
+        elif line.startswith(" ") and fields["Module"]:
+            rows += [f"{fields['Module'][-1]}:{name}" for name in line.split()]
         else:
-            raise StackError(
-                f"{path.name}:{number}: needs 'Title:', 'Module:' or 'Tests:', or indented names: {line!r}"
-            )
+            known = ", ".join(f"'{name}:'" for name in fields)
+            raise StackError(f"{path.name}:{number}: needs one of {known}, or indented names: {line!r}")
+    title = "".join(fields["Title"])
     if not title.startswith("[") or not body.strip():
         raise StackError(f"{path.name} needs a Title that begins with its tag, and a message")
-    return PatchMessage(path.stem, title, tuple(rows), tuple(tests), body.strip() + "\n")
+    return PatchMessage(
+        path.stem,
+        title,
+        tuple(rows),
+        tuple(" ".join(fields["Tests"]).split()),
+        body.strip() + "\n",
+        tuple(" ".join(fields["Files"]).split()),
+        " ".join(fields["Size"]),
+        tuple(_debt(path.name, value) for value in fields["Owes"]),
+        len(head.splitlines()) + 2,
+    )
+
+
+def _debt(file: str, value: str) -> Debt:
+    rule, count, reason = (*value.split(None, 2), "", "", "")[:3]
+    if not count.isdigit() or not reason:
+        raise StackError(f"{file}: 'Owes:' takes a rule, how many breaches, and why: {value!r}")
+    return Debt(rule, int(count), reason)

@@ -42,6 +42,7 @@ class Prefix:
     def files(self) -> dict[str, str]:
         """Path in the tree: text. Raises StackError with every row that doesn't apply."""
         self._check_forms()
+        self._check_tree()
         targets = self._targets()
         before = {file: self.tree.read(f"torch/distributed/{file}") for file in targets}
         laid = {
@@ -55,8 +56,9 @@ class Prefix:
         }
         asked: list[Import] = [i for file, one in laid.items() for i in self.room(file).needed_by(one.bodies)]
         new: dict[str, Room] = {}
-        while asked:
-            file = self._room_file(asked.pop())
+        waiting = self._named_files()
+        while asked or waiting:
+            file = waiting.pop() if waiting else self._room_file(asked.pop())
             if file is not None and file not in new and file not in targets:
                 new[file] = self._trimmed(file)
                 asked += new[file].needed_by([*new[file].body])
@@ -67,8 +69,17 @@ class Prefix:
                 raise StackError(f"{path}: the tree has a file of this name, which the stack would bring")
             done[path] = whole(room)
         done |= self._packages(new) | self.tests()
-        sort = {path for path in done if not self.tree.exists(path) or is_sorted(self.tree.read(path))}
-        return formatted(done, sort)
+        there = {path: self.tree.read(path) for path in done if self.tree.exists(path)}
+        sort = {path for path in done if path not in there or is_sorted(there[path])}
+        return formatted(done, sort, there)
+
+    def _named_files(self) -> list[str]:
+        """What the patches bring whoever imports it."""
+        for message in self.messages:
+            for file in message.files:
+                if file in BODIES or not (self.ours / file).is_file():
+                    raise StackError(f"{message.name}.md: 'Files:' names {file}, which is no new file of ours")
+        return [file for message in self.messages for file in message.files]
 
     def _packages(self, files: Iterable[str]) -> dict[str, str]:
         """The ``__init__.py`` of each folder of these files that the tree doesn't have."""
@@ -107,6 +118,17 @@ class Prefix:
             patch, *file = path.relative_to(self.patches / "until").parts
             if patch not in names or not self.ours.joinpath(*file).is_file():
                 raise StackError(f"{path.relative_to(self.patches)} is for no patch, or for no file, that there is")
+
+    def _check_tree(self) -> None:
+        """The tree doesn't have the stack yet, and can be read."""
+        for path in self.tests():
+            if self.tree.exists(path):
+                raise StackError(
+                    f"{self.tree.root} has {path}, so the stack was rendered onto it already. Give a tree as upstream "
+                    "has it: check the files out again, or make another copy with --copy."
+                )
+        for file in sorted(BODIES):
+            self.tree.require_python(f"torch/distributed/{file}")
 
     def _targets(self) -> dict[str, dict[str, list[Insertion]]]:
         """By file, the names that change, and what goes into each; a body of ours goes over those without.

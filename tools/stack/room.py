@@ -157,7 +157,11 @@ def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
 
 
 def parse(file: str, path: pathlib.Path) -> Room:
-    return _parse_text(file, path.read_text(encoding="utf-8"))
+    """A file of ours as a room. Raises StackError with file and line if it can't be parsed."""
+    try:
+        return _parse_text(file, path.read_text(encoding="utf-8"))
+    except cst.ParserSyntaxError as error:
+        raise StackError(f"{path}:{error.editor_line} isn't Python: {error.message}") from error
 
 
 @functools.lru_cache(maxsize=256)  # each prefix begins with the same

@@ -65,6 +65,13 @@ class Tree:
         asked = ["git", "-C", str(self.root), "cat-file", "-e", f"{self.commit}:{path}"]
         return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
+    def require_python(self, path: str) -> None:
+        """Raises StackError with file and line if the file, which may be absent, can't be parsed."""
+        try:
+            ast.parse(self._bytes(path) if self.exists(path) else b"", path)
+        except SyntaxError as error:
+            raise StackError(f"{path}:{error.lineno} isn't Python that this interpreter reads: {error.msg}") from error
+
     def unfit(self, row: Patch) -> str | None:
         """None if the row's target is what some known release has there, else what came instead, in words."""
         if not row.qualname:

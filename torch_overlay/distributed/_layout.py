@@ -6,7 +6,7 @@ Slicing, flattening, unflattening, concatenating and permuting a mesh are all fu
 of them depends on how many ranks the world has.
 
 The notation and the laws are CuTe's (NVIDIA CUTLASS, "CuTe layout algebra"), in row-major order. Everything here is
-plain Python integers: the room imports the standard library only.
+plain Python integers: this file imports the standard library only.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ UNKNOWN = (0, None, "")
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What torch's own DeviceMesh would pickle, without what is true only in this process, and the universe."""
+    """What a plain DeviceMesh pickles, without what is true only in this process, and the universe."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
     state.pop("_pg_registry", None)

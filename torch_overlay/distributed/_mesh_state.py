@@ -174,7 +174,7 @@ class _Hashed:
 
 
 def torch_hash(mesh: DeviceMesh) -> int:
-    """What torch's own code hashes an equal mesh to."""
+    """The hash of an equal mesh that has its rank map as tensors."""
     ranks = _Hashed(view_of(mesh).rank_map.ranks_hash)
     key: tuple[Any, ...] = (ranks, mesh._layout, mesh._device_type, mesh._mesh_dim_names, mesh._thread_id)
     if shared_state(mesh).private is not None:

@@ -2,7 +2,7 @@
 
 Most meshes number their ranks 0 to n-1, and for those nothing is stored. A permutation, or a subset of the world, is
 stored once and shared by the root mesh and all its views. Ranks are plain Python integers, so that looking one up
-works under any tensor mode. The room imports the standard library only.
+works under any tensor mode. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RankMap:
         return self._indices.get(rank)
 
     @cached_property
-    def ascends(self) -> bool:
+    def ascends(self) -> bool:  # overlay only
         """Whether a greater index has a greater rank; as long as the map, once, unless it is the identity."""
         return self.is_identity or all(itertools.starmap(operator.lt, itertools.pairwise(self.ranks())))
 

@@ -1,7 +1,7 @@
 """What all meshes of one universe have in common: the root, its slices, its flattened and unflattened views.
 
 A view keeps a reference to the state and nothing else that grows with the world. What torch and other libraries read
-off a mesh in torch's own form, the rank map as a tensor and as a tuple, is made here on the first request, once.
+off a mesh in the form of a plain one, the rank map as a tensor and as a tuple, is made here on the first request, once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The door between torch's layouts and ours.
 
-``mesh._layout`` stays an instance of torch's own class: pipelining, guards, pickles and LocalTensorMode read it. What
+``mesh._layout`` stays an instance of its class: pipelining, guards, pickles and LocalTensorMode read it. What
 we compute with is a :class:`MeshLayout`. The canonical form of one axis is the same on both sides.
 """
 

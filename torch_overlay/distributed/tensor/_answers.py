@@ -1,4 +1,4 @@
-"""Answers to questions, each made once and remembered: a program, or why torch's own steps run.
+"""Answers to questions, each made once and remembered: a program, or why the step-by-step path runs.
 
 They live in the shared state of the mesh's universe and go with its meshes.
 """
@@ -38,7 +38,7 @@ _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
 
 
 class Fallback(NamedTuple):
-    """The answer where torch's own steps run.
+    """The answer where the steps run as they always did.
 
     Attributes:
         reason: why, in a few words, for `status()`.
@@ -122,8 +122,8 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
 
 
 def _fitting(found: Answer, local: torch.Tensor) -> Answer:
-    """The answer, if the local tensor has the shape that its spec says. Else torch's own code runs; where others would
-    wait for this rank by a plan that it can't follow, an error. Where torch pads shards, the others do likewise."""
+    """The answer, if the local tensor has the shape that its spec says. Else the steps run; where others would wait for
+    this rank by a plan that it can't follow, an error. Where torch pads shards, the others do likewise."""
     if isinstance(found, Fallback) or tuple(local.shape) == found.held:
         return found
     program, ask = found, found.question
@@ -139,7 +139,7 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
 
 
 def _why_not_run(local: torch.Tensor) -> str | None:
-    """Why no program can run on this tensor, now: a class may only know the operations that torch's own steps take."""
+    """Why no program can run on this tensor, now: a class may only know the operations of the steps."""
     if stands_for_many_ranks():
         return MANY_RANKS
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
@@ -172,7 +172,7 @@ def count_run() -> None:
 
 
 def count_fallback(reason: str) -> None:
-    """Count a redistribution that torch's own code does."""
+    """Count a redistribution that runs step by step."""
     _counted[f"torch: {_kind(reason)}"] += 1
 
 

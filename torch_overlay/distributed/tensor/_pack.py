@@ -31,7 +31,8 @@ MOVED = {
     torch.bool,
 }
 
-LARGE = 1 << 20  # bytes of a message from which on a second copy of it costs more than some more calls
+# Bytes of a message from which on a second copy of it costs more than some more calls.
+LARGE = 1 << 20
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:

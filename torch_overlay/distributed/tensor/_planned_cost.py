@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float | None:
-    """Microseconds on the wire of the plan that will run; None where torch's own path will."""
+    """Microseconds on the wire of the plan that will run; None where the step-by-step path will."""
     if current_spec.tensor_meta is None:
         return None
     mesh = real_mesh(current_spec.mesh)

@@ -66,7 +66,7 @@ class Program:
         return line(self.before, self.after, self.steps, self.question.dtype.itemsize, self.question.site.names)
 
     def is_torchs(self, mesh: DeviceMesh) -> bool:
-        """Whether torch's own code would run the same collective and nothing else."""
+        """Whether the step-by-step path would run the same collective and nothing else."""
         return self.in_order and is_torchs(self.steps, self.question, mesh.device_type)
 
     def make_ready(self, mesh: DeviceMesh) -> None:
@@ -132,7 +132,7 @@ def _copied(view: torch.Tensor) -> torch.Tensor:
 
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
-    """Plan. Raises NotOurs, with the reason, where torch's own steps have to run."""
+    """Plan. Raises NotOurs, with the reason, where the step-by-step path has to run."""
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
     ends = read_ends(question)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)

@@ -27,7 +27,7 @@ _SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
 def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
-    """The dim that it shards, the pending reduction, the split factor. Exactly torch's own classes: a subclass may mean
+    """The dim that it shards, the pending reduction, the split factor. Exactly these classes: a subclass may mean
     anything."""
     kind = type(placement)
     if kind is Shard:
@@ -150,7 +150,7 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     """What a spec says of tensors with so many dims.
 
     Raises:
-        NotOurs: other placements than torch's own, or strided shards that are no boxes of any tensor.
+        NotOurs: other placements than these, or strided shards that are no boxes of any tensor.
     """
     order = None
     # It is None beside strided shards, which say their order.

@@ -93,7 +93,7 @@ def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None
 
 
 def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bool:
-    """Whether a plan is one collective over one axis, evenly split, and torch's own code takes the same one. An
+    """Whether a plan is one collective over one axis, evenly split, and the steps take the same one. An
     all-to-all it takes on accelerators only; on the CPU it gathers."""
     step = _one_step(steps, question)
     if step is None:

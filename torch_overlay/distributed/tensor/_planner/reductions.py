@@ -61,7 +61,7 @@ class Reduction:
 
     def _lean(self) -> list[Steps]:
         """The plans that bring so few elements that the cost looks at them. Of equals the first is taken: those that
-        sum in the order in which torch's own plans do."""
+        sum in the order of the steps one by one."""
         found = []
         most = self._most_collectives()
         # The lean ways are asked first, so that most of the others are known to bring too much by their beginnings.

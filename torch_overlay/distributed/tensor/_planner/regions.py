@@ -22,14 +22,14 @@ OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
 
 
 class NotOurs(Exception):
-    """The spec or the move can't be planned here; torch's own code has to run it. Its text is the reason."""
+    """The spec or the move can't be planned here; the step-by-step path has to run it. Its text is the reason."""
 
 
 class Cuts(NamedTuple):
     """What placements say of any tensor with so many dims: the `orders` and `partial` of its `Regions`.
 
     Attributes:
-        odd: the dims that are cut in another order than torch's own: boxes only if the cut is even.
+        odd: the dims that are cut in another order than that of the axes: boxes only if the cut is even.
     """
 
     orders: tuple[tuple[int, ...], ...]

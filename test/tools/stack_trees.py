@@ -1,0 +1,31 @@
+"""A PyTorch tree of the few files that the stack reads, for tests that render onto it."""
+
+import pathlib
+import shutil
+import sys
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip install -e '.[dev]'")
+pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[dev]'")
+
+from stack.render import file_of  # noqa: E402
+
+from torch_overlay.patch import Kind  # noqa: E402
+from torch_overlay.series import PATCHES as ROWS  # noqa: E402
+
+INSTALLED = pathlib.Path(torch.__file__).parent
+# Files of torch that the stack reads; a tree of these alone is quick to copy and to commit.
+TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in ROWS if row.kind is not Kind.HOOK})
+PACKAGES = ["torch/distributed/__init__.py", "torch/distributed/tensor/__init__.py"]
+
+
+def small_tree(folder: pathlib.Path) -> pathlib.Path:
+    for path in [*TOUCHED, *PACKAGES, "torch/version.py"]:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(INSTALLED.parent / path, folder / path)
+    return folder

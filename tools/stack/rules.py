@@ -1,0 +1,237 @@
+"""What upstream's reviewers ask of a patch, beside lint. A breach is refused by file and line.
+
+A patch may owe breaches: ``Owes: RULE COUNT REASON`` in its head, just so many, so that the debt is a list that only
+shrinks by being edited. A patch over the size limit says why: ``Size: REASON``.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .message import PatchMessage, StackError
+
+WIDTH, MESSAGE_WIDTH, SIZE = 88, 72, 500
+WORDS = re.compile(r"torch's own|\bstock\b|overlay|NotOurs|\bthe room\b", re.IGNORECASE)
+State = Mapping[str, "str | None"]  # path: text, None where the file isn't there
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One line that upstream wouldn't take."""
+
+    rule: str
+    path: str
+    line: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a patch does to one file.
+
+    Attributes:
+        text: the file after it.
+        added: the numbers of the lines that weren't there before.
+        removed: how many lines aren't there any more.
+    """
+
+    path: str
+    before: str
+    text: str
+    added: frozenset[int]
+    removed: int
+
+    @property
+    def is_test(self) -> bool:
+        return self.path.startswith("test/")
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """The added ones, with their numbers."""
+        return ((i, line) for i, line in enumerate(self.text.splitlines(), 1) if i in self.added)
+
+
+def changes(before: State, after: State) -> list[Change]:
+    """The files that differ, in the order of their paths."""
+    return [
+        _change(path, before.get(path) or "", after[path] or "")
+        for path in sorted(after)
+        if after[path] != before.get(path)
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _change(path: str, old: str, new: str) -> Change:
+    matcher = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+    added: set[int] = set()
+    removed = 0
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        if kind != "equal":
+            added |= {*range(j1 + 1, j2 + 1)}
+            removed += i2 - i1
+    return Change(path, old, new, frozenset(added), removed)
+
+
+def numbers(before: State, after: State) -> str:
+    """``3 files +21 -0, tests +100 -0``."""
+    found = changes(before, after)
+    code, tests = [c for c in found if not c.is_test], [c for c in found if c.is_test]
+    counts = [f"+{sum(len(c.added) for c in some)} -{sum(c.removed for c in some)}" for some in (code, tests)]
+    return f"{len(found)} files {counts[0]}, tests {counts[1]}"
+
+
+def breaches(message: PatchMessage, before: State, after: State, last: State | None) -> list[Breach]:
+    """All of them, owed ones, too.
+
+    Args:
+        last: the files after the last patch, which use what `Files:` names; None if they aren't known.
+    """
+    found = changes(before, after)
+    said = [*_message(message), *_size(message, found)]
+    for change in found:
+        for number, line in change.lines():
+            if len(line) > WIDTH:
+                said.append(Breach("width", change.path, number, f"{len(line)} columns, at most {WIDTH}"))
+            said += [Breach("words", change.path, number, f"{word[0]!r}") for word in WORDS.finditer(line)]
+        if not change.is_test:
+            said += _releases(change)
+    return [*said, *_callers(message, found, after, last)]
+
+
+def refuse(message: PatchMessage, found: Sequence[Breach]) -> None:
+    """Raises StackError unless the patch owes just these."""
+    counts = Counter(breach.rule for breach in found)
+    owed = Counter({debt.rule: debt.count for debt in message.owes})
+    lines = [f"  {breach}" for breach in found if counts[breach.rule] > owed[breach.rule]]
+    if lines:
+        raise StackError(f"{message.name} breaks upstream's rules:\n" + "\n".join(lines))
+    paid = [f"{rule} {counts[rule]}" for rule in owed if counts[rule] < owed[rule]]
+    if paid:
+        raise StackError(f"{message.name}.md owes less than it says: write 'Owes: {', '.join(paid)}', or nothing for 0")
+
+
+def _message(message: PatchMessage) -> Iterator[Breach]:
+    path = f"patches/{message.name}.md"
+    lines = [(1, message.title), *enumerate(message.body.splitlines(), message.line)]
+    for number, line in lines:
+        if len(line) > MESSAGE_WIDTH and " " in line.strip():
+            yield Breach("message", path, number, f"{len(line)} columns, at most {MESSAGE_WIDTH}")
+        for word in WORDS.finditer(line):
+            yield Breach("words", path, number, f"{word[0]!r}")
+
+
+def _size(message: PatchMessage, found: Sequence[Change]) -> Iterator[Breach]:
+    lines = sum(len(change.added) for change in found if not change.is_test)
+    if lines > SIZE and not message.size:
+        why = f"{lines} added lines without tests, at most {SIZE}; say 'Size: why'"
+        yield Breach("size", f"patches/{message.name}.md", 1, why)
+
+
+def _releases(change: Change) -> Iterator[Breach]:
+    """Questions after the release of the torch that runs, which upstream is."""
+    tree = _tree(change.text)
+    imported = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if getattr(node, "lineno", 0) in change.added and (why := _asks_release(node, imported)):
+            yield Breach("releases", change.path, node.lineno, why)
+
+
+def _asks_release(node: ast.AST, imported: set[str]) -> str | None:
+    if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.__version__", "torch.version"):
+        return ast.unparse(node)
+    if isinstance(node, ast.Name) and node.id == "TorchVersion":
+        return node.id
+    if isinstance(node, ast.ExceptHandler) and node.type and "ImportError" in ast.unparse(node.type):
+        return "except ImportError"
+    if isinstance(node, ast.Compare) and any("__annotations__" in ast.unparse(c) for c in node.comparators):
+        return ast.unparse(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
+        asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+        root = ast.unparse(node.args[0]).partition(".")[0]
+        # Of an instance it may be an honest question; a module or a class has the name or has it not.
+        if asks and isinstance(node.args[1], ast.Constant) and root in imported:
+            return ast.unparse(node)
+    return None
+
+
+def _callers(message: PatchMessage, found: Sequence[Change], after: State, last: State | None) -> Iterator[Breach]:
+    """Definitions that nothing in the rendered tree uses: for what torch's users call, tests are users, too."""
+    whole = {f"torch/distributed/{file}" for file in message.files}
+    for change in found:
+        if change.is_test:
+            continue
+        there = set(_definitions(change.before))
+        for qualname, node in _definitions(change.text).items():
+            name = qualname.rpartition(".")[2]
+            if qualname in there or (name.startswith("__") and name.endswith("__")):
+                continue
+            public = not name.startswith("_") and bool(change.before)
+            state = last if change.path in whole else after
+            if state is not None and not _is_used(name, node, change.path, state, public or change.path in whole):
+                yield Breach("callers", change.path, node.lineno, f"nothing uses {qualname}")
+
+
+def _is_used(name: str, node: ast.stmt, path: str, state: State, tests: bool) -> bool:
+    own = {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    for other, text in state.items():
+        if text is None or not other.endswith(".py") or (other.startswith("test/") and not tests):
+            continue
+        lines = _uses(text).get(name, frozenset())
+        if lines - (own if other == path else frozenset()):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=512)
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@functools.lru_cache(maxsize=512)
+def _definitions(text: str) -> dict[str, ast.stmt]:
+    """Functions, classes and values of a file, and the methods of its classes, by qualified name."""
+    found: dict[str, ast.stmt] = {}
+    waiting: list[tuple[str, ast.stmt]] = [("", s) for s in _tree(text).body]
+    while waiting:
+        outer, node = waiting.pop()
+        if isinstance(node, ast.If):
+            waiting += [(outer, s) for s in (*node.body, *node.orelse)]
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.setdefault(f"{outer}{node.name}", node)
+            if isinstance(node, ast.ClassDef):
+                waiting += [(f"{node.name}.", s) for s in node.body if isinstance(s, ast.FunctionDef)]
+        elif isinstance(node, ast.Assign) and not outer:
+            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def _uses(text: str) -> dict[str, frozenset[int]]:
+    """The lines in which each name is looked up; an import, or a place in ``__all__``, is no use."""
+    found: dict[str, set[int]] = {}
+    listed = [n for n in _tree(text).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    skipped = {id(inner) for node in listed for inner in ast.walk(node)}
+    for node in ast.walk(_tree(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names = [node.id]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            names = re.findall(r"[A-Za-z_]\w*", node.value) if re.fullmatch(r"[\w.\[\], |]+", node.value) else []
+        for name in names:
+            found.setdefault(name, set()).add(node.lineno)
+    return {name: frozenset(lines) for name, lines in found.items()}

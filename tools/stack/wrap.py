@@ -1,0 +1,158 @@
+"""Fit our lines to upstream's width where its formatter doesn't: docstrings, comments and long string literals.
+
+Our files are 120 columns wide, upstream's 88. Lines that torch's file has already stay as they are, and so do examples.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Collection
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from .rules import WIDTH
+
+_BULLET = re.compile(r"[*-] |\d+\. ")
+_SECTION = re.compile(r"( *)(?:Args|Attributes|Raises|Returns|Yields):$")
+_FIELD = re.compile(r"[\w.*]+: ")  # in a section
+_MARKER = re.compile(r"#\s*(?:type:|noqa|pyrefly|mypy|pylint|fmt)")
+
+
+def wrapped(text: str, there: Collection[str]) -> str:
+    """The file with our lines in it at most so wide, as far as words allow; ``there`` are lines that stay."""
+    if not _wide(text, there):
+        return text
+    text = _strings(text, there)
+    return _comments(_docstrings(text, there), there)
+
+
+def _wide(text: str, there: Collection[str]) -> set[int]:
+    return {i for i, line in enumerate(text.splitlines(), 1) if len(line) > WIDTH and line not in there}
+
+
+def _docstrings(text: str, there: Collection[str]) -> str:
+    lines = text.splitlines()
+    wide = _wide(text, there)
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    spans = [(n.body[0].lineno, n.body[0].end_lineno or 0) for n in nodes if ast.get_docstring(n) is not None]
+    for start, end in sorted(spans, reverse=True):  # from the end, so that numbers stay right
+        if wide & {*range(start, end + 1)}:
+            lines[start - 1 : end] = _flowed(lines[start - 1 : end], there)
+    return "\n".join(lines) + "\n"
+
+
+def _flowed(lines: list[str], there: Collection[str]) -> list[str]:
+    """Each wide line gives its last words to the next line of its paragraph, or to a new one."""
+    done: list[str] = []
+    waiting = [*lines]
+    fields: str | None = None  # how far the fields of the section are indented
+    while waiting:
+        line = waiting.pop(0)
+        words = line.strip()
+        if section := _SECTION.match(line):
+            fields = section[1] + "    "
+        if len(line) <= WIDTH or line in there or words.startswith((">>>", "... ")):
+            done.append(line)
+            continue
+        indent, after = _indent(line), waiting[0] if waiting else ""
+        deeper = _indent(after)
+        item = _is_item(line, fields)
+        continues = after.strip() not in ("", '"""') and not _is_item(after, fields)
+        if not item or not continues or len(deeper) <= len(indent):
+            more = "  " if _BULLET.match(words) else "    "
+            deeper, continues = indent + more * item, continues and not item and deeper == indent
+        first, *rest = textwrap.wrap(
+            words, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        ) or [words]
+        done.append(indent + first)
+        left = " ".join(rest)
+        if left.strip() == '"""':
+            waiting.insert(0, deeper + left)
+        elif left:
+            waiting[:1] = [f"{deeper}{left} {after.strip()}"] if continues else [deeper + left, *waiting[:1]]
+    return done
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _is_item(line: str, fields: str | None) -> bool:
+    """Whether the lines that continue this one stand deeper than it."""
+    return bool(_BULLET.match(line.strip()) or (_indent(line) == fields and _FIELD.match(line.strip())))
+
+
+def _comments(text: str, there: Collection[str]) -> str:
+    """Comments on lines of their own flow on; one behind code moves above it."""
+    lines = text.splitlines()
+    wide = _wide(text, there)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = {t.start[0]: t for t in tokens if t.type == tokenize.COMMENT and not _MARKER.match(t.string)}
+    done: list[str] = []
+    number = 0
+    while number < len(lines):
+        number += 1
+        line, token = lines[number - 1], found.get(number)
+        if number not in wide or token is None:
+            done.append(line)
+            continue
+        indent = _indent(line)
+        said = [token.string.lstrip("# ")]
+        alone = line.lstrip().startswith("#")
+        while alone and number + 1 in found and lines[number].startswith(f"{indent}# ") and lines[number] not in there:
+            number += 1
+            said.append(lines[number - 1].strip().lstrip("# "))
+        done += textwrap.wrap(" ".join(said), WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        done += [] if alone else [line[: token.start[1]].rstrip()]
+    return "\n".join(done) + "\n"
+
+
+def _strings(text: str, there: Collection[str]) -> str:
+    """Long literals in two, which the formatter lays out; literals side by side are one."""
+    visitor = _Literals(_wide(text, there))
+    MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True).visit(visitor)
+    lines = text.splitlines()
+    for number, start, end, pieces in reversed(visitor.found):  # from the end, so that columns stay right
+        lines[number - 1] = f"{lines[number - 1][:start]}{pieces}{lines[number - 1][end:]}"
+    return "\n".join(lines) + "\n"
+
+
+class _Literals(cst.CSTVisitor):
+    """Finds literals that end beyond the width, and what stands for each when it is cut at a space."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, wide: set[int]) -> None:
+        super().__init__()
+        self.wide = wide
+        self.found: list[tuple[int, int, int, str]] = []
+
+    def visit_Expr(self, node: cst.Expr) -> bool:
+        return not isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString))  # a docstring
+
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        self._note(node)
+
+    def visit_FormattedString(self, node: cst.FormattedString) -> bool:
+        self._note(node)
+        return False
+
+    def _note(self, node: cst.SimpleString | cst.FormattedString) -> None:
+        at = self.get_metadata(PositionProvider, node)
+        text = cst.Module([]).code_for_node(node)
+        opened = re.match(r"([fF]?)([\"'])(?!\2\2)", text)
+        if opened is None or at.start.line not in self.wide or at.end.line != at.start.line:
+            return
+        depth, place = 0, 0
+        for i, sign in enumerate(text[: WIDTH - 2 - at.start.column]):
+            depth += ((sign == "{") - (sign == "}")) * bool(opened[1])
+            place = i + 1 if sign == " " and not depth and i >= opened.end() else place
+        if place and at.end.column > WIDTH - 1:
+            halves = text[:place] + opened[2], opened[0] + text[place:]
+            plain = [half if re.search("[{}]", half) else half.lstrip("fF") for half in halves]
+            self.found.append((at.start.line, at.start.column, at.end.column, " ".join(plain)))
