@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -23,7 +24,8 @@ KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "fa
 def bench(folder, *arguments):
     """The JSON of one run from another folder; what it prints has every row's name."""
     command = [sys.executable, str(ROOT / "tools" / "bench.py"), *arguments, "--json", "found.json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    wide = {**os.environ, "COLUMNS": "120"}  # where no name takes two lines
+    done = subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "found.json").read_text())
     assert found.keys() == KEYS and found["bench"] == arguments[0]
