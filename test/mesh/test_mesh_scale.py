@@ -22,13 +22,8 @@ def million():
 
 
 def bytes_of(make) -> int:
-    """What stays allocated in Python after making one, with what it calls already warm. The least of three: other
-    threads, such as that of pytest-xdist, may allocate meanwhile."""
+    """What stays allocated in Python after making one, with what it calls already warm."""
     make()
-    return min(_traced(make) for _ in range(3))
-
-
-def _traced(make) -> int:
     gc.collect()
     tracemalloc.start()
     try:
@@ -82,7 +77,7 @@ class TestAMillionRanks:
     @pytest.mark.parametrize("what", VIEWS)
     def test_a_view_costs_at_a_million_what_it_costs_at_64(self, million, what):
         """Bytes held, within a quarter: nothing in a view is per rank."""
-        at_scale = bytes_of(lambda: VIEWS[what](million))
+        at_scale = lambda: bytes_of(lambda: VIEWS[what](million))
         small = DeviceMesh(
             "cpu", torch.arange(64).reshape(1, 8, 8), mesh_dim_names=("dp", "cp", "tp"), _init_backend=False, _rank=21
         )
@@ -90,7 +85,8 @@ class TestAMillionRanks:
             small_view = lambda: small.submesh_at("cp", at={"dp": 0, "tp": 3})
         else:
             small_view = lambda: VIEWS[what](small)
-        assert at_scale <= 1.25 * bytes_of(small_view) + 512
+        # Other threads, such as that of pytest-xdist, may allocate meanwhile: then it is measured again.
+        assert any(at_scale() <= 1.25 * bytes_of(small_view) + 512 for _ in range(3))
 
     def test_a_million_ranks_are_right(self, million):
         """Coordinates and lines, by arithmetic."""
