@@ -2,7 +2,7 @@
 
 Profiles: ``ci`` (the default: the same examples on every run) and ``nightly`` (``TORCH_OVERLAY_NIGHTLY=1``: new random
 examples, ten times as many). A test that needs its own number takes it in proportion, so that the nightly run widens it
-too: ``settings(max_examples=5 * settings.default.max_examples)``. One that goes through a long list takes a `sample`.
+too: ``settings(max_examples=3 * settings.default.max_examples)``. One that goes through a long list takes a `sample`.
 """
 
 import os

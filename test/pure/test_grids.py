@@ -60,7 +60,7 @@ def cases(draw):
     return Case(source, target, shape, sizes)
 
 
-@settings(max_examples=3 * settings.default.max_examples)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(cases())
 def test_a_grid_says_what_the_pieces_say(case):
     for step in case.steps():

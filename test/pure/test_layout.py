@@ -125,7 +125,7 @@ def answer(function, *arguments):
         return None
 
 
-@settings(max_examples=5 * settings.default.max_examples)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(modes(), st.integers(0, 40))
 def test_outside_its_domain_a_layout_refuses(made, other):
     """Any sizes and strides: a ValueError, or what the list of indices says."""
@@ -143,7 +143,7 @@ def test_outside_its_domain_a_layout_refuses(made, other):
         assert layout.coordinate(index) == indices.index(index) and layout.ascending()
 
 
-@settings(max_examples=5 * settings.default.max_examples)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.lists(modes(), max_size=3), st.integers(0, 400))
 def test_outside_its_domain_a_mesh_refuses(made, number):
     mesh = MeshLayout(tuple(Layout(*one) for one in made))
@@ -157,7 +157,7 @@ def test_outside_its_domain_a_mesh_refuses(made, number):
     assert mesh == MeshLayout(mesh.axes) and hash(mesh) == hash(MeshLayout(mesh.axes))
 
 
-@settings(max_examples=5 * settings.default.max_examples)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(modes(), st.lists(modes(), min_size=1, max_size=2))
 def test_composition_with_axes_of_several_modes(made, inner):
     """R(c) = A(B(c)) or a refusal, also where the modes of B carry into one another on a mode of A."""

@@ -57,13 +57,13 @@ def reductions(draw):
     return Case(source, target, shape, sizes, draw(groups(len(sizes))), cost=draw(COSTS))
 
 
-@settings(max_examples=3 * settings.default.max_examples, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(moves())
 def test_a_move_brings_every_rank_its_box_and_nothing_twice(case):
     assert case.problem() is None
 
 
-@settings(max_examples=3 * settings.default.max_examples, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(reductions())
 def test_a_reduction_takes_every_term_once(case):
     assert case.problem() is None
