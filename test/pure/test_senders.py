@@ -3,11 +3,11 @@
 import itertools
 import math
 
-import networkx
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from flow_twin import least_sent
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leaving
 from torch_overlay.distributed.tensor._planner.senders import Exchange, primes
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
@@ -59,25 +59,9 @@ def demands(case):
 
 
 def least_port(case):
-    """The fewest elements that the busiest port can get or send, whoever sends: by maximum flows from ranks to those
-    who lack what they hold."""
+    """The fewest elements that the busiest port can get or send, whoever sends."""
     wanted, lacking = demands(case)
-    low, high = max(lacking, -(-sum(wanted.values()) // math.prod(case.sizes))), sum(wanted.values())
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(wanted, middle) else (middle + 1, high)
-    return low
-
-
-def enough(wanted, port):
-    """Whether everything can be sent if no rank sends more than `port` elements."""
-    graph = networkx.DiGraph()
-    for ranks, elements in wanted.items():
-        graph.add_edge(ranks, "all", capacity=elements)
-        for rank in ranks:
-            graph.add_edge("nothing", rank, capacity=port)
-            graph.add_edge(rank, ranks)
-    return networkx.maximum_flow_value(graph, "nothing", "all") == sum(wanted.values())
+    return least_sent(wanted, math.prod(case.sizes), lacking)
 
 
 def test_the_twin_knows_who_can_send():

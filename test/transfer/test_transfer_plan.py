@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 
+from flow_twin import least_sent
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.balance import balance, filled
 from torch_overlay.transfers._planner.schedule import Schedule, blocks
 from torch_overlay.transfers._planner.sides import Move, Ranks, Side
-from transfer_twin import End, Tensor, carry_out, draw, lacking, least_sent
+from transfer_twin import End, Tensor, carry_out, draw, lacking
 from width import NIGHTLY
 
 TIMES = 10 if NIGHTLY else 1

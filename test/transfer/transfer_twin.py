@@ -12,8 +12,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-import networkx
-
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Move, Ranks, Side
@@ -250,24 +248,3 @@ def lacking(tensors, world):
                     wanted[holders] = wanted.get(holders, 0) + elements * tensor.itemsize
                     lacked[rank] += elements * tensor.itemsize
     return wanted, lacked
-
-
-def least_sent(wanted, world):
-    """The fewest bytes that the busiest rank can send, whoever sends what: by maximum flows from ranks to those who
-    lack what they hold."""
-    low, high = -(-sum(wanted.values()) // world), sum(wanted.values())
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _enough(wanted, middle) else (middle + 1, high)
-    return low
-
-
-def _enough(wanted, port):
-    """Whether everything can be sent if no rank sends more than `port` bytes."""
-    graph = networkx.DiGraph()
-    for ranks, size in wanted.items():
-        graph.add_edge(ranks, "all", capacity=size)
-        for rank in ranks:
-            graph.add_edge("nothing", rank, capacity=port)
-            graph.add_edge(rank, ranks)
-    return networkx.maximum_flow_value(graph, "nothing", "all") == sum(wanted.values())

@@ -82,7 +82,11 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
         cost=cost_of(names, ()),
     )
     found = asked.of_words(question, ends, torch.float32, device, flattened)
-    return {side: (plan.collectives, plan.incoming or 0) for side, plan in zip(SIDES, (found.torch, found.overlay))}
+    sides = dict(zip(SIDES, (found.torch, found.overlay)))
+    for plan in sides.values():
+        if plan.lines and plan.incoming is None:
+            raise ValueError(f"{plan.name} has a step whose bytes aren't known: {plan.lines}")
+    return {side: (plan.collectives, plan.incoming or 0) for side, plan in sides.items()}
 
 
 def _by_number(collectives: list[int]) -> dict[str, int]:

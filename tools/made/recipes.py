@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +29,17 @@ def groups() -> Counted:
 def pairs() -> Counted:
     """Collectives, and elements that the busiest rank receives, of all redistributions of a 16x16 tensor on a (2, 2, 2)
     mesh of GPUs with every view flattened, from one set of placements to another: as `explain` counts both plans."""
-    found = {}
-    for kind, first in (("moves", "R,S0,S1"), ("reductions", "P,R,S0,S1")):
-        sources = [one for one in itertools.product(first.split(","), repeat=3) if ("P" in one) == (kind != "moves")]
-        targets = list(itertools.product(["R", "S0", "S1"], repeat=3))
-        told = [_explained(*pair) for pair in itertools.product(sources, targets) if pair[0] != pair[1]]
-        for what in ("collectives", "elements"):
-            stock, overlay = (sum(_count(getattr(one, side), what) for one in told) for side in ("torch", "overlay"))
-            found[f"{kind}.{what}"] = stock, overlay
-    return found
+    from benchmarks import plans
+    from benchmarks.sides import SIDES
+
+    sums: Counter[tuple[str, str]] = Counter()
+    for source, target in plans.pairs():
+        kind = plans.REDUCTIONS if "P" in source else plans.MOVES
+        for side, (collectives, incoming) in plans.counts(source, target, (16, 16), "cuda").items():
+            sums[f"{kind}.collectives", side] += collectives
+            sums[f"{kind}.elements", side] += incoming // 4  # of float32
+    stock, overlay = SIDES
+    return {name: (sums[name, stock], sums[name, overlay]) for name, _ in sums}
 
 
 def uneven() -> Counted:
@@ -49,37 +51,3 @@ def uneven() -> Counted:
 
 
 RECIPES: dict[str, Callable[[], Counted]] = {"groups": groups, "pairs": pairs, "uneven": uneven}
-
-
-def _explained(source: tuple[str, ...], target: tuple[str, ...]) -> Any:
-    import torch
-
-    from torch_overlay.show import asked, words
-    from torch_overlay.show.placements import regions
-    from torch_overlay.show.question import Question, cost_of, laid_out
-
-    sizes, shape, names = (2, 2, 2), (16, 16), ("a", "b", "c")
-    ends = [words.placements(",".join(end), len(sizes)) for end in (source, target)]
-    before, after = (regions(end, shape, sizes) for end in ends)
-    question = Question(
-        words=("·".join(source), "·".join(target)),
-        shape=shape,
-        sizes=sizes,
-        source=before,
-        target=after,
-        refused="",
-        names=names,
-        ranks=laid_out(sizes, None),
-        dtype="float32",
-        itemsize=4,
-        groups=None,
-        cost=cost_of(names, None),
-    )
-    flattened = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
-    return asked.of_words(question, ends, torch.float32, "cuda", flattened)
-
-
-def _count(side: Any, what: str) -> int:
-    if side.lines and side.incoming is None:
-        raise ValueError(f"{side.name} has a step whose bytes aren't known: {side.lines}")
-    return side.collectives if what == "collectives" else side.incoming // 4
