@@ -9,12 +9,12 @@ In a program, `torch_overlay.draw` does the same for a mesh. Nothing communicate
 from __future__ import annotations
 
 import argparse
-import sys
 
-from ..show import degrees_map, screen, typed
+from ..show import degrees_map, typed
 from ..show.drawing import Drawing
 from ..show.mesh_map import MeshMap
 from ..show.question import laid_out
+from .answer import answer
 from .parser import Parser, add_no_strict, whole
 
 _EXAMPLES = """Examples:
@@ -48,18 +48,12 @@ def add_arguments(parser: Parser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print the mesh, and write the picture if it was asked for; 2 if it can't be drawn."""
-    try:
-        shown = _from_sizes(arguments) if arguments.degrees is None else _from_degrees(arguments)
-        drawing = Drawing(shown, arguments.gpus_per_host)
-        if arguments.out:  # first, so that a reader who stops reading still gets it
-            drawing.save(arguments.out)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"torch_overlay draw: {error}", file=sys.stderr)
-        return 2
-    screen.show(drawing.lines(screen.width()))
-    if arguments.out:
-        print(f"drawn: {arguments.out}")
-    return 0
+    return answer("draw", lambda: _drawing(arguments), arguments.out)
+
+
+def _drawing(arguments: argparse.Namespace) -> Drawing:
+    shown = _from_sizes(arguments) if arguments.degrees is None else _from_degrees(arguments)
+    return Drawing(shown, arguments.gpus_per_host)
 
 
 def _from_degrees(arguments: argparse.Namespace) -> MeshMap:

@@ -8,15 +8,15 @@ In a program, `torch_overlay.explain` does the same for a DTensor.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from ..choices import topology
 from ..distributed.tensor._planner.regions import NotOurs, Regions
 from ..hints import instead
-from ..show import screen, typed
+from ..show import typed
 from ..show.placements import Placement, regions
 from ..show.question import Question, cost_of, groups_at_hand, laid_out
+from .answer import answer
 from .parser import Parser, add_no_strict
 
 if TYPE_CHECKING:
@@ -98,17 +98,7 @@ def add_arguments(parser: Parser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print the explanation; 2 if it can't be made."""
-    try:
-        explanation = _explained(arguments)
-        if arguments.out:  # first, so that a reader who stops reading still gets it
-            explanation.save(arguments.out)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"torch_overlay explain: {error}", file=sys.stderr)
-        return 2
-    screen.show(explanation.lines(screen.width()))
-    if arguments.out:
-        print(f"drawn: {arguments.out}")
-    return 0
+    return answer("explain", lambda: _explained(arguments), arguments.out)
 
 
 def _explained(arguments: argparse.Namespace) -> Explanation:

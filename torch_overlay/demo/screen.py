@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch_overlay.show.screen import console
+
 WIDEST, NARROWEST = 120, 60
 
 Styled = tuple[str, str]  # a line and its style, as rich names styles; "" for none
@@ -18,7 +20,7 @@ class Screen:
     """Prints lines, and shows what is under way."""
 
     def __init__(self) -> None:
-        self._console = _console()
+        self._console = console(sys.stdout)
         self._bar: Any = None
         self._task: Any = None
         self._begun = time.perf_counter()
@@ -65,15 +67,3 @@ class Screen:
     def advance(self, count: int = 1) -> None:
         if self._bar is not None:
             self._bar.advance(self._task, count)
-
-
-def _console() -> Any:
-    """rich's console where standard output is a terminal that can move its cursor and rich is installed, else None."""
-    if not sys.stdout.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    console = Console(highlight=False, markup=False)
-    return None if console.is_dumb_terminal else console

@@ -48,22 +48,24 @@ def width() -> int:
 def show(lines: Iterable[str], file: TextIO | None = None) -> None:
     """Print the lines."""
     file = sys.stdout if file is None else file
-    console = _console(file)
+    found = console(file)
     for line in lines:
-        if console is None:
+        if found is None:
             print(line, file=file)
         else:
-            console.print(_text(line), soft_wrap=True)
+            found.print(_text(line), soft_wrap=True)
 
 
-def _console(file: TextIO) -> Any:
+def console(file: TextIO) -> Any:
+    """rich's console where that is a terminal that can move its cursor and rich is installed, else None."""
     if not file.isatty():
         return None
     try:
         from rich.console import Console
     except ImportError:
         return None
-    return Console(file=file, highlight=False)
+    found = Console(file=file, highlight=False, markup=False)
+    return None if found.is_dumb_terminal else found
 
 
 def _text(line: str) -> Any:
