@@ -145,7 +145,7 @@ def test_memory(tmp_path):
 
 def test_overhead(tmp_path):
     found = bench(tmp_path, "overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
-    for kind in ("plan hit", "plan miss"):
+    for kind in ("plan hit", "plan miss", "plan first"):
         assert value(found, f"{kind}, mean", "stock", axes=1) > 0
         assert value(found, f"{kind}, mean", "overlay", axes=1) > 0
 

@@ -16,7 +16,7 @@ from benchmarks.report import Report, Row, Target  # noqa: E402
 
 def overhead(axes):
     """A report as of `overhead --axes ...`; one of them makes bars, several make curves."""
-    names = [f"{kind}, {which}" for kind in ("plan hit", "plan miss") for which in ("mean", "worst pair")]
+    names = [f"{kind}, {which}" for kind in ("plan hit", "plan miss", "plan first") for which in ("mean", "worst pair")]
     rows = [Row(name, "s", 1e-4 * (axis + 1), 4e-5, {"axes": axis}) for axis in axes for name in names]
     return Report("overhead", "2.13.0+cpu", rows, [Target("plan hit, 1 axes, times faster", 2.5, 1, gain=True)])
 

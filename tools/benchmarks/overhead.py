@@ -1,12 +1,14 @@
 """What one redistribute call costs the CPU where nothing moves: fake backend, small tensors, 1 to 4 axes.
 
-`hit` is a call that was made before, `miss` one with a shape that was not seen before, so that it must be planned. Both
-sides in one process, in turns, on meshes with the same flattened views. CPU time, the median over blocks.
+`hit` is a call that was made before, `miss` one with a shape that was not seen before, which may take over the plan of
+other shapes, and `first` one for which no plan of another shape is remembered. Both sides in one process, in turns, on
+meshes with the same flattened views. CPU time, the median over blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import Any
 
@@ -14,7 +16,7 @@ from . import clock, process
 from .report import Report, Row, Target
 from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, TURNS, on, redistribution_patched
 
-HIT, MISS = "plan hit", "plan miss"
+KINDS = HIT, MISS, FIRST = "plan hit", "plan miss", "plan first"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +32,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         how = dict(axes=axes, calls=arguments.calls, rounds=arguments.rounds)
         found = process.fresh("overhead:measure", **how)
         report.facts[str(axes)] = found["pairs"]
-        for kind in (HIT, MISS):
+        for kind in KINDS:
             _add_rows(report, found["pairs"], kind, axes, arguments.each)
     report.notes.append(
         "CPU time by call of DTensor.redistribute, autograd off; mean: geometric, over the pairs of a mesh"
@@ -83,7 +85,7 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
 
     sizes = (2,) * axes
     chosen = [pairs.Pair(sizes, source, target) for source, target in patterns(axes)]
-    found = {str(pair): {kind: {side: [] for side in SIDES} for kind in (HIT, MISS)} for pair in chosen}
+    found = {str(pair): {kind: {side: [] for side in SIDES} for kind in KINDS} for pair in chosen}
     with fake_world(2**axes // 2, 2**axes), torch.no_grad():
         patched = redistribution_patched()
         meshes = {}
@@ -92,7 +94,7 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
                 meshes[side] = pairs.flattened_mesh(sizes)
         extra = 0  # makes each shape a new one, for both sides alike
         for side in (*SIDES, *(TURNS * rounds)):
-            extra += 1 + _MISSES
+            extra += 1 + 2 * _MISSES
             with on(side):
                 for pair in chosen:
                     for kind, seconds in _one_turn(pair, meshes[side], calls, extra).items():
@@ -110,6 +112,8 @@ _MISSES = 8
 
 def _one_turn(pair, mesh, calls: int, extra: int) -> dict[str, float]:
     """CPU seconds of a hit and of a miss."""
+    from torch_overlay import is_enabled
+
     from .pairs import placements
 
     target = placements(pair.target)
@@ -117,9 +121,24 @@ def _one_turn(pair, mesh, calls: int, extra: int) -> dict[str, float]:
     for _ in range(3):
         hit.redistribute(mesh, target)
     seconds = {HIT: clock.each(lambda _: hit.redistribute(mesh, target), range(calls))[0]}
-    new = [_source(pair, mesh, extra + index) for index in range(_MISSES)]
-    seconds[MISS] = clock.each(lambda source: source.redistribute(mesh, target), new)[0]
+    new = [_source(pair, mesh, extra + index) for index in range(2 * _MISSES)]
+    seconds[MISS] = clock.each(lambda source: source.redistribute(mesh, target), new[:_MISSES])[0]
+    with _nothing_known() if is_enabled() else contextlib.nullcontext():
+        seconds[FIRST] = clock.each(lambda source: source.redistribute(mesh, target), new[_MISSES:])[0]
     return seconds
+
+
+@contextlib.contextmanager
+def _nothing_known():
+    """No plan of another shape is remembered."""
+    from torch_overlay.distributed.tensor._planner import forms
+
+    remembered = forms._known
+    forms._known = remembered.__wrapped__
+    try:
+        yield
+    finally:
+        forms._known = remembered
 
 
 def _source(pair, mesh, depth: int):

@@ -124,13 +124,13 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
 def _fitting(found: Answer, local: torch.Tensor) -> Answer:
     """The answer, if the local tensor has the shape that its spec says. Else the steps run; where others would wait for
     this rank by a plan that it can't follow, an error. Where torch pads shards, the others do likewise."""
-    if isinstance(found, Fallback) or tuple(local.shape) == found.held:
+    if isinstance(found, Fallback) or tuple(local.shape) == found.held.length:
         return found
     program, ask = found, found.question
-    padded = program.in_order and torch_pads(program.steps, ask, program.held, local.shape)
+    padded = program.in_order and torch_pads(program.steps, ask, program.held.length, local.shape)
     if collectives(program.steps) and not padded:
         raise ValueError(
-            f"A local tensor of shape {program.held} is expected at {ask.site.coordinate} of a mesh of shape "
+            f"A local tensor of shape {program.held.length} is expected at {ask.site.coordinate} of a mesh of shape "
             f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and placements {ask.source}; it has shape "
             f"{tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the true global shape= and stride=, or "
             "the local tensor that they ask for."
@@ -201,7 +201,7 @@ def missing_groups() -> dict[str, int]:
     for made in [made for made in answers if isinstance(made, Program) and collectives(made.steps) > 1]:
         best = plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
         wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
-        lacked = dict.fromkeys(axes for axes in wanted if axes not in made.joint)
+        lacked = dict.fromkeys(axes for axes in wanted if axes not in made.at_hand.joint)
         saved = (collectives(made.steps) - collectives(best)) * made.runs
         if saved > 0 and lacked:
             found[" and ".join(flatten_call(axes, made.question.site.names) for axes in lacked)] += saved

@@ -50,13 +50,24 @@ class AtHand(NamedTuple):
     joint: frozenset[tuple[int, ...]]
     found: dict[tuple[Any, ...], Group]
 
+    def find(self, mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
+        """See `find_group`."""
+        key = (*axes, rank)
+        found = self.found.get(key)
+        if found is None:
+            found = self.found[key] = _find_group(mesh, axes, rank)
+        elif resolve(found.name) is None:
+            raise RuntimeError(gone(mesh, axes))
+        return found
+
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
-    return _at_hand(mesh).joint
+    return at_hand(mesh).joint
 
 
-def _at_hand(mesh: DeviceMesh) -> AtHand:
+def at_hand(mesh: DeviceMesh) -> AtHand:
+    """What is at hand on a mesh now."""
     known = shared_state(mesh).remembered["groups at hand"]
     key = (view_of(mesh), tuple(group_names(mesh) or ()), joint_groups_known(mesh), get_settings())
     found = known.get(key)
@@ -75,13 +86,7 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
         RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
         NotOurs: there is none, which `joint_axes` says before; or it holds other ranks.
     """
-    known, key = _at_hand(mesh).found, (*axes, rank)
-    found = known.get(key)
-    if found is None:
-        found = known[key] = _find_group(mesh, axes, rank)
-    elif resolve(found.name) is None:
-        raise RuntimeError(gone(mesh, axes))
-    return found
+    return at_hand(mesh).find(mesh, axes, rank)
 
 
 def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:

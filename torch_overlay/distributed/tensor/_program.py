@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._group_table import find_group as resolve
-from ._joint_groups import Group, find_group, gone, joint_axes
+from ._joint_groups import AtHand, Group, at_hand, gone
 from ._planner.cost import Cost, collectives
-from ._planner.plan import line, plan
+from ._planner.forms import plan_like_others
+from ._planner.plan import line
 from ._planner.regions import NotOurs
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
+    from ._planner.boxes import Box
     from ._planner.regions import Regions
     from ._question import Question
 
@@ -35,10 +37,10 @@ class Program:
 
     Attributes:
         question: to which it is the answer.
-        held: the shape that the local tensor must have.
+        held: what this rank holds before, whose shape the local tensor must have.
         before, after: what each coordinate holds.
         steps: the plan.
-        joint: the sets of axes for which there is a group.
+        at_hand: the groups of the mesh.
         cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
         functions: what runs, one after the other; None until it is made ready.
@@ -48,11 +50,11 @@ class Program:
     """
 
     question: Question
-    held: tuple[int, ...]
+    held: Box
     before: Regions
     after: Regions
     steps: tuple[Step, ...]
-    joint: frozenset[tuple[int, ...]]
+    at_hand: AtHand
     cost: Cost
     norm: _NormPartial | None
     functions: tuple[Local, ...] | None = None
@@ -79,11 +81,11 @@ class Program:
         used: dict[tuple[int, ...], Group] = {}
 
         def group_of(axes: tuple[int, ...]) -> Group:
-            used[axes] = find_group(mesh, axes, mesh._rank)
+            used[axes] = self.at_hand.find(mesh, axes, mesh._rank)
             return used[axes]
 
         ask, coordinate = self.question, self.question.site.coordinate
-        functions = runners(self.steps, coordinate, self.before.box(coordinate), group_of, ask.async_op)
+        functions = runners(self.steps, coordinate, self.held, group_of, ask.async_op)
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
         copy = self._last_copy()
@@ -137,17 +139,19 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     ends = read_ends(question)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
-    joint, cost = joint_axes(mesh), Cost.of(question.site.names, question.site.settings.topology)
-    steps = plan(before, after, dtype.itemsize, joint, cost)
+    groups, cost = at_hand(mesh), Cost.of(question.site.names, question.site.settings.topology)
+    steps = plan_like_others(before, after, dtype.itemsize, groups.joint, cost)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
             raise NotOurs("terms of a type that only a backend reduces")
-    held = before.box(question.site.coordinate).length
-    return Program(question, held, before, after, steps, joint, cost, ends.norm)
+    held = before.box(question.site.coordinate)
+    return Program(question, held, before, after, steps, groups, cost, ends.norm)
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
     """What torch refuses, or leaves to the backend, goes to torch's steps: a plan might give something else."""
+    if before.partial == after.partial:
+        return
     ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
     if dtype.is_complex and ended.intersection(_UNORDERED):
         raise NotOurs("complex numbers have no greatest or least, and torch multiplies none")

@@ -1,9 +1,7 @@
 """Sizes that a compiler leaves open: one plan for all sizes of a kind, with guards that say of which.
 
 The plan is that of the sizes for which the compiler traces. It serves all sizes for which the same dims are cut evenly,
-as far as the cost model prefers it. Where all cuts are even, a plan takes a fixed time and a time for each element; so
-a plan that is the best for few elements and for many is the best for all numbers between (`test_plan_sizes.py` holds
-the cost model to that). The boxes are computed from the symbols.
+as far as the cost model prefers it (see `_planner.forms`). The boxes are computed from the symbols.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from ._planner.forms import cut_into, on_shape, step_on_shape, without_sizes
 from ._planner.regions import NotOurs
-from ._planner.steps import Divide, Step
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
 
@@ -81,7 +79,7 @@ def plan_open_sizes(
         return make_program(Question.of(mesh, source, target, sizes, dtype, async_op), mesh)
 
     found = program_for(traced)
-    parts = _parts(found)
+    parts = cut_into(found.before, found.after, found.steps)
     open_dims = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
     for dim in open_dims:
         if parts[dim] > 1:
@@ -94,18 +92,6 @@ def plan_open_sizes(
     return _with_symbols(found, mesh, tuple([_multiple(size, parts[dim]) for dim, size in enumerate(shape)]))
 
 
-def _parts(program: Program) -> list[int]:
-    """Into how many parts each dim is cut, by this plan or by others that it is chosen from; 1 if it isn't cut."""
-    steps = [step for step in program.steps if not isinstance(step, Divide)]
-    states = [program.before, program.after, *[end for step in steps for end in (step.before, step.after)]]
-    cutting = [{axis for state in states for axis in state.orders[dim]} for dim in range(len(program.before.shape))]
-    if program.before.pending - program.after.pending:
-        # What is reduced may be cut on the way, by all axes that take part.
-        anywhere = set().union(*cutting, program.before.pending - program.after.pending)
-        cutting = [anywhere if axes else axes for axes in cutting]
-    return [math.prod([program.question.sizes[axis] for axis in axes]) for axes in cutting]
-
-
 def _multiple(size: Any, parts: int) -> Any:
     """The same size, as a multiple, so that what it is divided into needs no rounding."""
     return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
@@ -113,13 +99,13 @@ def _multiple(size: Any, parts: int) -> Any:
 
 def _with_symbols(found: Program, mesh: DeviceMesh, shape: tuple[Any, ...]) -> Program:
     """The same program for a tensor of this shape, ready to run."""
-    before = found.before._replace(shape=shape)
+    before = on_shape(found.before, shape)
     program = dataclasses.replace(
         found,
-        held=before.box(found.question.site.coordinate).length,
+        held=before.box(found.question.site.coordinate),
         before=before,
-        after=found.after._replace(shape=shape),
-        steps=tuple([_on_shape(step, shape) for step in found.steps]),
+        after=on_shape(found.after, shape),
+        steps=tuple([step_on_shape(step, shape) for step in found.steps]),
     )
     program.make_ready(mesh)
     return program
@@ -133,11 +119,11 @@ def _guard_numbers(
     traced: tuple[int, ...],
 ) -> None:
     """Ask for guards on the number of elements, where another number would have another plan."""
-    form = _form(found)
+    form = without_sizes(found.steps)
     first, *others = sizes.counts
 
     def same(counts: Sequence[int]) -> bool:
-        return _form(program_for(sizes.shape(traced, counts))) == form
+        return without_sizes(program_for(sizes.shape(traced, counts)).steps) == form
 
     def elements(bound: int) -> int:
         """With as many units of the first dim, towards this bound, as have the same plan."""
@@ -162,15 +148,3 @@ def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:
 def _guard(condition: Any) -> None:
     if not guard_or_false(condition):
         raise NotOurs(SYMBOLIC)
-
-
-def _form(program: Program) -> tuple[Step, ...]:
-    """The steps without the sizes of the tensor."""
-    return tuple([_on_shape(step, ()) for step in program.steps])
-
-
-def _on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
-    """The same step on a tensor of another shape."""
-    if isinstance(step, Divide):
-        return step
-    return dataclasses.replace(step, before=step.before._replace(shape=shape), after=step.after._replace(shape=shape))

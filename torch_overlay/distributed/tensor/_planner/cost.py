@@ -45,7 +45,7 @@ class Cost:
     @staticmethod
     def of(names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None) -> Cost:
         """With what is known of the axes, as (name, bandwidth, latency); the others are as assumed."""
-        assumed = Cost()
+        assumed = _ASSUMED
         if not topology or not names:
             return assumed
         known = {name: (latency, bandwidth) for name, bandwidth, latency in topology}
@@ -83,6 +83,9 @@ class Cost:
         # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
         picoseconds = round(1e12 * sum([self._time(step, itemsize) for step in talking]))
         return picoseconds, len(talking), arriving_by(talking)
+
+
+_ASSUMED = Cost()
 
 
 def collectives(plan: Iterable[Step]) -> int:
