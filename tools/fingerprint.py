@@ -17,9 +17,10 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from torch_overlay import recognise, series, versions  # noqa: E402
+from torch_overlay import series, versions  # noqa: E402
 from torch_overlay.fingerprints import FINGERPRINTS  # noqa: E402
-from torch_overlay.patch import Kind  # noqa: E402
+from torch_overlay.patching import recognise  # noqa: E402
+from torch_overlay.patching.patch import Kind  # noqa: E402
 
 FILE = ROOT / "torch_overlay" / "fingerprints.py"
 # Known as files even without a row in them: most targets lie there, so a new row works before its fingerprint does.

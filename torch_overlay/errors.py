@@ -1,24 +1,12 @@
 """What can go wrong with the overlay itself: one base class and few kinds, each saying whose move it is."""
 
+from .patching.errors import ChangedTarget, ForeignPatch, OverlayError, PatchError
 
-class OverlayError(RuntimeError):
-    """Base of every error that the overlay raises about itself. torch is as it was before the call that raised it."""
+__all__ = ["ChangedTarget", "ForeignPatch", "OptionError", "OverlayError", "PatchError", "UnknownRelease"]
 
 
 class UnknownRelease(OverlayError):
     """The running torch isn't a release that the overlay has fingerprints for."""
-
-
-class ChangedTarget(OverlayError):
-    """Something to be patched isn't what its fingerprint says: another build of torch, or somebody's own patch."""
-
-
-class ForeignPatch(OverlayError):
-    """Somebody patched a target after the overlay did, so taking the overlay away would tear theirs apart."""
-
-
-class PatchError(OverlayError, ValueError):
-    """A row of the series contradicts itself or its body: a mistake in the overlay, found before torch is touched."""
 
 
 class OptionError(OverlayError, ValueError):

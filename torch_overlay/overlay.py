@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 from . import __version__ as version
-from . import choices, engine, recognise, report, series, versions
+from . import choices, report, series, versions
 from .distributed import _settings
 from .distributed._settings import DEFAULT, Settings, get_settings, set_settings
 from .errors import ChangedTarget, OverlayError, UnknownRelease
-from .import_hook import AfterImport
-from .patch import Patch
+from .patching import engine, recognise
+from .patching.import_hook import AfterImport
+from .patching.patch import Patch
 
 # Importing this brings everything that is patched at once; other rows wait for their own module.
 TORCH = "torch"

@@ -1,6 +1,6 @@
 """The table: one patch a row, in the order of ``patches/series``."""
 
-from .patch import Kind, Patch
+from .patching.patch import Kind, Patch
 
 C10D = "torch.distributed.distributed_c10d"
 MESH = "torch.distributed.device_mesh"

@@ -10,10 +10,10 @@ import re
 import sys
 from typing import Any
 
-from . import recognise
 from .errors import PatchError, UnknownRelease
 from .fingerprints import FINGERPRINTS
-from .patch import Kind, Patch
+from .patching import recognise
+from .patching.patch import Kind, Patch
 
 # Read by setup.py as text, oldest first; and what pip is told, which leaves out the releases between them.
 SUPPORTED = ("2.13.0", "2.14.1", "2.15.0")

@@ -11,8 +11,9 @@ import textwrap
 
 import pytest
 
-from torch_overlay import recognise, series, versions
-from torch_overlay.patch import Kind, Patch
+from torch_overlay import series, versions
+from torch_overlay.patching import recognise
+from torch_overlay.patching.patch import Kind, Patch
 
 FILES = {
     "fakelib/__init__.py": "from . import core, user\n",

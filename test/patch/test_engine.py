@@ -4,9 +4,9 @@ import pytest
 
 import fake_tree
 from fake_tree import BUILD, MAKE, SIZE, SWAP
-from torch_overlay import engine
 from torch_overlay.errors import ForeignPatch, PatchError
-from torch_overlay.patch import Kind, Patch
+from torch_overlay.patching import engine
+from torch_overlay.patching.patch import Kind, Patch
 
 
 def known(patch, live):

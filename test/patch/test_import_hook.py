@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from torch_overlay.import_hook import AfterImport
+from torch_overlay.patching.import_hook import AfterImport
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 import fake_tree
 import torch_overlay
 from fake_tree import ALL, BUILD, MAKE, NOTE, SHAPE, SIZE, WORK
-from torch_overlay import errors, patch
+from torch_overlay import errors
 from torch_overlay.distributed import _settings
+from torch_overlay.patching import patch
 
 
 def states(status):

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from torch_overlay import recognise
+from torch_overlay.patching import recognise
 
 
 def fingerprint(text, name):

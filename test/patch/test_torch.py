@@ -17,8 +17,9 @@ import torch.distributed.device_mesh
 from hypothesis import settings
 
 import torch_overlay
-from torch_overlay import engine, errors, patch, series, versions
-from torch_overlay.patch import Kind
+from torch_overlay import errors, series, versions
+from torch_overlay.patching import engine, patch
+from torch_overlay.patching.patch import Kind
 
 ROOT = Path(__file__).parents[2]
 RELEASE = versions.running()
@@ -117,7 +118,7 @@ def test_no_trace_is_left_when_late_modules_came_under_the_overlay():
 import importlib, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
 import torch, torch_overlay, test_torch as t
-from torch_overlay import recognise as find
+from torch_overlay.patching import recognise as find
 assert "torch.distributed.tensor" not in sys.modules
 torch_overlay.enable()
 [importlib.import_module(name) for name in (*t.WIDE[:5], "torch._dynamo")]

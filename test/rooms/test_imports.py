@@ -23,8 +23,8 @@ TORCH_ROOMS = (
 TORCH_ROOMS += ("_kept",)
 PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
 TRANSFERS = "torch_overlay.transfers._planner"  # pure as well
-# The engine is told what to patch and what is recognised, so it serves any module; its tests need no torch.
-ENGINE = [f"torch_overlay.{name}" for name in ("patch", "engine", "recognise", "import_hook", "errors")]
+# The engine is told what to patch and what is recognised, so it serves any library; its tests need no torch.
+ENGINE = "torch_overlay.patching"
 
 
 def is_pure(module: str) -> bool:
@@ -63,14 +63,18 @@ def tools_or_tests(source):
 
 
 def torch_too_soon(source):
-    """The face, the command line and the engine cost nothing to import: no torch until they are asked to act."""
-    early = ["torch_overlay", "torch_overlay.__main__", *ENGINE]
+    """The face, the command line and the table cost nothing to import: no torch until they are asked to act."""
+    early = ["torch_overlay", "torch_overlay.__main__", "torch_overlay.errors", "torch_overlay.series"]
     return lines(source, lambda i: i.at_import and i.under("torch")) if source.module in early else []
 
 
-def torch_in_engine(source):
-    """The engine knows no torch at all: it is told what to patch."""
-    return lines(source, lambda i: i.under("torch")) if source.module in ENGINE else []
+def beyond_engine(source):
+    """The engine knows no torch and no other room: it imports the standard library and, relatively, itself."""
+
+    def wrong(i):
+        return not i.under(ENGINE) if i.relative else i.name.partition(".")[0] not in sys.stdlib_module_names
+
+    return lines(source, wrong) if source.module == ENGINE or source.module.startswith(ENGINE + ".") else []
 
 
 def release_asked_elsewhere(source):
@@ -84,7 +88,7 @@ def release_asked_elsewhere(source):
     return wrong
 
 
-RULES = [beyond_pure, out_of_upstream, tools_or_tests, torch_too_soon, torch_in_engine, release_asked_elsewhere]
+RULES = [beyond_pure, out_of_upstream, tools_or_tests, torch_too_soon, beyond_engine, release_asked_elsewhere]
 
 # What each rule must catch, and the nearest thing that it must let pass: (rule, file, text, how many lines break it).
 TRIED = [
@@ -112,7 +116,11 @@ TRIED = [
     (tools_or_tests, "explain.py", "import testing, toolsmith", 0),
     (torch_too_soon, "__init__.py", "from torch.distributed import device_mesh", 1),
     (torch_too_soon, "__init__.py", "def enable():\n  import torch\nif TYPE_CHECKING:\n  import torch", 0),
-    (torch_in_engine, "patch.py", "def f():\n  import torch", 1),
+    (beyond_engine, "patching/patch.py", "def f():\n  import torch", 1),
+    (beyond_engine, "patching/engine.py", "from ..series import PATCHES\nfrom torch_overlay import errors", 2),
+    (beyond_engine, "patching/__init__.py", "from .. import overlay", 1),
+    (beyond_engine, "patching/engine.py", "import dis\nfrom . import recognise\nfrom .patch import Patch", 0),
+    (beyond_engine, "patchings.py", "import torch", 0),
     (release_asked_elsewhere, "series.py", "if torch.__version__ > '2.13': pass", 1),
     (release_asked_elsewhere, "series.py", "from torch.torch_version import TorchVersion", 1),
     (release_asked_elsewhere, "versions.py", "import torch\ntorch.__version__", 0),

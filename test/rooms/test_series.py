@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import house
-from torch_overlay.patch import Kind, Patch
-from torch_overlay.recognise import definitions
+from torch_overlay.patching.patch import Kind, Patch
+from torch_overlay.patching.recognise import definitions
 from torch_overlay.series import PATCHES
 
 SOURCES = {source.module: source for source in house.sources("torch_overlay")}

@@ -17,7 +17,8 @@ INTERNAL = {"AssertionError", "PatchError", "AttributeError", "LookupError", "No
 INTERNAL |= {"UnknownFlag"}
 # Whose errors need a row: what turns the overlay on and off, and the rooms of meshes and groups. The algebra speaks to
 # whoever calls it; the planner's errors become reasons in status(); tools and ParallelDims name the argument at fault.
-ROOMS = ("choices", "engine", "import_hook", "overlay", "recognise", "commands/run", "transfer", "versions")
+ROOMS = ("choices", "overlay", "commands/run", "transfer", "versions")
+FOLDERS = tuple(f"{house.PACKAGE}/{folder}" for folder in ("patching", "transfers"))
 FILES = tuple(f"{house.PACKAGE}/{room}.py" for room in ROOMS)
 # What has no words of its own: the verdict before it has a row.
 FRAMES = {"… This rank, …, …s …."}
@@ -47,7 +48,7 @@ def raised(source: house.Source) -> list[str]:
 
 def needs_rows(source: house.Source) -> bool:
     folder, _, name = source.name.rpartition("/")
-    if folder == f"{house.PACKAGE}/transfers":
+    if folder in FOLDERS:
         return True
     return source.name in FILES or (folder == f"{house.PACKAGE}/distributed" and name != "_layout.py")
 

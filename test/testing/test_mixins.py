@@ -7,7 +7,8 @@ from torch.testing._internal.common_distributed import MultiProcContinuousTest, 
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, LocalDTensorTestBase, with_comms
 
 import torch_overlay
-from torch_overlay import patch, series
+from torch_overlay import series
+from torch_overlay.patching import patch
 from torch_overlay.testing import OverlayContinuous, OverlayProcesses, OverlayThreads, Trace, left_as_found
 
 STOCK_GETITEM = vars(DeviceMesh)["__getitem__"]  # of the moment in which this file is imported: in ranks, too

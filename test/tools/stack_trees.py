@@ -15,7 +15,7 @@ pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip instal
 
 from stack.render import file_of  # noqa: E402
 
-from torch_overlay.patch import Kind  # noqa: E402
+from torch_overlay.patching.patch import Kind  # noqa: E402
 from torch_overlay.series import PATCHES as ROWS  # noqa: E402
 
 INSTALLED = pathlib.Path(torch.__file__).parent

@@ -17,7 +17,7 @@ from stack.message import read_series
 from stack.tree import Tree, write
 
 from stack import check, history
-from torch_overlay.patch import Kind
+from torch_overlay.patching.patch import Kind
 from torch_overlay.series import PATCHES as ROWS
 
 MESSAGES = read_series()

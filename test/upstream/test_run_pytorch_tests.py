@@ -191,7 +191,7 @@ PLANTED = """
 import os, sys
 
 if "torch_overlay" in sys.modules:  # the overlay's own sitecustomize ran before this one
-    from torch_overlay.import_hook import AfterImport
+    from torch_overlay.patching.import_hook import AfterImport
 
     def plant(_):
         bodies = sys.modules["torch_overlay.distributed.device_mesh"]._DeviceMesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from torch_overlay.patch import Kind, Patch
+from torch_overlay.patching.patch import Kind, Patch
 from torch_overlay.series import PATCHES
 
 from . import marks

@@ -9,9 +9,10 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from torch_overlay import recognise, versions
+from torch_overlay import versions
 from torch_overlay.fingerprints import FINGERPRINTS
-from torch_overlay.patch import Kind, Patch
+from torch_overlay.patching import recognise
+from torch_overlay.patching.patch import Kind, Patch
 
 from .message import StackError
 

@@ -57,7 +57,7 @@ def watch(package: str, reporting: bool) -> None:
     parent = os.path.dirname(package)
     sys.path.insert(0, parent)
     try:
-        from torch_overlay.import_hook import AfterImport
+        from torch_overlay.patching.import_hook import AfterImport
     finally:
         sys.path.remove(parent)
 

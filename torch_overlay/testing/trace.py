@@ -9,10 +9,11 @@ from typing import Any
 
 import torch_overlay
 
-from .. import overlay, recognise, series, versions
-from ..engine import SwapCode
-from ..import_hook import AfterImport
-from ..patch import ABSENT, Kind, Patch, look_up, raw
+from .. import overlay, series, versions
+from ..patching import recognise
+from ..patching.engine import SwapCode
+from ..patching.import_hook import AfterImport
+from ..patching.patch import ABSENT, Kind, Patch, look_up, raw
 from ..report import Status
 
 
