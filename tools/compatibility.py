@@ -1,7 +1,7 @@
 """Run the tests and keep what ran, on which torch, Python and backend, for docs/compatibility.md.
 
-    python tools/compatibility.py                      all tests
-    python tools/compatibility.py test/mesh -x         these, with pytest's own flags
+    python tools/compatibility.py -n 2                 all tests
+    python tools/compatibility.py test/mesh -n 2       these, with pytest's own flags
 
 The record goes to docs/compatibility.json, in place of an older one of the same torch, Python, system and tests, and
 the table of the page is written anew. Commit both. The exit status is pytest's.

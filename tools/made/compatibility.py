@@ -25,6 +25,7 @@ from . import marks
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "compatibility.json"
 WHOLE = "all"
+NEEDS = "what the case needs"  # a property of its report
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 # By which a test case counts, with the head of its column; the last one is for the cases that need no process group.
 BACKENDS = {"gloo": "gloo", "nccl": "NCCL", "threads": "ranks as threads", "fake": "fake", "none": "no group"}
@@ -59,30 +60,35 @@ def chosen(arguments: list[str]) -> str:
     return " ".join(found + [f"{flag} {value}" for flag, value in pairs if flag in ("-k", "-m", "--deselect")]) or WHOLE
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    """In the process that runs a case: write down what it needs."""
+    report = yield
+    import torch
+
+    classes = [base.__name__ for base in getattr(getattr(item, "cls", None), "__mro__", ())]
+    text = item.path.read_text(encoding="utf-8")
+    report.user_properties.append((NEEDS, backend(classes, text, torch.cuda.device_count())))
+    return report
+
+
 class Recorder:
-    """A pytest plugin that counts how cases end, by backend."""
+    """A pytest plugin that counts how cases end, by backend, in the process above the workers if there are any."""
 
     def __init__(self) -> None:
         self.cases: dict[str, collections.Counter[str]] = {}
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
+    def pytest_runtest_logreport(self, report: Any) -> None:
         """A case ends with its call, or with the setup that skips or fails it."""
-        report = yield
         if report.when == "call" or (report.when == "setup" and not report.passed):
-            import torch
-
-            classes = [base.__name__ for base in getattr(getattr(item, "cls", None), "__mro__", ())]
-            text = item.path.read_text(encoding="utf-8")
-            name = backend(classes, text, torch.cuda.device_count())
-            self.cases.setdefault(name, collections.Counter())[report.outcome] += 1
-        return report
+            needs = dict(report.user_properties)[NEEDS]
+            self.cases.setdefault(needs, collections.Counter())[report.outcome] += 1
 
 
 def record(arguments: list[str]) -> int:
     """Run pytest with these arguments and keep the record in place of an older one of the same kind; the exit code."""
     recorder = Recorder()
-    code = int(pytest.main(arguments, plugins=[recorder]))
+    code = int(pytest.main(["-p", __name__, *arguments], plugins=[recorder]))
     if code > 1:
         print("compatibility: the run was broken off, so nothing was recorded", file=sys.stderr)
         return code
