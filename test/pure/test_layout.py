@@ -143,7 +143,6 @@ def test_outside_its_domain_a_layout_refuses(made, other):
         assert layout.coordinate(index) == indices.index(index) and layout.ascending()
 
 
-@settings(max_examples=3 * settings.default.max_examples)
 @given(st.lists(modes(), max_size=3), st.integers(0, 400))
 def test_outside_its_domain_a_mesh_refuses(made, number):
     mesh = MeshLayout(tuple(Layout(*one) for one in made))

@@ -12,7 +12,7 @@ import pytest
 from torch_overlay.distributed.tensor._planner.cost import collectives
 from torch_overlay.distributed.tensor._planner.plan import line
 from twins_tensor import Case
-from width import NIGHTLY
+from width import NIGHTLY, sample
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 MOVED = [("R",), ("S", 0), ("S", 1)]
@@ -50,9 +50,11 @@ def test_a_reduction_takes_at_most_two_collectives(sizes, count):
 
 
 @pytest.mark.parametrize("reductions", [False, True])
-@pytest.mark.parametrize("shape", [(8, 2), (5, 3)])
-def test_every_pair_is_right_on_every_rank(reductions, shape):
-    problems = [(pair, Case(*pair, shape, (2, 2, 2)).problem()) for pair in all_pairs((2, 2, 2), reductions)]
+@pytest.mark.parametrize(("shape", "first"), [((8, 2), 0), ((5, 3), 1)])
+def test_every_pair_is_right_on_every_rank(reductions, shape, first):
+    """With all groups: by day a fifth of the pairs, since the test below has every one with some."""
+    pairs = sample(all_pairs((2, 2, 2), reductions), 5, first)
+    problems = [(pair, Case(*pair, shape, (2, 2, 2)).problem()) for pair in pairs]
     assert [found for found in problems if found[1]] == []
 
 
