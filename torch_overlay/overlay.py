@@ -32,7 +32,7 @@ class Session:
         self.release = release
         self.strict = strict
         self.patches = [patch for patch in series.PATCHES if release.in_range(patch)]
-        self.changes: dict[Patch, list[engine.Change]] = {}
+        self.changes: dict[Patch, engine.Change] = {}
         self.refused: dict[Patch, str] = {}
         self.waiting: dict[str, list[Patch]] = {}
         self.hook: AfterImport | None = None
@@ -75,8 +75,8 @@ class Session:
         """Check these rows against what is there, then set all of them or none."""
         changes, refused = engine.prepare(patches, self.unrecognised)
         self.refuse(refused)
-        changes = {patch: group for patch, group in changes.items() if patch not in self.refused}
-        engine.apply(change for group in changes.values() for change in group)
+        changes = {patch: change for patch, change in changes.items() if patch not in self.refused}
+        engine.apply(changes.values())
         self.changes |= changes
         self.sources.clear()
 
@@ -100,7 +100,7 @@ class Session:
 
     def end(self, force: bool) -> None:
         """Put everything back and wait for nothing more; ForeignPatch if that's refused, and then all is as it was."""
-        changes = [change for group in self.changes.values() for change in group]
+        changes = list(self.changes.values())
         if not force:
             engine.check_ours(changes)
         if self.hook is not None:
@@ -266,9 +266,8 @@ def _row(patch: Patch) -> report.RowStatus:
         elif patch in _session.refused:
             state, why = "left out", _session.refused[patch]
         elif not _session.release.in_range(patch):
-            bounds = [f"from {patch.since}" if patch.since else "", f"before {patch.until}" if patch.until else ""]
-            state, why = "stands down", f"for torch {' and '.join(filter(None, bounds))}"
-            why += f" (ended by {patch.ends})" if patch.ends else ""
+            ended = f" (ended by {patch.ends})" if patch.ends else ""
+            state, why = "stands down", f"for torch {patch.releases}{ended}"
         else:
             state, why = "waiting", "until the module is imported"
     return report.RowStatus(patch.target, patch.kind.value, state, why)

@@ -49,11 +49,9 @@ SHARED_STATE = "pytorch/pytorch#175571"
 SAFE_MERGING = "pytorch/pytorch#194457"
 
 
-def _mesh(
-    name: str, kind: Kind = Kind.REPLACE, since: str | None = None, until: str | None = None, ends: str = SHARED_STATE
-) -> Patch:
+def _mesh(name: str, kind: Kind = Kind.REPLACE, releases: str = "", ends: str = SHARED_STATE) -> Patch:
     """A row for one attribute of DeviceMesh; the mesh rows make sense only together."""
-    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, since, until, ends, unit="mesh")
+    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, releases, ends, unit="mesh")
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -66,22 +64,20 @@ PATCHES: tuple[Patch, ...] = (
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
     # Torch's own, from 2.15 on, would abort the default group of a mesh that has it, and none that redistributions use.
-    _mesh("abort", Kind.ADD, until="2.15.0", ends="pytorch/pytorch#173815"),
-    _mesh("abort", since="2.15.0"),
+    _mesh("abort", Kind.ADD, "<2.15", "pytorch/pytorch#173815"),
+    _mesh("abort", releases=">=2.15"),
     Patch(
         f"{MESH}:_normalize_backend_override",
         f"{OURS}.device_mesh:_normalize_backend_override",
         ends=SHARED_STATE,
         unit="mesh",
     ),
-    Patch(
-        f"{MESH}:init_device_mesh", "torch_overlay.doors:init_device_mesh", Kind.CODE, ends=SHARED_STATE, unit="mesh"
-    ),
+    Patch(f"{MESH}:init_device_mesh", f"{OURS}.device_mesh:init_device_mesh", ends=SHARED_STATE, unit="mesh"),
     Patch(
         MESH,
-        "torch_overlay.doors:meshes_need_nothing",
+        "torch_overlay.hooks:meshes_need_nothing",
         Kind.HOOK,
-        undo="torch_overlay.doors:hand_back_meshes",
+        undo="torch_overlay.hooks:hand_back_meshes",
         unit="mesh",
     ),
     Patch(
@@ -93,17 +89,15 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "torch.distributed.tensor._api",
-        "torch_overlay.doors:forget_shardings",
+        "torch_overlay.hooks:forget_shardings",
         Kind.HOOK,
-        undo="torch_overlay.doors:forget_shardings",
+        undo="torch_overlay.hooks:forget_shardings",
         unit="redistribute",
     ),
     Patch(
         f"{REDISTRIBUTE}:redistribute_local_tensor",
-        "torch_overlay.doors:redistribute_local_tensor",
-        Kind.CODE,
+        f"{OURS}.tensor._redistribute:redistribute_local_tensor",
         ends=SAFE_MERGING,
-        keeps=f"{OURS}.tensor._redistribute",
         unit="redistribute",
     ),
     Patch(
@@ -127,17 +121,15 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         f"{COLLECTIVES}:redistribute_cost",
-        "torch_overlay.doors:redistribute_cost",
-        Kind.CODE,
+        f"{OURS}.tensor._collective_utils:redistribute_cost",
         ends="pytorch/pytorch#169439",
-        keeps=f"{OURS}.tensor._collective_utils",
         unit="cost",
     ),
     Patch(
         "torch._dynamo.trace_rules",
-        "torch_overlay.doors:trace_as_torch",
+        "torch_overlay.hooks:trace_as_torch",
         Kind.HOOK,
-        undo="torch_overlay.doors:trace_as_user_code",
+        undo="torch_overlay.hooks:trace_as_user_code",
         unit="tracing",
     ),
 )

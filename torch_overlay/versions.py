@@ -40,9 +40,8 @@ class Release:
         return self.text.partition("+")[0] in SUPPORTED
 
     def in_range(self, patch: Patch) -> bool:
-        """Whether the row is for this release: from ``since``, up to but not including ``until``."""
-        since = patch.since is None or parse(patch.since).number <= self.number
-        return since and (patch.until is None or self.number < parse(patch.until).number)
+        """Whether the row is for this release."""
+        return patch.is_for(self.number)
 
 
 def parse(text: str) -> Release:

@@ -24,6 +24,18 @@ FILES = {
             "Its documentation."
             return ("stock", n)
 
+        def count(upto):
+            yield "stock"
+
+        def enclosed(free):
+            def inner(): return free
+            return inner
+
+        enclosed = enclosed(1)
+
+        async def wait():
+            pass
+
         @functools.cache
         def cached(n):
             return ("stock", n)
@@ -54,11 +66,8 @@ FILES = {
         def make(n=1, *, extra=None):
             return ("ours", n)
 
-        def make_inside(n=2):
-            return ("swapped", n, len(functools.__name__))
-
-        def make_outside(n=2):
-            return sys
+        def count(upto=2):
+            yield from ("ours", upto)
 
         def work():
             return "our work"
@@ -87,14 +96,13 @@ FILES = {
         """,
 }
 CORE = "fakelib.core"
-MAKE = Patch(f"{CORE}:make", "fakebody:make", copies=("fakelib.user:make",))
+MAKE = Patch(f"{CORE}:make", "fakebody:make")
 SIZE = Patch(f"{CORE}:Mesh.size", "fakebody:Body.size")
 BUILD = Patch(f"{CORE}:Mesh.build", "fakebody:Body.build")
 SHAPE = Patch(f"{CORE}:Mesh.shape", "fakebody:Body.shape")
 NOTE = Patch(f"{CORE}:Mesh.note", "fakebody:Body.note", Kind.ADD)
-SWAP = Patch(f"{CORE}:make", "fakebody:make_inside", Kind.CODE)
 HOOK = Patch(f"{CORE}:make", "fakebody:hook", Kind.HOOK, undo="fakebody:unhook")
-WORK = Patch("fakelib.late.inner:work", "fakebody:work", copies=("fakelib.late:work", "fakelib.late.friend:work"))
+WORK = Patch("fakelib.late.inner:work", "fakebody:work")
 ALL = (MAKE, SIZE, BUILD, SHAPE, NOTE, HOOK, WORK)
 
 

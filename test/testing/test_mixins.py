@@ -125,21 +125,21 @@ def test_a_module_that_came_under_the_overlay_is_compared_with_its_source(monkey
     assert unseen.left() == ["torch.distributed.device_mesh:DeviceMesh.permute is the int 7"]
 
 
-@pytest.mark.parametrize("kind", [patch.Kind.REPLACE, patch.Kind.ADD, patch.Kind.CODE])
-def test_what_stays_behind_is_named(kind):
-    row = next(row for row in series.PATCHES if row.kind is kind and row.module == "torch.distributed.device_mesh")
+@pytest.mark.parametrize("name", ["DeviceMesh.__getitem__", "DeviceMesh.permute", "init_device_mesh"])
+def test_what_stays_behind_is_named(name):
+    row = next(row for row in series.PATCHES if row.qualname == name)
     owner, name, stock = patch.look_up(row.target)
     with pytest.raises(AssertionError, match=rf"{row.qualname} is .*, and it was ") as error:
         with left_as_found():
-            ours = stock.__code__ if kind is patch.Kind.CODE else vars(owner)[name]
+            ours = stock.__code__ if row.is_swap else vars(owner)[name]
             torch_overlay.disable()
-            if kind is patch.Kind.CODE:
+            if row.is_swap:
                 kept, stock.__code__ = stock.__code__, ours
             else:
                 setattr(owner, name, ours)
-    if kind is patch.Kind.CODE:
+    if row.is_swap:
         stock.__code__ = kept
-    elif kind is patch.Kind.ADD:
+    elif row.kind is patch.Kind.ADD:
         delattr(owner, name)
     else:
         setattr(owner, name, stock)

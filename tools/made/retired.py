@@ -51,6 +51,4 @@ def said(patch: Patch) -> str:
     """A row in a cell: the name of its target, and the releases that it is limited to."""
     module = patch.module.rpartition(".")[2]
     name = module if patch.kind is Kind.HOOK else patch.qualname
-    limits = [f"from {patch.since}"] if patch.since else []
-    limits += [f"before {patch.until}"] if patch.until else []
-    return f"`{name}`" + (f" ({', '.join(limits)})" if limits else "")
+    return f"`{name}`" + (f" (torch {patch.releases})" if patch.releases else "")

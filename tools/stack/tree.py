@@ -81,7 +81,11 @@ class Tree:
         if not self.exists(path):
             return f"the tree has no {path}"
         if row.kind is Kind.ADD:
-            return f"{path} defines a {row.qualname} of its own" if row.until is None and self._defines(row) else None
+            return (
+                f"{path} defines a {row.qualname} of its own"
+                if "<" not in row.releases and self._defines(row)
+                else None
+            )
         found = self._source(row, path).fingerprint(row.qualname)
         if found is None:
             return f"{path} defines no {row.qualname}"
@@ -92,7 +96,7 @@ class Tree:
 
     def has_it(self, row: Patch) -> bool:
         """Whether the tree brings by itself what the row would add."""
-        return row.kind is Kind.ADD and row.until is not None and self._defines(row)
+        return row.kind is Kind.ADD and "<" in row.releases and self._defines(row)
 
     def _defines(self, row: Patch) -> bool:
         tree = self._source(row, f"{row.module.replace('.', '/')}.py").tree

@@ -1,7 +1,5 @@
 """Apply rows: resolve every target, check every target, then set all; undo in reverse, by identity. Knows no torch."""
 
-import builtins
-import dis
 import importlib
 import inspect
 import sys
@@ -12,6 +10,7 @@ from typing import Any
 from .errors import ForeignPatch, OverlayError, PatchError
 from .patch import ABSENT, Kind, Patch, look_up, raw
 from .recognise import describe
+from .trampoline import trampoline
 
 # (patch, raw value of its target where the module is imported) -> what came instead of what the row is for, or None.
 Recognise = Callable[[Patch, Any], "str | None"]
@@ -41,27 +40,33 @@ class SetAttribute:
 
 
 class SwapCode:
-    """A function that keeps its identity and runs another body, so that every name bound to it follows."""
+    """A function of a module that keeps its identity and runs other code, so that every name bound to it follows."""
 
     FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 
-    def __init__(self, path: str, function: types.FunctionType, body: types.FunctionType):
-        self.path, self.function = path, function
-        self.new = {field: getattr(body, field) for field in self.FIELDS}
-        self.old = {field: getattr(function, field) for field in self.FIELDS}
+    def __init__(self, path: str, owner: Any, name: str, code: types.CodeType, body: types.FunctionType):
+        self.path, self.owner, self.name = path, owner, name
+        self.function = raw(owner, name)
+        self.new = {"__code__": code} | {field: getattr(body, field) for field in self.FIELDS[1:]}
+        self.old = {field: getattr(self.function, field) for field in self.FIELDS}
 
     def apply(self) -> None:
         self._set(self.new)
 
     def undo(self) -> None:
         self._set(self.old)
+        if raw(self.owner, self.name) is not self.function:
+            setattr(self.owner, self.name, self.function)
 
     def _set(self, values: dict[str, Any]) -> None:
         for field, value in values.items():
             setattr(self.function, field, value)
 
     def foreign(self) -> str | None:
-        now = self.function.__code__
+        """What somebody put over the function, or over its code."""
+        found, now = raw(self.owner, self.name), self.function.__code__
+        if found is not self.function:
+            return f"{self.path} is now {describe(found)}"
         if now is self.new["__code__"] or now is self.old["__code__"]:
             return None
         return f"{self.path} now runs the code of {now.co_name} ({now.co_filename}:{now.co_firstlineno})"
@@ -98,13 +103,13 @@ def import_body(patch: Patch) -> None:
             ) from error
 
 
-def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, list[Change]], dict[Patch, str]]:
+def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, Change], dict[Patch, str]]:
     """Resolve and check every row whose module is imported; nothing is set.
 
-    Returns the changes of each row that may be applied, and for every other row what came instead of its target.
+    Returns the change of each row that may be applied, and for every other row what came instead of its target.
     PatchError where a row and its body contradict each other: then no torch could help.
     """
-    changes: dict[Patch, list[Change]] = {}
+    changes: dict[Patch, Change] = {}
     refused: dict[Patch, str] = {}
     seen: set[str] = set()
     for patch in patches:
@@ -112,9 +117,11 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
             if patch.target in seen:
                 raise PatchError(f"{patch.target} is patched by two rows for one release")
             seen.add(patch.target)
-        why = _resolve(patch, recognise, changes)
-        if why:
-            refused[patch] = why
+        found = _resolve(patch, recognise)
+        if isinstance(found, str):
+            refused[patch] = found
+        else:
+            changes[patch] = found
     return changes, refused
 
 
@@ -128,8 +135,8 @@ def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, s
     }
 
 
-def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Change]]) -> str | None:
-    """Add the row's changes, or say what stands in the way."""
+def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
+    """The row's change, or what stands in its way."""
     owner, name, old = _target(patch)
     if owner is None:
         return f"{patch.module} has no class {patch.owner}"
@@ -137,27 +144,19 @@ def _resolve(patch: Patch, recognise: Recognise, changes: dict[Patch, list[Chang
     if why:
         return why
     if patch.kind is Kind.HOOK:
-        changes[patch] = [Hook(patch.target, look_up(patch.body)[2], look_up(patch.undo or "")[2])]
-        return None
+        return Hook(patch.target, look_up(patch.body)[2], look_up(patch.undo or "")[2])
     body = body_of(patch)
-    if patch.kind is Kind.ADD:
-        if old is not ABSENT:
-            return f"{patch.target} is there already, as {describe(old)}"
-    elif old is ABSENT:
+    if patch.kind is Kind.ADD and old is not ABSENT:
+        return f"{patch.target} is there already, as {describe(old)}"
+    if patch.kind is Kind.REPLACE and old is ABSENT:
         return f"{patch.target} isn't there"
-    else:
-        _check_kind(patch, old, body)
-    if patch.kind is Kind.CODE:
-        changes[patch] = [SwapCode(patch.target, old, body)]
-        return None
-    copies = [(path, *_copy(path)) for path in patch.copies]
-    copies = [copy for copy in copies if copy[3] is not ABSENT]
-    strange = [f"its copy {path} is {describe(now)}" for path, _, _, now in copies if now is not old]
-    if strange:
-        return ", ".join(strange)
-    changes[patch] = [SetAttribute(patch.target, owner, name, body, old)]
-    changes[patch] += [SetAttribute(path, home, n, body, old) for path, home, n, _ in copies]
-    return None
+    if patch.is_swap:
+        if not (inspect.isfunction(old) and inspect.isfunction(body)) or old.__code__.co_freevars:
+            raise PatchError(f"{patch.target}: only the code of a plain function is swapped, and for a function")
+        return SwapCode(patch.target, owner, name, trampoline(body, patch.body, old.__code__.co_flags), body)
+    if patch.kind is Kind.REPLACE and _shape(old) is not _shape(body):
+        raise PatchError(f"{patch.target} is {describe(old)}, but its body is {describe(body)}: not the same kind")
+    return SetAttribute(patch.target, owner, name, body, old)
 
 
 def _target(patch: Patch) -> tuple[Any, str, Any]:
@@ -170,13 +169,6 @@ def _target(patch: Patch) -> tuple[Any, str, Any]:
         return None, "", ABSENT
 
 
-def _copy(path: str) -> tuple[Any, str, Any]:
-    """(module, name, value) of a by-name copy; ABSENT if it isn't imported, or not yet: it will bind ours."""
-    module, _, name = path.partition(":")
-    home = sys.modules.get(module)
-    return home, name, ABSENT if home is None else raw(home, name)
-
-
 def importing(module: Any) -> bool:
     """Whether a module is still running, so that its names are yet to be bound."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
@@ -187,22 +179,6 @@ def body_of(patch: Patch) -> Any:
     if body is ABSENT:
         raise PatchError(f"{patch.target}: its body {patch.body} isn't there")
     return body
-
-
-def _check_kind(patch: Patch, old: Any, body: Any) -> None:
-    """A static method stays one, a property too; a swapped body must find every name that it uses."""
-    if patch.kind is Kind.REPLACE:
-        if _shape(old) is not _shape(body):
-            raise PatchError(f"{patch.target} is {describe(old)}, but its body is {describe(body)}: not the same kind")
-        return
-    if not (inspect.isfunction(old) and inspect.isfunction(body)):
-        raise PatchError(f"{patch.target}: only a function's code can be swapped for a function's")
-    if old.__code__.co_freevars or body.__code__.co_freevars:
-        raise PatchError(f"{patch.target}: code with free variables ({body.__code__.co_freevars}) can't be swapped")
-    used = {i.argval for i in dis.get_instructions(body.__code__) if i.opname == "LOAD_GLOBAL"}
-    missing = sorted(used - set(old.__globals__) - set(vars(builtins)))
-    if missing:
-        raise PatchError(f"{patch.target}: the body uses {missing}, which its module doesn't have; import them inside")
 
 
 def _shape(value: Any) -> type:
@@ -248,7 +224,6 @@ def check_ours(changes: Iterable[Change]) -> None:
 def undo(changes: list[Change]) -> None:
     """Put back every original, the last first, whatever is there now; OverlayError at the end if one failed."""
     problems = _undo_all(changes)
-    _restore_strays(changes)
     if problems:
         raise OverlayError("The overlay is off, but not everything went back: " + "; ".join(problems))
 
@@ -262,24 +237,3 @@ def _undo_all(changes: list[Change]) -> list[str]:
         except Exception as error:
             problems.append(f"{change.path}: {error!r}")
     return problems
-
-
-def _restore_strays(changes: list[Change]) -> None:
-    """Give back the original to modules that bound our function by name while it was in place, declared or not."""
-    ours = {
-        id(change.new): change
-        for change in changes
-        if isinstance(change, SetAttribute) and isinstance(change.owner, types.ModuleType) and change.old is not ABSENT
-    }
-    if not ours:
-        return
-    bodies = {getattr(change.new, "__module__", None) for change in ours.values()}
-    for module in list(sys.modules.values()):
-        if not isinstance(module, types.ModuleType) or module.__name__ in bodies:
-            continue
-        if ours.keys().isdisjoint(map(id, vars(module).values())):  # nearly all modules, and so it must be quick
-            continue
-        for name, value in list(vars(module).items()):
-            change = ours.get(id(value))
-            if change is not None:
-                vars(module)[name] = change.old

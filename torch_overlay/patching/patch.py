@@ -6,17 +6,19 @@
 import dataclasses
 import enum
 import importlib
+import re
 from typing import Any
 
 from .errors import PatchError
+
+BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+){0,2})")
 
 
 class Kind(enum.Enum):
     """How a row takes effect."""
 
-    REPLACE = "replaced"  # an attribute that is there, of a module or a class, and the by-name copies of a module's
+    REPLACE = "replaced"  # what is there: an attribute of a class is set, a function of a module runs other code
     ADD = "added"  # an attribute that must not be there
-    CODE = "code swapped"  # the code object of a function, so that every by-name copy follows, third-party ones too
     HOOK = "hooked"  # two functions, for what setting an attribute can't say: clearing caches, editing a registry
 
 
@@ -25,8 +27,7 @@ class Patch:
     """One row. ``target`` and ``body`` are paths, ``module:name`` or ``module:Class.name``; nothing is imported here.
 
     The body is taken raw: a static method, class method or property is written as one in the class that carries it,
-    and an ADD body may be any value (a class-level default). A body is set as it is, so it runs with the globals of
-    its own module; only CODE bodies run with the target's globals, and so have no free variables.
+    and an ADD body may be any value (a class-level default). It runs with the globals of its own module.
 
     For HOOK, ``body`` is a function of no arguments and ``undo`` one that takes what it returned; ``target`` is what
     they touch: a module, or a path whose fingerprint is then checked like any other.
@@ -35,13 +36,10 @@ class Patch:
     target: str
     body: str
     kind: Kind = Kind.REPLACE
-    since: str | None = None  # the first release that it applies to; None: as far back as supported
-    until: str | None = None  # the first release that it doesn't apply to, since torch has it: the overlay stands down
+    releases: str = ""  # those that it is for, such as ">=2.11,<2.15"; elsewhere it stands down. Empty: all supported
     ends: str | None = None  # the upstream pull request that ends it
-    copies: tuple[str, ...] = ()  # REPLACE: paths of names bound by ``from x import y``, rebound where imported
     undo: str | None = None  # HOOK only
     unit: str = ""  # rows of one unit make sense together only: without strict, one left out leaves all out
-    keeps: str | None = None  # CODE: the module that keeps a copy of the original, so it is imported before the swap
 
     def __post_init__(self):
         wrong = self._wrong()
@@ -51,16 +49,24 @@ class Patch:
     def _wrong(self) -> str | None:
         if not self.name and self.kind is not Kind.HOOK:
             return "names no attribute: a target is 'module:name' or 'module:Class.name'"
-        for path in (self.body, self.undo, *self.copies):
+        for path in (self.body, self.undo):
             if path is not None and not all(path.partition(":")):
                 return f"has the path {path!r}, which isn't 'module:name'"
         if (self.kind is Kind.HOOK) != (self.undo is not None):
             return "needs undo= exactly if it is a hook, so that disable() can always take it back"
-        if self.keeps and self.kind is not Kind.CODE:
-            return "keeps a copy of the original, which only swapped code needs"
-        if self.copies and (self.kind is not Kind.REPLACE or self.owner):
-            return "declares copies, which only a replaced attribute of a module has"
+        if self.releases and not all(map(BOUND.fullmatch, self.releases.split(","))):
+            return f"is for the releases {self.releases!r}, which aren't bounds such as '>=2.11,<2.15'"
         return None
+
+    def is_for(self, release: tuple[int, ...]) -> bool:
+        """Whether a release, by its number of three parts, is among those that the row is for."""
+        bounds = [(sign, (*map(int, number.split(".")), 0, 0)[:3]) for sign, number in BOUND.findall(self.releases)]
+        return all(release >= number if sign == ">=" else release < number for sign, number in bounds)
+
+    @property
+    def is_swap(self) -> bool:
+        """Whether a function keeps its identity and runs other code: who bound its name before or after runs that."""
+        return self.kind is Kind.REPLACE and not self.owner
 
     @property
     def module(self) -> str:
@@ -84,7 +90,7 @@ class Patch:
     @property
     def body_modules(self) -> tuple[str, ...]:
         """What must be imported before the row can be applied."""
-        return tuple(path.partition(":")[0] for path in (self.body, self.undo, self.keeps) if path)
+        return tuple(path.partition(":")[0] for path in (self.body, self.undo) if path)
 
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()

@@ -13,13 +13,13 @@ from .. import overlay, series, versions
 from ..patching import recognise
 from ..patching.engine import SwapCode
 from ..patching.import_hook import AfterImport
-from ..patching.patch import ABSENT, Kind, Patch, look_up, raw
+from ..patching.patch import ABSENT, Kind, Patch, look_up
 from ..report import Status
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The objects at every target of the series, and at their by-name copies, in the modules that were imported then.
+    """The objects at every target of the series, in the modules that were imported then.
 
     Compared by identity: a method that is equal to the one before, but another object, is a trace.
     """
@@ -54,16 +54,12 @@ def _patches() -> list[Patch]:
 
 
 def _held(patch: Patch) -> Iterator[tuple[str, object]]:
-    """(path, what is there) of a row's target and its copies, where their modules are imported to the end."""
+    """(path, what is there) of a row's target, where its module is imported to the end."""
     if overlay.ready(patch.module):
         value = look_up(patch.target)[2]
-        if patch.kind is Kind.CODE:  # the function stays and runs other code
-            value = (value, *(getattr(value, field) for field in SwapCode.FIELDS))
+        if patch.is_swap:  # the function stays and runs other code
+            value = (value, *(getattr(value, field, None) for field in SwapCode.FIELDS))
         yield patch.target, value
-    for path in patch.copies:
-        module, _, name = path.partition(":")
-        if overlay.ready(module):
-            yield path, raw(sys.modules[module], name)
 
 
 def _same(before: object, now: object) -> bool:

@@ -1,31 +1,7 @@
-"""What the overlay needs besides bodies, and upstream wouldn't: trampolines for swapped code, and hooks.
-
-A swapped code object runs with torch's globals, so a trampoline looks its body up in our module at each call.
-"""
+"""What enable() and disable() do besides putting bodies in place: states, caches and lists that torch keeps."""
 
 import os
 from typing import Any
-
-
-def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):  # type: ignore[no-untyped-def]
-    """Reaches every ``from torch.distributed import init_device_mesh`` that was run before enable()."""
-    from torch_overlay.distributed.device_mesh import init_device_mesh as body
-
-    return body(device_type, mesh_shape, mesh_dim_names=mesh_dim_names, backend_override=backend_override)
-
-
-def redistribute_local_tensor(local_tensor, current_spec, target_spec, **options):  # type: ignore[no-untyped-def]
-    """Reaches the modules, torch's and other people's, that hold the function by name."""
-    from torch_overlay.distributed.tensor._redistribute import redistribute_local_tensor as body
-
-    return body(local_tensor, current_spec, target_spec, **options)
-
-
-def redistribute_cost(current_spec, target_spec):  # type: ignore[no-untyped-def]
-    """What sharding propagation asks; held by name in several modules."""
-    from torch_overlay.distributed.tensor._collective_utils import redistribute_cost as body
-
-    return body(current_spec, target_spec)
 
 
 def meshes_need_nothing() -> None:
@@ -57,7 +33,7 @@ def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
     here = os.path.dirname(__file__)
-    files = [path.replace(os.sep, "/") for path in (os.path.join(here, "distributed", ""), __file__)]
+    files = [os.path.join(here, "distributed", "").replace(os.sep, "/")]
     lists = {name: getattr(trace_rules, name) for name in ("get_mod_inlinelist", "get_mod_skiplist")}
     for name, torchs in lists.items():
         setattr(trace_rules, name, _with(files, torchs))
