@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import pathlib
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from unittest import mock
@@ -15,11 +17,18 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
+from torch_overlay.transfers import direct
+from torch_overlay.transfers._planner.schedule import Large
 from torch_overlay.transfers.exchanges import Exchanges
 from transfer_twin import draw
 from twins_tensor import rows
 from width import NIGHTLY
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
+
+from benchmarks.allocations import allocated
+
+R, S = Replicate(), Shard
 TYPES = {
     1: ("uint8", "int8", "bool", "float8_e4m3fn"),
     2: ("bfloat16", "float16", "int16"),
@@ -94,7 +103,8 @@ class TransferCases:
     """Cases for ``EightRanks``."""
 
     def test_random_transfers(self):
-        """Disjoint, overlapping and equal ranks in any order; uneven, empty and strided shards; twelve types."""
+        """Disjoint, overlapping and equal ranks in any order; uneven, empty and strided shards; twelve types; packed or
+        by themselves."""
         for seed in range(2000 if NIGHTLY else 12):
             tensors = draw(70_000 + seed)
             meshes = [
@@ -110,7 +120,10 @@ class TransferCases:
                 side if self.rank in end.ranks else None
                 for side, end in ((source, tensors[0].source), (target, tensors[0].target))
             ]
-            with torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2]) as transfer:
+            with (
+                mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2]) as transfer,
+            ):
                 transfer.run()
                 self.assertTrue(transfer.staging <= transfer.budget)
             if self.rank in tensors[0].target.ranks:
@@ -249,6 +262,22 @@ class TransferCases:
         with self.assertRaisesRegex(RuntimeError, "needs ranks 0-7, and rank 5 didn't come within 1 s"):
             torch_overlay.Transfer(source, source, group=group)
         store.set("they gave up", "")
+
+    def test_large_pieces_are_not_packed(self):
+        """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        wholes = [torch.arange(1 << 20).reshape(1 << n, -1) + n for n in (8, 10, 12)]
+        for before, after in (((S(0), S(1)), (R, R)), ((S(0), R), (S(1), S(1))), ((R, S(1)), (S(0), S(0)))):
+            source = [distribute_tensor(whole, mesh, before, src_data_rank=None) for whole in wholes]
+            target = [distribute_tensor(whole * 0, mesh, after, src_data_rank=None) for whole in wholes]
+            for budget in (1 << 28, 1 << 24):
+                with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+                    (memory,) = allocated([transfer.run])
+                self.assertTrue(memory.peak < 1 << 24 and memory.kept == 0, (memory, transfer.staging))
+                for found, whole in zip(target, wholes, strict=True):
+                    want = distribute_tensor(whole, mesh, after, src_data_rank=None)
+                    self.assertTrue(torch.equal(found.to_local(), want.to_local()))
+                    found.to_local().zero_()
 
     def test_a_rank_that_fails_in_the_middle(self):
         """The others hear of it within the timeout, and whether targets were written."""

@@ -8,7 +8,7 @@ from flow_twin import least_sent
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.balance import balance, filled
-from torch_overlay.transfers._planner.schedule import Schedule, blocks
+from torch_overlay.transfers._planner.schedule import Large, Schedule, blocks
 from torch_overlay.transfers._planner.sides import Move, Ranks, Side
 from transfer_twin import End, Tensor, carry_out, draw, lacking
 from width import NIGHTLY
@@ -26,6 +26,28 @@ def test_targets_are_whole_and_each_missing_byte_comes_once(seed):
         assert done.wrong is None, tensors
         assert done.received == lacked and sum(done.sent) == sum(wanted.values()), tensors
         assert done.count == 1
+
+
+@pytest.mark.parametrize("seed", range(2 * TIMES))
+@pytest.mark.parametrize("large", [Large(1, 50), Large(64, 100), Large(16, 1 << 20)])
+def test_large_pieces_travel_by_themselves(seed, large):
+    """Both ranks cut alike, no element comes twice, and the budget holds, since it counts as if all were packed."""
+    for number in range(20):
+        tensors = draw(20_000 + 1000 * seed + number)
+        done = carry_out(tensors, 8, 2000, large)
+        assert done.wrong is None and done.staged <= 2000, tensors
+
+
+def test_a_large_piece_is_cut_into_messages_between_rows():
+    tensor = Tensor((100, 7), 4, End((0,), (1,), (("R",),)), End((1,), (1,), (("R",),)))
+    (schedule,) = [Schedule.of([tensor.move()], 0)]
+    messages = schedule.packed(0, 1, Large(1000, 1000))
+    assert [(d.peer, d.tag, d.item.first, d.item.last) for d in messages.direct] == [
+        (1, 0, 0, 245),
+        (1, 1, 245, 490),
+        (1, 2, 490, 700),
+    ]
+    assert not messages.loads and not messages.sizes and messages.size == 2800
 
 
 @pytest.mark.parametrize("seed", range(3 * TIMES))

@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Move, Ranks, Side
@@ -155,8 +156,9 @@ def content(tensor, number, element):
     return random.Random(f"{number} {element}").randbytes(tensor.itemsize)
 
 
-def carry_out(tensors, world, budget):
-    """All exchanges. AssertionError if a rank gets another message than it expects, or an element twice."""
+def carry_out(tensors, world, budget, large=None):
+    """All exchanges, with large pieces by themselves if it says which these are. AssertionError if a rank gets another
+    message than it expects, or an element twice."""
     moves = [tensor.move() for tensor in tensors]
     schedules = [Schedule.of(moves, rank) for rank in range(world)]
     sources = [_locals(tensors, rank, True) for rank in range(world)]
@@ -169,8 +171,8 @@ def carry_out(tensors, world, budget):
     for number in range(count):
         sizes.append(
             _exchange(
-                [schedule.packed(number, count) for schedule in schedules],
-                [schedule.landed(number, count) for schedule in schedules],
+                [schedule.packed(number, count, large) for schedule in schedules],
+                [schedule.landed(number, count, large) for schedule in schedules],
                 sources,
                 targets,
             )
@@ -193,7 +195,10 @@ def _locals(tensors, rank, full):
 def _exchange(packed, landed, sources, targets):
     """One exchange on all ranks; by rank, the bytes that it sent and those that came."""
     messages = {}
-    for rank, (sizes, loads) in enumerate(packed):
+    for rank, (sizes, loads, direct) in enumerate(packed):
+        for peer, tag, item in direct:
+            assert (rank, peer, tag) not in messages, "two messages with one tag"
+            messages[rank, peer, tag] = b"".join([sources[rank][item.tensor].read(block) for block in _blocks(item)])
         buffer = bytearray(sum(sizes.values()))
         for tensor, box, at in loads:
             data = sources[rank][tensor].read(box)
@@ -203,13 +208,27 @@ def _exchange(packed, landed, sources, targets):
         for peer, size in sizes.items():
             messages[rank, peer] = buffer[at : at + size]
             at += size
-    for rank, (sizes, loads) in enumerate(landed):
+    for rank, (sizes, loads, direct) in enumerate(landed):
+        for peer, tag, item in direct:
+            data, at = messages.pop((peer, rank, tag)), 0
+            for block in _blocks(item):
+                size = block.elements * item.itemsize
+                targets[rank][item.tensor].write(block, data[at : at + size])
+                at += size
         assert sizes == {peer: len(messages[peer, rank]) for peer in range(len(packed)) if (peer, rank) in messages}
         buffer = b"".join([messages[peer, rank] for peer in sizes])
         for tensor, box, at in loads:
             assert at % targets[rank][tensor].itemsize == 0, "not aligned"
             targets[rank][tensor].write(box, buffer[at : at + math.prod(box.length) * targets[rank][tensor].itemsize])
+    assert all(len(key) == 2 for key in messages), "a direct message that nobody expects"
     return [(one.size, other.size) for one, other in zip(packed, landed)]
+
+
+def _blocks(item):
+    """The elements of an item by themselves, in the order in which they travel."""
+    places = [range(start, start + length) for start, length in zip(*item.box)]
+    ones = (1,) * len(places)
+    return [Box(at, ones) for at in list(itertools.product(*places))[item.first : item.last]]
 
 
 def _staged(sizes, world):

@@ -2,56 +2,34 @@
 all-to-all, and are copied to where they belong. While one all-to-all runs, the next buffer is packed and the last one
 is emptied.
 
-A block travels as whole numbers of its elements' width, so that every type travels, and blocks that lie side by side in
-the buffer are copied by one call.
+Where the backend allows it, large pieces go directly, beside the all-to-all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ..distributed.tensor._pack import part
+from .direct import Letter, Mail, in_turns, large_on
+from .runs import Locals, Run, as_whole_numbers, runs_of, there
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import ProcessGroup
 
-    from ._planner.schedule import Load, Messages, Schedule
-
-Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None where this rank has no part
-
-# A type that is copied as it is, for each width of elements.
-_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-class Run(NamedTuple):
-    """Blocks of one width that follow one another in a buffer.
-
-    Attributes:
-        at, size: where they lie, in bytes.
-        width: of an element, as a type.
-        blocks: views of the local tensors.
-    """
-
-    at: int
-    size: int
-    width: torch.dtype
-    blocks: list[torch.Tensor]
-
-    def inside(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The same blocks in the buffer."""
-        flat = buffer.narrow(0, self.at, self.size).view(self.width)
-        return torch._C._nn.unflatten_dense_tensors(flat, self.blocks)
+    from ._planner.schedule import Messages, Schedule
 
 
 class Way(NamedTuple):
-    """One direction of an exchange, ready to run: bytes for each rank of the group, and the blocks."""
+    """One direction of an exchange, ready to run: bytes for each rank of the group, and blocks; what goes by itself."""
 
     splits: list[int]
     runs: list[Run]
+    letters: list[Letter]
 
 
 class InFlight(NamedTuple):
@@ -60,6 +38,7 @@ class InFlight(NamedTuple):
     work: dist.Work
     sent: torch.Tensor
     came: torch.Tensor
+    finish: Callable[[], None]
 
 
 class Torn(RuntimeError):
@@ -75,12 +54,16 @@ class Exchanges:
 
     def __init__(self, schedule: Schedule, count: int, group: ProcessGroup, device: torch.device) -> None:
         self.count, self.group, self.device = count, group, device
+        large = large_on(group, device)
         self._place = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
         self.schedule = schedule = schedule.in_order(self._place)
-        self._messages = [(schedule.packed(number, count), schedule.landed(number, count)) for number in range(count)]
-        self._landed = 0
+        self._messages = [
+            (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
+        ]
+        self._landed, self._is_written = 0, False
         self._bound: tuple[Locals, Locals] = (), ()
         self._ways: list[tuple[Way, Way]] = []
+        self._mail: list[Mail] = []
         self._kept: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
     @property
@@ -97,15 +80,15 @@ class Exchanges:
         """Write what the targets lack, and copy what they have in their sources.
 
         Raises:
-            Torn: an exchange failed after another one was written.
+            Torn: an exchange failed when something was written.
             RuntimeError: an exchange failed before anything was written.
         """
         self._bind(sources, targets)
-        self._landed = 0
+        self._landed, self._is_written = 0, False
         try:
             self._exchange()
         except RuntimeError as error:
-            kind = Torn if self._landed else RuntimeError
+            kind = Torn if self._is_written else RuntimeError
             raise kind(f"exchange {self._landed + 1} of {self.count} failed: {error}") from error
         if self._kept[0]:
             torch._foreach_copy_(*self._kept)
@@ -114,11 +97,11 @@ class Exchanges:
         running = self._start(0, self._packed(0)) if self.count else None
         for number in range(1, self.count + 1):
             packed = self._packed(number) if number < self.count else None
-            came = _came(running)  # what was sent is free before more is asked for
+            came = self._came(running)  # what was sent is free before more is asked for
             if packed is not None:
                 running, packed = self._start(number, packed), None
             self._land(number - 1, came)
-            self._landed += 1
+            self._landed, self._is_written = number, True
             _free(came)
 
     def _packed(self, number: int) -> torch.Tensor:
@@ -130,9 +113,20 @@ class Exchanges:
 
     def _start(self, number: int, packed: torch.Tensor) -> InFlight:
         out, into = self._ways[number]
+        self._is_written |= self._mail[number].writes
+        finish = self._mail[number].start(self.group)
         came = torch.empty(sum(into.splits), dtype=torch.uint8, device=self.device)
         work = dist.all_to_all_single(came, packed, into.splits, out.splits, group=self.group, async_op=True)
-        return InFlight(work, packed, came)
+        return InFlight(work, packed, came, finish)
+
+    def _came(self, running: InFlight | None) -> torch.Tensor:
+        """What an exchange brought in its buffer, when it is done."""
+        if running is None:
+            raise AssertionError("an exchange runs until its successor has begun")
+        running.finish()
+        running.work.wait()
+        _free(running.sent)
+        return running.came
 
     def _land(self, number: int, came: torch.Tensor) -> None:
         for run in self._ways[number][1].runs:
@@ -144,9 +138,10 @@ class Exchanges:
             return
         plain = [[None if local is None else as_whole_numbers(local) for local in side] for side in (sources, targets)]
         self._ways = [(self._way(out, plain[0]), self._way(into, plain[1])) for out, into in self._messages]
+        self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
         kept: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for number, *boxes in self.schedule.kept:
-            old, new = [part(_there(side[number]), box) for side, box in zip(plain, boxes)]
+            old, new = [part(there(side[number]), box) for side, box in zip(plain, boxes)]
             if old.data_ptr() != new.data_ptr():
                 kept[0].append(new)
                 kept[1].append(old)
@@ -156,16 +151,10 @@ class Exchanges:
         splits = [0] * len(self._place)
         for peer, size in messages.sizes.items():
             splits[self._place[peer]] = size
-        return Way(splits, _runs(messages.loads, locals_))
-
-
-def _came(running: InFlight | None) -> torch.Tensor:
-    """What an exchange brought, when it is done."""
-    if running is None:
-        raise AssertionError("an exchange runs until its successor has begun")
-    running.work.wait()
-    _free(running.sent)
-    return running.came
+        own = self._place[dist.get_rank()]
+        direct = in_turns(messages.direct, own, self._place)
+        letters = [Letter.of(message, locals_, self._place[message.peer]) for message in direct]
+        return Way(splits, runs_of(messages.loads, locals_), letters)
 
 
 def _free(buffer: torch.Tensor) -> None:
@@ -175,31 +164,3 @@ def _free(buffer: torch.Tensor) -> None:
 
 def _same(one: Locals, other: Locals) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other))
-
-
-def _there(local: torch.Tensor | None) -> torch.Tensor:
-    if local is None:
-        raise AssertionError("a rank has what its schedule moves")
-    return local
-
-
-def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
-    """A view of the same memory with a type that is copied bit by bit."""
-    width = _BY_WIDTH[local.element_size()]
-    plain = local.detach().resolve_conj().resolve_neg()
-    return plain if plain.dtype == width else plain.view(width)
-
-
-def _runs(loads: list[Load], locals_: list[torch.Tensor | None]) -> list[Run]:
-    found: list[Run] = []
-    for tensor, box, at in loads:
-        local = _there(locals_[tensor])
-        block = part(local, box)
-        size = box.elements * local.element_size()
-        last = found[-1] if found else None
-        if last is not None and last.width == local.dtype and last.at + last.size == at:
-            last.blocks.append(block)
-            found[-1] = last._replace(size=last.size + size)
-        else:
-            found.append(Run(at, size, local.dtype, [block]))
-    return found

@@ -18,7 +18,7 @@ from ..distributed.tensor._joint_groups import find_group, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotOurs, Regions
 from ..distributed.tensor._specs import read_cuts
-from ._planner.schedule import ROUNDED, Schedule
+from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .exchanges import Exchanges
 from .pending import reduced
@@ -86,7 +86,7 @@ def change_together(mesh: DeviceMesh, changes: Sequence[Change], budget: int) ->
         targets.append(change.tensor._local_tensor.new_empty(wanted.length, requires_grad=False))
     group, ranks = _group_and_ranks(mesh, axes)
     moves = _moves(changes, ranks)
-    schedule = Schedule.of(moves, dist.get_rank())
+    schedule = kept_schedule(moves, dist.get_rank(), len(ranks.ranks))
     exchanges = Exchanges(schedule, _count(schedule, moves, budget, group), group, targets[0].device)
     exchanges.run(sources, targets)
     return targets

@@ -11,7 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._rank_map import short
 from ..distributed.tensor._specs import read_cuts
-from ._planner.schedule import Schedule
+from ._planner.schedule import kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .descriptions import layout_of
 from .exchanges import Exchanges
@@ -77,7 +77,7 @@ def _exchange(
         raise RuntimeError(
             f"Rank {rank} redistributes between meshes over ranks {short(members)}, and is none of them."
         )
-    schedule = Schedule.of(moves, rank)
+    schedule = kept_schedule(moves, rank, len(members))
     count, _ = agreed_count(schedule, budget, group, made[0].device)
     held = [
         tensor._local_tensor.detach() if move.source.ranks.coordinate(rank) is not None else None

@@ -3,7 +3,8 @@
 All that goes from one rank to another is a stream of bytes, those of the widest elements first, so that everything in a
 message lies aligned to its own width. Each exchange carries the same share of every stream: what one rank sends in one
 exchange is then the same share of all it sends, sender and receiver know it without asking, and all that ranks have
-to agree on is how many exchanges there are. A tensor that is larger than its share is cut.
+to agree on is how many exchanges there are. A tensor that is larger than its share is cut. What is large can travel by
+itself, from tensor to tensor, and need not be packed: see `Large`.
 
 Two exchanges are in memory at a time: one is packed while the other runs, and one lands while the next runs. So a rank
 that sends S bytes and gets R holds at most (S + R + max(S, R)) / count of them, and `least` gives the number of
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...distributed.tensor._planner.boxes import Box
@@ -29,6 +31,7 @@ ALIGNED = 16  # bytes: where a message begins; the widest element
 ROUNDED = (
     2 * ALIGNED
 )  # bytes by which a message may be longer than its share: to a whole element, and to the next begin
+KEPT = 1 << 15  # pieces, or fewer, of a schedule that is remembered
 
 
 class Load(NamedTuple):
@@ -45,16 +48,47 @@ class Load(NamedTuple):
     at: int
 
 
+class Large(NamedTuple):
+    """What travels by itself and isn't packed with other pieces.
+
+    Attributes:
+        least: bytes of a piece that is large.
+        most: bytes of one message; a piece is cut into messages.
+    """
+
+    least: int
+    most: int
+
+
+class Direct(NamedTuple):
+    """A message that is nothing but elements `first` to before `last` of a box of a local tensor.
+
+    Attributes:
+        tag: tells it from the other ones between two ranks in one exchange.
+    """
+
+    peer: int
+    tag: int
+    item: Item
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return (self.item.last - self.item.first) * self.item.itemsize
+
+
 class Messages(NamedTuple):
-    """One direction of an exchange: bytes to or from each peer, which follow one another, and what is in them."""
+    """One direction of an exchange: bytes to or from each peer, which follow one another, what is in them, and what
+    travels by itself."""
 
     sizes: dict[int, int]
     loads: list[Load]
+    direct: list[Direct]
 
     @property
     def size(self) -> int:
         """In bytes, with what fills up to the next begin."""
-        return sum(self.sizes.values())
+        return sum(self.sizes.values()) + sum([message.size for message in self.direct])
 
 
 class Item(NamedTuple):
@@ -168,13 +202,24 @@ class Schedule(NamedTuple):
             )
         return max(2, -(-self.staged // room))
 
-    def packed(self, number: int, count: int) -> Messages:
-        """What is sent in one of so many exchanges."""
-        return _messages(self.sends, number, count)
+    def packed(self, number: int, count: int, large: Large | None = None) -> Messages:
+        """What is sent in one of so many exchanges. All ranks agree on what is large; by default nothing is."""
+        return _messages(self.sends, number, count, large)
 
-    def landed(self, number: int, count: int) -> Messages:
+    def landed(self, number: int, count: int, large: Large | None = None) -> Messages:
         """What comes in one of so many exchanges."""
-        return _messages(self.receives, number, count)
+        return _messages(self.receives, number, count, large)
+
+
+@lru_cache(maxsize=4)
+def _kept_schedule(moves: tuple[Move, ...], rank: int) -> Schedule:
+    return Schedule.of(moves, rank)
+
+
+def kept_schedule(moves: Sequence[Move], rank: int, ranks: int) -> Schedule:
+    """The schedule of moves among so many ranks, remembered unless it may be large: a program that saves its model
+    does so again and again."""
+    return _kept_schedule(tuple(moves), rank) if len(moves) * ranks <= KEPT else Schedule.of(moves, rank)
 
 
 def _held(side: Side, rank: int) -> Box | None:
@@ -182,20 +227,38 @@ def _held(side: Side, rank: int) -> Box | None:
     return None if coordinate is None else side.box(coordinate)
 
 
-def _messages(streams: dict[int, Stream], number: int, count: int) -> Messages:
+def _messages(streams: dict[int, Stream], number: int, count: int, large: Large | None) -> Messages:
     sizes: dict[int, int] = {}
     loads: list[Load] = []
+    direct: list[Direct] = []
     at = 0
     for peer, stream in streams.items():
-        begin = at
-        for tensor, itemsize, box, first, last in stream.cut(number, count):
-            for block in blocks(box, first, last):
-                loads.append(Load(tensor, block, at))
-                at += block.elements * itemsize
+        begin, alone = at, 0
+        for item in stream.cut(number, count):
+            if large is not None and (item.last - item.first) * item.itemsize >= large.least:
+                for message in _cut_small(item, large.most):
+                    direct.append(Direct(peer, alone, message))
+                    alone += 1
+                continue
+            for block in blocks(item.box, item.first, item.last):
+                loads.append(Load(item.tensor, block, at))
+                at += block.elements * item.itemsize
         at += -at % ALIGNED
         if at > begin:
             sizes[peer] = at - begin
-    return Messages(sizes, loads)
+    return Messages(sizes, loads, direct)
+
+
+def _cut_small(item: Item, most: int) -> Iterator[Item]:
+    """An item in parts of at most so many bytes, cut between rows where rows are small enough."""
+    step = max(most // item.itemsize, 1)
+    row = item.box.elements // item.box.length[0] if item.box.length else 1
+    step -= step % row if row <= step else 0
+    begin = item.first
+    while begin < item.last:
+        end = min(begin // step * step + step, item.last)
+        yield item._replace(first=begin, last=end)
+        begin = end
 
 
 def blocks(box: Box, first: int, last: int) -> list[Box]:

@@ -1,0 +1,71 @@
+"""Runs: blocks of tensors that lie side by side in a flat buffer of bytes, copied there and back by one call.
+
+A block travels as whole numbers of its elements' width, so that every type travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ..distributed.tensor._pack import part
+
+if TYPE_CHECKING:
+    from ._planner.schedule import Load
+
+Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None where this rank has no part
+
+# A type that is copied as it is, for each width of elements.
+_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class Run(NamedTuple):
+    """Blocks of one width that follow one another in a buffer.
+
+    Attributes:
+        at, size: where they lie, in bytes.
+        width: of an element, as a type.
+        blocks: views of the local tensors.
+    """
+
+    at: int
+    size: int
+    width: torch.dtype
+    blocks: list[torch.Tensor]
+
+    def inside(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The same blocks in the buffer."""
+        flat = buffer.narrow(0, self.at, self.size).view(self.width)
+        return torch._C._nn.unflatten_dense_tensors(flat, self.blocks)
+
+
+def there(local: torch.Tensor | None) -> torch.Tensor:
+    """What a schedule moves on this rank."""
+    if local is None:
+        raise AssertionError("a rank has what its schedule moves")
+    return local
+
+
+def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
+    """A view of the same memory with a type that is copied bit by bit."""
+    width = _BY_WIDTH[local.element_size()]
+    plain = local.detach().resolve_conj().resolve_neg()
+    return plain if plain.dtype == width else plain.view(width)
+
+
+def runs_of(loads: Sequence[Load], locals_: Locals) -> list[Run]:
+    """Blocks in the order in which they lie in a buffer, joined as far as their widths are equal."""
+    found: list[Run] = []
+    for tensor, box, at in loads:
+        local = there(locals_[tensor])
+        block = part(local, box)
+        size = box.elements * local.element_size()
+        last = found[-1] if found else None
+        if last is not None and last.width == local.dtype and last.at + last.size == at:
+            last.blocks.append(block)
+            found[-1] = last._replace(size=last.size + size)
+        else:
+            found.append(Run(at, size, local.dtype, [block]))
+    return found
