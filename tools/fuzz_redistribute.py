@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
 from torch_overlay.distributed.tensor._planner.cost import Cost  # noqa: E402
-from torch_overlay.distributed.tensor._planner.regions import OPS, NotOurs  # noqa: E402
+from torch_overlay.distributed.tensor._planner.regions import OPS, NotPlanned  # noqa: E402
 from twins_tensor import Case  # noqa: E402
 
 MOST_RANKS, MOST_ELEMENTS = 24, 96
@@ -137,7 +137,7 @@ def simulate(cases: int, seed: int) -> int:
         try:
             found = case.problem()
             outcome = "wrong" if found else "right"
-        except NotOurs as error:
+        except NotPlanned as error:
             outcome, found = "not ours", str(error)
         except Exception:  # whatever it is, the case is worth printing
             outcome, found = "raised", traceback.format_exc()

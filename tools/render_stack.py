@@ -4,6 +4,7 @@
     python tools/render_stack.py --onto ~/pytorch --out out/       files for `git am --keep-non-patch`
     python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
     python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
+    python tools/render_stack.py --table                           what each patch changes
     python tools/render_stack.py --check                           render, import, run our suites, compare
 
 What doesn't apply is named, with the file, the function and the reason, and then nothing is written.
@@ -26,6 +27,7 @@ try:
     from stack.message import PatchMessage, StackError, read_series
     from stack.render import Prefix
     from stack.rules import breaches, numbers, refuse
+    from stack.table import table
     from stack.tree import Tree, write
 except ModuleNotFoundError as missing:
     if missing.name != "libcst":
@@ -41,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
     how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
+    how.add_argument("--table", action="store_true", help="print what each patch changes, and write nothing")
     parser.add_argument("--only", metavar="N", type=int, help="the first N patches; with --check: after these")
     parser.add_argument("--copy", metavar="DIR", help="copy the installed torch's Python files to DIR/torch first")
     parser.add_argument(
@@ -48,8 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--suites", metavar="PATH", nargs="+", help="with --check: what to run, all of it unless said")
     asked = parser.parse_args(arguments)
-    if not (asked.onto or asked.copy or asked.check):
-        parser.error("say --onto PATH, --copy DIR or --check")
+    if not (asked.onto or asked.copy or asked.check or asked.table):
+        parser.error("say --onto PATH, --copy DIR, --table or --check")
     try:
         return run(asked)
     except (StackError, UnknownRelease) as error:
@@ -68,6 +71,11 @@ def run(asked: argparse.Namespace) -> int:
         return check(messages, counts, asked.suites or SUITES)
     if asked.copy:
         copy_torch(installed_torch(), pathlib.Path(asked.copy))
+    if asked.table:
+        tree = Tree.at(asked.onto or installed_torch().parent)
+        count = asked.only or len(messages)
+        print(table(messages[:count], states(tree, messages, count)), end="")
+        return 0
     if asked.onto is None:
         return 0
     if asked.commit:

@@ -7,7 +7,7 @@ import pytest
 from torch_overlay.distributed.tensor._planner import moves
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving_by, collectives
 from torch_overlay.distributed.tensor._planner.plan import line, plan
-from torch_overlay.distributed.tensor._planner.regions import NotOurs
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
@@ -89,7 +89,7 @@ def test_a_shard_becomes_a_term_before_others_are_cut():
     ],
 )
 def test_what_torch_refuses_is_not_ours(words, reason):
-    with pytest.raises(NotOurs, match=reason):
+    with pytest.raises(NotPlanned, match=reason):
         case(words).steps()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_overlay.distributed.tensor._planner.boxes import Box, chunk, chunk_lengths
-from torch_overlay.distributed.tensor._planner.regions import NotOurs, Regions
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from twins_tensor import cells, coordinates, held, placed, regions
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple).filter(lambda s: math.prod(s) <= 32)
@@ -113,7 +113,7 @@ def regions_of(placements, shape, sizes, order):
     ],
 )
 def test_what_has_no_boxes_is_not_ours(placements, shape, sizes, order, words):
-    with pytest.raises(NotOurs, match=words):
+    with pytest.raises(NotPlanned, match=words):
         regions_of(placements, shape, sizes, order)
 
 

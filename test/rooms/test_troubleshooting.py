@@ -13,7 +13,7 @@ ROWS = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 SOURCES = house.sources(house.PACKAGE)
 
 # Raised for our own mistakes, or caught before a user sees them.
-INTERNAL = {"AssertionError", "PatchError", "AttributeError", "LookupError", "NotOurs", "ModuleNotFoundError"}
+INTERNAL = {"AssertionError", "PatchError", "AttributeError", "LookupError", "NotPlanned", "ModuleNotFoundError"}
 INTERNAL |= {"UnknownFlag"}
 # Whose errors need a row: what turns the overlay on and off, and the rooms of meshes and groups. The algebra speaks to
 # whoever calls it; the planner's errors become reasons in status(); tools and ParallelDims name the argument at fault.

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ import render_stack
 from stack.message import read_series
 from stack.tree import Tree, write
 
-from stack import check, history
+from stack import check, history, rules
 from torch_overlay.patching.patch import Kind
 from torch_overlay.series import PATCHES as ROWS
 
@@ -83,10 +84,30 @@ def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
 
 
 def test_each_patch_changes_something_and_brings_its_tests(states):
+    """What lands before its callers is tested with them, and its message says by which file."""
     for message, before, after in zip(MESSAGES, states, states[1:], strict=False):
         changed = {path for path in after if after[path] != before[path]}
         assert any(path.startswith("torch/") for path in changed), message.name
-        assert any(path.startswith("test/") for path in changed), message.name
+        if not any(path.startswith("test/") for path in changed):
+            named = re.findall(r"test_\w+\.py", message.body)
+            assert named and all(any(path.endswith(f"/{test}") for path in states[-1]) for test in named), message.name
+
+
+def test_no_patch_is_larger_than_reviewers_read(states):
+    """500 added lines without tests, but for those that say why."""
+    for message, before, after in zip(MESSAGES, states, states[1:], strict=False):
+        added = sum(len(change.added) for change in rules.changes(before, after) if not change.is_test)
+        assert added <= rules.SIZE or message.size, f"{message.name}: {added}"
+
+
+def test_a_definition_comes_with_its_first_use(states):
+    """A file of ours isn't brought whole by the first patch that needs one function of it."""
+    tables = [state["torch/distributed/_mesh_groups.py"] or "" for state in states]
+    names = [message.name for message in MESSAGES]
+    assert "def make_groups(" in tables[names.index("mesh-views") + 1]
+    first = names.index("planned-groups") + 1
+    assert ["def joint_group_name(" in text for text in tables] == [i >= first for i in range(len(states))]
+    assert not any("def prepare(" in text for text in tables), "which nothing upstream calls"
 
 
 def test_torchs_own_words_stay(states):

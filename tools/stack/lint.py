@@ -27,6 +27,20 @@ def formatted(files: dict[str, str], sort: set[str], there: Mapping[str, str]) -
     """
     if importlib.util.find_spec("ruff") is None:
         raise StackError("The stack is formatted with ruff, which isn't there: pip install -e '.[dev]'")
+    keys = {path: (path, text, path in sort, there.get(path)) for path, text in files.items()}
+    new = {path: text for path, text in files.items() if keys[path] not in _formatted}
+    for path, text in _formatted_now(new, sort & {*new}, there).items():
+        _formatted[keys[path]] = text
+    return {path: _formatted[keys[path]] for path in files}
+
+
+# What each file became, by its path, its text and what else that depends on: a prefix has most files of the one before.
+_formatted: dict[tuple[str, str, bool, str | None], str] = {}
+
+
+def _formatted_now(files: dict[str, str], sort: set[str], there: Mapping[str, str]) -> dict[str, str]:
+    if not files:
+        return {}
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         for path, text in files.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-_TYPE = re.compile(r"[\w.\[\], |]+")
+_TYPE = re.compile(r"[\w.\[\]]+(?:(?:, ?| \| )[\w.\[\]]+)*")  # no prose
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
 

@@ -16,7 +16,8 @@ from .insert import InsertFile, Insertion, read_insertions
 from .lay import lay
 from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
-from .names import Import, import_lines
+from .names import Import, bound, import_lines, used
+from .reach import Reach, attributes, uses_of
 from .room import OURS, Room, read_room
 from .tree import Tree
 
@@ -30,6 +31,7 @@ class Prefix:
     Attributes:
         messages: the patches that are in.
         later: the names of those that aren't, the next one first.
+        probes: package and text of what else looks into files of ours that are there.
     """
 
     tree: Tree
@@ -37,6 +39,7 @@ class Prefix:
     later: Sequence[str]
     ours: pathlib.Path = OURS
     patches: pathlib.Path = PATCHES
+    probes: Sequence[tuple[str, str]] = ()
     rooms: dict[str, Room] = field(default_factory=dict)
 
     def files(self) -> dict[str, str]:
@@ -44,25 +47,21 @@ class Prefix:
         self._check_forms()
         self._check_tree()
         targets = self._targets()
-        before = {file: self.tree.read(f"torch/distributed/{file}") for file in targets}
-        laid = {
-            file: gather(
-                before[file],
-                self.room(file),
-                [name for name, inserted in forms.items() if not inserted],
-                [one for inserted in forms.values() for one in inserted],
-            )
-            for file, forms in targets.items()
-        }
-        asked: list[Import] = [i for file, one in laid.items() for i in self.room(file).needed_by(one.bodies)]
-        new: dict[str, Room] = {}
-        waiting = self._named_files()
-        while asked or waiting:
-            file = waiting.pop() if waiting else self._room_file(asked.pop())
-            if file is not None and file not in new and file not in targets:
-                new[file] = self._trimmed(file)
-                asked += new[file].needed_by([*new[file].body])
-        done = {f"torch/distributed/{file}": lay(before[file], self.room(file), laid[file]) for file in targets}
+        done: dict[str, str] = {}
+        reach = Reach(self.room, self._room_file)
+        for file, forms in targets.items():
+            whole_bodies = tuple(name for name, inserted in forms.items() if not inserted)
+            insertions = tuple(one for inserted in forms.values() for one in inserted)
+            path = f"torch/distributed/{file}"
+            done[path], bodies = _laid(self.tree.read(path), self.room(file), whole_bodies, insertions)
+            reach.add_bodies(self.room(file), bodies)
+        for file in self._named_files():
+            reach.add_file(file, *self._used_anywhere)
+        for text in self.tests().values():
+            reach.add(uses_of(text, "torch.distributed"))
+        for package, text in self.probes:
+            reach.add_known(uses_of(text, package))
+        new = reach.rooms()
         for file, room in new.items():
             path = f"torch/distributed/{file}"
             if self.tree.exists(path):
@@ -170,26 +169,34 @@ class Prefix:
                 forms[target] = [*(before or []), *here[target]] if target in here else []
         return forms
 
-    def _room_file(self, found: Import) -> str | None:
-        """The room that an import names, as ``from room import x`` or ``from . import room``."""
-        for module in (found.module, f"{found.module}.{found.name}"):
+    def _room_file(self, found: Import) -> tuple[str, bool] | None:
+        """The room that an import names: ``from room import x``, or the whole of it, ``from . import room``."""
+        for module, whole in ((found.module, found.name is None), (f"{found.module}.{found.name}", True)):
             file = file_of(module)
             if file in BODIES:
                 return None  # torch's own file
             if module.startswith("torch.distributed.") and (self.ours / file).is_file():
-                return file
+                return file, whole
         return None
 
     @functools.cached_property
-    def _taken(self) -> set[tuple[str, str]]:
-        """Module and name of everything that a room takes from another."""
+    def _used_anywhere(self) -> tuple[set[str], set[str]]:
+        """Every name that the stack, all of it, looks up somewhere: as a name, and as an attribute."""
         files = [path.relative_to(self.ours).as_posix() for path in self.ours.rglob("*.py")]
-        return {(i.module, i.name) for file in files for i in self.room(file).imports if i.name}
+        bodies = [statement for file in files for statement in self.room(file).body]
+        taken = {i.name for file in files for i in self.room(file).imports if i.name}
+        for text in self.tests().values():
+            taken |= {i.name for i in uses_of(text, "torch.distributed").imports if i.name}
+        return taken.union(*(used(s) - bound(s) for s in bodies)), set().union(*map(attributes, bodies))
 
-    def _trimmed(self, file: str) -> Room:
-        """The room without what nothing in it uses; what other rooms take from it counts as used."""
-        room = self.room(file)
-        return room.without_unused({name for module, name in self._taken if module == room.module})
+
+@functools.lru_cache(maxsize=64)  # a prefix has most of them as the one before
+def _laid(
+    text: str, room: Room, qualnames: tuple[str, ...], insertions: tuple[Insertion, ...]
+) -> tuple[str, tuple[cst.BaseStatement, ...]]:
+    """Torch's file with these bodies and insertions, and all that went into it."""
+    laid = gather(text, room, qualnames, insertions)
+    return lay(text, room, laid), tuple(laid.bodies)
 
 
 def file_of(module: str) -> str:

@@ -92,26 +92,6 @@ class Room:
         inner = [found for statement in statements for found in imports_within(statement, self.package)]
         return [*self.used_by(statements), *inner]
 
-    def without_unused(self, asked: set[str]) -> Room:
-        """Without private definitions that nothing uses, in this file or among ``asked``, and unused imports."""
-        body = list(self.body)
-        while True:
-            kept = [
-                statement
-                for i, statement in enumerate(body)
-                if self._wanted(statement, body[:i] + body[i + 1 :], asked)
-            ]
-            if len(kept) == len(body):
-                return replace(self, body=tuple(kept), imports=self.used_by(kept))
-            body = kept
-
-    @staticmethod
-    def _wanted(statement: cst.BaseStatement, others: list[cst.BaseStatement], asked: set[str]) -> bool:
-        names = bound(statement)
-        if not names or not all(name.startswith("_") for name in names) or names & asked:
-            return True
-        return any(names & used(other) for other in others)
-
 
 def kept_function(statement: cst.BaseStatement) -> str | None:
     """The torch function that ``NAME = keep(module.function)`` keeps; None for another statement."""

@@ -11,7 +11,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..choices import topology
-from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..hints import instead
 from ..show import typed
 from ..show.placements import Placement, regions
@@ -150,5 +150,5 @@ def _regions(
 ) -> tuple[list[Regions | None], str]:
     try:
         return [regions(end, shape, sizes) for end in ends], ""
-    except NotOurs as reason:
+    except NotPlanned as reason:
         return [None, None], str(reason)

@@ -15,7 +15,7 @@ from .. import options
 from ..distributed._mesh_traced import real_mesh
 from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
-from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
 from . import typed
 from .explanation import Explanation
@@ -104,7 +104,7 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
             read_cuts(tuple(spec.placements), spec.shard_order, len(shape), sizes).on(shape, sizes)
             for spec in (source, target)
         )
-    except NotOurs as reason:
+    except NotPlanned as reason:
         return None, None, str(reason)
     return before, after, why_not_planned(mesh, source, target) or ""
 

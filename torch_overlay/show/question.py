@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..distributed._layout import row_major
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.plan import plan
-from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.steps import Step
 from ..hints import did_you_mean
 
@@ -52,10 +52,10 @@ class Question:
         """The overlay's plan, with the groups at hand or as if there were one for each set of axes.
 
         Raises:
-            NotOurs: torch's own code has to run.
+            NotPlanned: torch's own code has to run.
         """
         if self.refused or self.source is None or self.target is None:
-            raise NotOurs(self.refused or "shards that are no boxes")
+            raise NotPlanned(self.refused or "shards that are no boxes")
         return plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)
 
 

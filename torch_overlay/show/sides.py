@@ -8,7 +8,7 @@ from typing import Any
 
 from ..distributed.tensor._planner.cost import arriving, collectives, leaving
 from ..distributed.tensor._planner.plan import NAMES, flatten_call
-from ..distributed.tensor._planner.regions import NotOurs
+from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
 from ..distributed.tensor._specs import norm_ended
 from ..versions import running
@@ -34,7 +34,7 @@ def _refused(source: Any, target: Any) -> str:
     """What the runner leaves to torch although it could be planned."""
     try:
         norm_ended(tuple(source.placements), tuple(target.placements), tuple(source.mesh.shape))
-    except NotOurs as reason:
+    except NotPlanned as reason:
         return str(reason)
     return ""
 
@@ -67,7 +67,7 @@ def _ours(question: Question) -> Side:
     try:
         steps = question.planned()
         best = question.planned(all_groups=True)
-    except NotOurs as reason:
+    except NotPlanned as reason:
         return Side(name, (), (), f"leaves this to torch's own code, without merging where that is wrong: {reason}")
     return Side(name, _our_lines(question, steps), steps, _missing(question, steps, best))
 

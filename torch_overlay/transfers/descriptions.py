@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed.tensor import DTensor
 
 from ..distributed._rank_map import short
-from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
 from ._planner.sides import Ranks
 from .trees import leaves
@@ -75,7 +75,7 @@ def describe(source: Any, target: Any, names: Callable[[str], str] | None) -> De
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
     try:
         return Description(_layouts(own_tensors(source, SIDES[0], names)), _layouts(own_tensors(target, SIDES[1])))
-    except (TypeError, ValueError, NotOurs) as error:
+    except (TypeError, ValueError, NotPlanned) as error:
         return Description({}, {}, str(error))
 
 
@@ -107,14 +107,14 @@ def layout_of(name: str, tensor: DTensor) -> Layout:
     """How a DTensor lies.
 
     Raises:
-        NotOurs: its shards are no boxes.
+        NotPlanned: its shards are no boxes.
     """
     spec, mesh = tensor._spec, tensor.device_mesh
     shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
     try:
         regions = read_cuts(spec.placements, spec.shard_order, len(shape), sizes).on(shape, sizes)
-    except NotOurs as error:
-        raise NotOurs(f"{name!r} with placements {spec.placements}: {error}") from error
+    except NotPlanned as error:
+        raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}") from error
     return Layout(
         str(tensor.dtype).removeprefix("torch."), regions, tuple(mesh.mesh.flatten().tolist()), mesh.device_type
     )

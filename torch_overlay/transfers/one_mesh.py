@@ -16,7 +16,7 @@ from ..distributed._mesh_group_names import group_names
 from ..distributed._mesh_state import view_of
 from ..distributed.tensor._joint_groups import find_group, joint_axes
 from ..distributed.tensor._planner.moves import crossed
-from ..distributed.tensor._planner.regions import NotOurs, Regions
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
@@ -58,7 +58,7 @@ def read_change(tensor: DTensor, placements: Placements) -> Change | None:
         sizes = tuple(mesh.shape)
         before = read_cuts(spec.placements, spec.shard_order, len(shape), sizes).on(shape, sizes)
         after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
-    except NotOurs:
+    except NotPlanned:
         return None
     averages = "avg" in before.partial and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     odd = any(placement.is_partial() and type(placement).__name__ != "Partial" for placement in spec.placements)

@@ -36,7 +36,7 @@ def change_meshes(tensors: Sequence[DTensor], targets: Sequence[Target], budget:
 
     Raises:
         ValueError: a target with a pending reduction, meshes for different devices, or a budget that is too small.
-        NotOurs: shards that are no boxes.
+        NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
     sources = [layout_of("the tensor", tensor).regions for tensor in tensors]

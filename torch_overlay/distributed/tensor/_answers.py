@@ -21,7 +21,7 @@ from .._mesh_state import shared_state
 from .._shared_state import states
 from ._planner.cost import collectives
 from ._planner.plan import flatten_call, plan
-from ._planner.regions import NotOurs
+from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
 from ._program import Program, make_program
 from ._question import MANY_RANKS, SYMBOLIC, Question, stands_for_many_ranks, why_not
@@ -88,7 +88,7 @@ def _answer_open_sizes(
         return remembered(Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh)
     try:
         program = plan_open_sizes(mesh, local.dtype, source, target, async_op)
-    except NotOurs as why:
+    except NotPlanned as why:
         return Fallback(str(why))
     return _fitting(program, local)
 
@@ -116,7 +116,7 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
             _counted["made"] += 1
         if ready:
             made.make_ready(mesh)
-    except NotOurs as why:
+    except NotPlanned as why:
         return Fallback(str(why))
     return made
 

@@ -17,7 +17,7 @@ from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
 from .._settings import get_settings
-from ._planner.regions import NotOurs
+from ._planner.regions import NotPlanned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
 
     Raises:
         RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
-        NotOurs: there is none, which `joint_axes` says before; or it holds other ranks.
+        NotPlanned: there is none, which `joint_axes` says before; or it holds other ranks.
     """
     return at_hand(mesh).find(mesh, axes, rank)
 
@@ -94,7 +94,7 @@ def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     members = view.show(view.layout.select(axes)).ranks(rank)
     name = _own_name(mesh, axes[0]) if len(axes) == 1 else joint_group_name(mesh, axes)
     if name is None:
-        raise NotOurs(f"no group over axes {axes} of {mesh}")
+        raise NotPlanned(f"no group over axes {axes} of {mesh}")
     group = resolve(name)
     if group is None:
         raise RuntimeError(gone(mesh, axes))
@@ -102,7 +102,7 @@ def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     if ranks == members:
         return Group(name, tuple(range(len(ranks))))
     if sorted(ranks) != sorted(members):
-        raise NotOurs(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
+        raise NotPlanned(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
     place = {member: number for number, member in enumerate(ranks)}
     return Group(name, tuple(place[member] for member in members))
 

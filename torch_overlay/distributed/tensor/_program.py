@@ -12,7 +12,7 @@ from ._joint_groups import AtHand, Group, at_hand, gone
 from ._planner.cost import Cost, collectives
 from ._planner.forms import plan_like_others
 from ._planner.plan import line
-from ._planner.regions import NotOurs
+from ._planner.regions import NotPlanned
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
 from ._specs import gathers_for_torch, read_ends
@@ -76,7 +76,7 @@ class Program:
 
         Raises:
             RuntimeError: a group was destroyed.
-            NotOurs: a group holds other ranks than the mesh says.
+            NotPlanned: a group holds other ranks than the mesh says.
         """
         used: dict[tuple[int, ...], Group] = {}
 
@@ -134,7 +134,7 @@ def _copied(view: torch.Tensor) -> torch.Tensor:
 
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
-    """Plan. Raises NotOurs, with the reason, where the step-by-step path has to run."""
+    """Plan. Raises NotPlanned, with the reason, where the step-by-step path has to run."""
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
     ends = read_ends(question)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
@@ -143,7 +143,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     steps = plan_like_others(before, after, dtype.itemsize, groups.joint, cost)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
-            raise NotOurs("terms of a type that only a backend reduces")
+            raise NotPlanned("terms of a type that only a backend reduces")
     held = before.box(question.site.coordinate)
     return Program(question, held, before, after, steps, groups, cost, ends.norm)
 
@@ -154,6 +154,6 @@ def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> No
         return
     ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
     if dtype.is_complex and ended.intersection(_UNORDERED):
-        raise NotOurs("complex numbers have no greatest or least, and torch multiplies none")
+        raise NotPlanned("complex numbers have no greatest or least, and torch multiplies none")
     if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
-        raise NotOurs("an average of whole numbers, which only a backend can give")
+        raise NotPlanned("an average of whole numbers, which only a backend can give")

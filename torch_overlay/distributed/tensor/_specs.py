@@ -9,7 +9,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from ._planner.moves import common
-from ._planner.regions import Cuts, NotOurs
+from ._planner.regions import Cuts, NotPlanned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
         return placement.dim, None, placement.split_factor
     if kind is _norm_class():
         return None, "sum", 1  # of powers: see `norm_ended`
-    raise NotOurs(f"a placement of the class {kind.__name__}")
+    raise NotPlanned(f"a placement of the class {kind.__name__}")
 
 
 @lru_cache
@@ -82,18 +82,18 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
     """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
 
     Raises:
-        NotOurs: terms of a norm beside terms of something else, or made from what is none; or a shard becomes a term of
-            a sum, on a torch that can't do it.
+        NotPlanned: terms of a norm beside terms of something else, or made from what is none; or a shard becomes a term
+            of a sum, on a torch that can't do it.
     """
     pending = {placement for placement in source if placement.is_partial()}
     norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
-        raise NotOurs("terms of a norm beside terms of another reduction")
+        raise NotPlanned("terms of a norm beside terms of another reduction")
     ends = list(zip(source, target, strict=True))
     if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in ends):
-        raise NotOurs("a shard becomes a term of a sum, which torch refuses before 2.14")
+        raise NotPlanned("a shard becomes a term of a sum, which torch refuses before 2.14")
     if any(type(new) is _norm_class() and new != old for old, new in ends):
-        raise NotOurs("terms of a norm from what isn't pending")
+        raise NotPlanned("terms of a norm from what isn't pending")
     # Over an axis of one rank the norm is there already, and its power might not be.
     return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
 
@@ -150,7 +150,7 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     """What a spec says of tensors with so many dims.
 
     Raises:
-        NotOurs: other placements than these, or strided shards that are no boxes of any tensor.
+        NotPlanned: other placements than these, or strided shards that are no boxes of any tensor.
     """
     order = None
     # It is None beside strided shards, which say their order.
@@ -161,4 +161,4 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     try:
         return Cuts.of(dims, ops, ndim, sizes, None if strided else order, factors if strided else None)
     except ValueError as error:  # torch has its own words for specs that are wrong
-        raise NotOurs(str(error)) from error
+        raise NotPlanned(str(error)) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ._planner.forms import cut_into, on_shape, step_on_shape, without_sizes
-from ._planner.regions import NotOurs
+from ._planner.regions import NotPlanned
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
 
@@ -68,12 +68,12 @@ def plan_open_sizes(
     """A program for all sizes that the trace may stand for; asks the compiler for guards.
 
     Raises:
-        NotOurs: a size that is cut isn't known to be a multiple, even with a guard; or there is no plan.
+        NotPlanned: a size that is cut isn't known to be a multiple, even with a guard; or there is no plan.
     """
     shape = source.shape
     traced = tuple([size if isinstance(size, int) else size.node.hint for size in shape])
     if None in traced or 0 in traced:
-        raise NotOurs(SYMBOLIC)
+        raise NotPlanned(SYMBOLIC)
 
     def program_for(sizes: tuple[int, ...]) -> Program:
         return make_program(Question.of(mesh, source, target, sizes, dtype, async_op), mesh)
@@ -147,4 +147,4 @@ def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:
 
 def _guard(condition: Any) -> None:
     if not guard_or_false(condition):
-        raise NotOurs(SYMBOLIC)
+        raise NotPlanned(SYMBOLIC)

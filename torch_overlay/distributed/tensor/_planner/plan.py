@@ -18,7 +18,7 @@ from .cost import Cost, arriving, collectives
 from .groups import Groups
 from .moves import misplaced, move
 from .reductions import Reduction
-from .regions import NotOurs, Regions
+from .regions import NotPlanned, Regions
 from .steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan(
 
     Raises:
         ValueError: source and target are of different tensors or meshes.
-        NotOurs: the target asks for a pending reduction that can't be made from what the source has.
+        NotPlanned: the target asks for a pending reduction that can't be made from what the source has.
     """
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
@@ -140,11 +140,11 @@ def _made_pending(source: Regions, target: Regions) -> frozenset[int]:
         if new is None or new == old:
             continue
         if old is not None:
-            raise NotOurs(f"axis {axis}: a pending {old} can't become a pending {new}")
+            raise NotPlanned(f"axis {axis}: a pending {old} can't become a pending {new}")
         if axis in source.sharded and new != "sum":
-            raise NotOurs(f"axis {axis}: a shard can't become a term of {new}")
+            raise NotPlanned(f"axis {axis}: a shard can't become a term of {new}")
         if new != "sum" and new not in _KEPT_BY:
-            raise NotOurs(f"axis {axis}: a value can't be split into terms of {new}")
+            raise NotPlanned(f"axis {axis}: a value can't be split into terms of {new}")
     return target.pending - source.pending
 
 

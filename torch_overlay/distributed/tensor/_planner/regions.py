@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
 
 
-class NotOurs(Exception):
+class NotPlanned(Exception):
     """The spec or the move can't be planned here; the step-by-step path has to run it. Its text is the reason."""
 
 
@@ -56,11 +56,11 @@ class Cuts(NamedTuple):
         return Cuts(orders, partial, tuple([dim for dim in range(ndim) if orders[dim] != plain[dim]]))
 
     def on(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
-        """Of a tensor of this shape. Raises NotOurs if a cut that must be even isn't."""
+        """Of a tensor of this shape. Raises NotPlanned if a cut that must be even isn't."""
         for dim in self.odd:
             order = self.orders[dim]
             if shape[dim] % math.prod([sizes[a] for a in order]):
-                raise NotOurs(f"dim {dim} of length {shape[dim]} is cut by axes {order} in that order, unevenly")
+                raise NotPlanned(f"dim {dim} of length {shape[dim]} is cut by axes {order} in that order, unevenly")
         return Regions(shape, sizes, self.orders, self.partial)
 
 
@@ -100,7 +100,7 @@ class Regions(NamedTuple):
 
         Raises:
             ValueError: the spec is wrong: a length, a dim out of range, reductions of different kinds in one tensor.
-            NotOurs: the spec is right but its shards are no boxes, or its reduction has no name that we know.
+            NotPlanned: the spec is right but its shards are no boxes, or its reduction has no name that we know.
         """
         shape, sizes = tuple(shape), tuple(sizes)
         return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(shape, sizes)
@@ -206,7 +206,7 @@ def _check(dims: Sequence[int | None], ops: Sequence[str | None], ndim: int, siz
     if len(kinds) > 1 and kinds != {"sum", "avg"}:
         raise ValueError(f"reductions of different kinds in one tensor: {', '.join(sorted(kinds))}")
     if unknown := kinds.difference(OPS):
-        raise NotOurs(f"a reduction that we don't know: {', '.join(sorted(unknown))}")
+        raise NotPlanned(f"a reduction that we don't know: {', '.join(sorted(unknown))}")
 
 
 def _orders(
@@ -226,7 +226,7 @@ def _depth(order: list[int], sizes: tuple[int, ...], factor: int, axis: int) -> 
     for depth in range(len(order) + 1):
         if math.prod(sizes[a] for a in order[:depth]) == factor:
             return depth
-    raise NotOurs(
+    raise NotPlanned(
         f"axis {axis} has a split factor of {factor}, which is no product of the sizes of later axes on its dim"
     )
 
