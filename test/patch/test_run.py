@@ -34,6 +34,12 @@ def command(tmp_path):
 
 
 ON = "import torch, torch_overlay; print('on' if torch_overlay.is_enabled() else 'off')\n"
+# A torch that is imported at once, for tests of which process is under the overlay; with --no-strict, that's allowed.
+FAKE_TORCH = {
+    "torch/__init__.py": "__version__ = '2.99.0'\nfrom . import distributed\n",
+    "torch/distributed/__init__.py": "from . import device_mesh\n",
+    "torch/distributed/device_mesh.py": "class DeviceMesh: pass\n",
+}
 
 
 def test_a_script_sees_what_plain_python_would_show_it(command, tmp_path):
@@ -62,7 +68,7 @@ def test_the_overlay_is_on_once_torch_is_imported_and_takes_options(command):
     assert done.stdout == f"on\nexisting {ROOT / 'torch_overlay' / '__init__.py'}\n", done.stderr
 
 
-def test_children_of_every_kind_are_under_it(command):
+def test_children_of_every_kind_are_under_it(command, tmp_path):
     script = f"""
         import multiprocessing, os, subprocess, sys
 
@@ -78,11 +84,12 @@ def test_children_of_every_kind_are_under_it(command):
             subprocess.run([sys.executable, "-c", {ON!r}], check=True, cwd="/")
             {ON.strip()}
         """
-    done = command("run", "script.py", files={"script.py": script})
+    done = command("run", "--no-strict", "script.py", files={"script.py": script, **FAKE_TORCH}, path=(ROOT, tmp_path))
     assert " ".join(done.stdout.split()) == "spawn on fork on forkserver on on on", done.stderr
 
 
 def test_torchrun_workers_are_under_it(command):
+    """And rank 0 reports, not torchrun itself, even where the node has a RANK of its own."""
     script = """
         import os, torch, torch_overlay
         from torch.distributed.device_mesh import init_device_mesh
@@ -93,11 +100,14 @@ def test_torchrun_workers_are_under_it(command):
         with open(f"rank{mesh.get_rank()}", "w") as file:
             file.write(text)
         torch.distributed.barrier()
+        import atexit
+        atexit._run_exitfuncs()  # the report
         os._exit(0)  # torch's own teardown aborts a worker now and then, on stock as well
         """
     flags = ["--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    done = command("run", "-m", "torch.distributed.run", *flags, "script.py", files={"script.py": script})
-    assert done.returncode == 0, done.stderr
+    program = ["-m", "torch.distributed.run", *flags, "script.py"]
+    done = command("run", "--report", *program, files={"script.py": script}, RANK="0")
+    assert done.returncode == 0 and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
     check = command("run", "-c", "print(open('rank0').read(), open('rank1').read())")
     assert check.stdout == "0 True 3.0 1 True 3.0\n"
 
@@ -133,10 +143,7 @@ def test_a_sitecustomize_that_was_there_still_runs(command, tmp_path):
 
 
 def test_a_refusal_stops_the_program_and_no_strict_lets_it_run(command):
-    fake = "__version__ = '2.99.0'\nfrom . import distributed\n"
-    files = {"torch/__init__.py": fake, "torch/distributed/__init__.py": "from . import device_mesh\n"}
-    files |= {"torch/distributed/device_mesh.py": "class DeviceMesh: pass\n", "script.py": ON}
-    done = command("run", "script.py", files=files)
+    done = command("run", "script.py", files={"script.py": ON, **FAKE_TORCH})
     refusal = "torch_overlay run: torch 2.99.0 isn't supported; torch_overlay supports torch 2.13.0, "
     assert done.returncode == 2 and done.stderr.startswith(refusal) and done.stderr.count("\n") == 1, done.stderr
     done = command("run", "--no-strict", "script.py")
@@ -303,7 +310,7 @@ def test_one_process_reports(startup, switch, rank, torchrun, reports, left):
     assert environ["TORCH_OVERLAY_RUN"] == left
 
 
-def test_the_report_comes_from_the_program(command):
+def test_the_report_comes_from_the_program(command, tmp_path):
     """Once, from its own process, on standard error; a worker that imports torch is silent."""
     script = """
         import multiprocessing, subprocess, sys, torch
@@ -314,24 +321,17 @@ def test_the_report_comes_from_the_program(command):
             subprocess.run([sys.executable, "-c", "import torch"], check=True)
             print("end", flush=True)
         """
-    done = command("run", "--report", "-u", "script.py", files={"script.py": script})
+    files, path = {"script.py": script, **FAKE_TORCH}, (ROOT, tmp_path)
+    done = command("run", "--report", "--no-strict", "-u", "script.py", files=files, path=path)
     assert done.stdout == "worker\nend\n" and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(3)", 3), ("raise KeyError(3)", 1)])
-def test_the_report_comes_however_the_program_ends(command, end, status):
-    done = command("run", "--report", "-c", f"import sys, torch; {end}")
+def test_the_report_comes_however_the_program_ends(command, tmp_path, end, status):
+    code = f"import sys, torch; {end}"
+    done = command("run", "--report", "--no-strict", "-c", code, files=FAKE_TORCH, path=(ROOT, tmp_path))
     assert done.returncode == status and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
-
-
-def test_torchruns_rank_0_reports(command):
-    """And not torchrun itself, even where the node has a RANK of its own."""
-    script = "import torch, os; print('rank', os.environ['RANK'], flush=True)"
-    flags = ["--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    program = ["-m", "torch.distributed.run", *flags, "script.py"]
-    done = command("run", "--report", *program, files={"script.py": script}, RANK="0")
-    assert done.returncode == 0 and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
 
 
 def test_a_program_from_standard_input(command):
