@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+from width import NIGHTLY
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -25,18 +27,20 @@ def test_without_gpus_it_says_so_in_one_line(tmp_path):
 
 
 def test_the_same_code_on_gloo(tmp_path):
-    """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong."""
-    tiny = ("--ranks", "4", "--sizes", "1024", "--pairs", "3", "--repeats", "1", "--fuzz", "6")
+    """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong. The fuzz, which has tests of
+    its own, runs at night."""
+    cases = 6 if NIGHTLY else 0
+    tiny = ("--ranks", "4", "--sizes", "1024", "--pairs", "3", "--repeats", "1", "--fuzz", str(cases))
     done = bench(tmp_path, "--backend", "gloo", "--device", "cpu", *tiny)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "torch_overlay_gpu.json").read_text())
-    assert {row["where"]["part"] for row in found["rows"]} == {"groups", "moves", "overlap", "fuzz"}
+    assert {row["where"]["part"] for row in found["rows"]} == {"groups", "moves", "overlap", *["fuzz"][:cases]}
     (groups,) = [row for row in found["rows"] if row["name"] == "groups"]
     # Of two ranks: stock has pp three times, and cp, fsdp, ep; ours has pp once and a group for the whole.
     assert (groups["stock"], groups["overlay"]) == (6, 5)
     shares = {row["where"]["share_groups"] for row in found["rows"] if row["where"]["part"] == "overlap"}
     assert shares == {"names", "ranks"}
-    assert [target["met"] for target in found["targets"]] == [True] * 3
+    assert [target["met"] for target in found["targets"]] == [True] * (3 if cases else 1)
     assert found["facts"]["ran on"] | {"backend": "gloo", "device": "cpu", "ranks": 4} == found["facts"]["ran on"]
-    assert found["facts"]["fuzz"]["cases"] == 6
+    assert not cases or found["facts"]["fuzz"]["cases"] == cases
     assert any("says nothing about GPUs" in note for note in found["notes"])
