@@ -27,8 +27,8 @@ def test_without_gpus_it_says_so_in_one_line(tmp_path):
 
 
 def test_the_same_code_on_gloo(tmp_path):
-    """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong. The fuzz, which has tests of
-    its own, runs at night."""
+    """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong. The fuzz has tests of its
+    own, and runs at night."""
     cases = 6 if NIGHTLY else 0
     tiny = ("--ranks", "4", "--sizes", "1024", "--pairs", "3", "--repeats", "1", "--fuzz", str(cases))
     done = bench(tmp_path, "--backend", "gloo", "--device", "cpu", *tiny)
