@@ -111,7 +111,8 @@ class Session:
 
 def ready(module: str) -> bool:
     """Imported to its end. What is half imported is waited for."""
-    return module in sys.modules and not engine.importing(sys.modules[module])
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module in sys.modules and not getattr(spec, "_initializing", False)
 
 
 def enable(strict: bool | None = None, **options: object) -> report.Status:

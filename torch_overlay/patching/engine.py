@@ -39,36 +39,32 @@ class SetAttribute:
         return None if now is self.new or now is self.old else f"{self.path} is now {describe(now)}"
 
 
-class SwapCode:
+class SwapCode(SetAttribute):
     """A function of a module that keeps its identity and runs other code, so that every name bound to it follows."""
 
     FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 
     def __init__(self, path: str, owner: Any, name: str, code: types.CodeType, body: types.FunctionType):
-        self.path, self.owner, self.name = path, owner, name
-        self.function = raw(owner, name)
-        self.new = {"__code__": code} | {field: getattr(body, field) for field in self.FIELDS[1:]}
-        self.old = {field: getattr(self.function, field) for field in self.FIELDS}
+        function = raw(owner, name)
+        super().__init__(path, owner, name, function, function)
+        self.theirs = {field: getattr(function, field) for field in self.FIELDS}
+        self.ours = {"__code__": code} | {field: getattr(body, field) for field in self.FIELDS[1:]}
 
     def apply(self) -> None:
-        self._set(self.new)
+        self._set(self.ours)
 
     def undo(self) -> None:
-        self._set(self.old)
-        if raw(self.owner, self.name) is not self.function:
-            setattr(self.owner, self.name, self.function)
+        self._set(self.theirs)
+        super().undo()
 
     def _set(self, values: dict[str, Any]) -> None:
         for field, value in values.items():
-            setattr(self.function, field, value)
+            setattr(self.old, field, value)
 
     def foreign(self) -> str | None:
-        """What somebody put over the function, or over its code."""
-        found, now = raw(self.owner, self.name), self.function.__code__
-        if found is not self.function:
-            return f"{self.path} is now {describe(found)}"
-        if now is self.new["__code__"] or now is self.old["__code__"]:
-            return None
+        now = self.old.__code__
+        if now in (self.ours["__code__"], self.theirs["__code__"]):
+            return super().foreign()
         return f"{self.path} now runs the code of {now.co_name} ({now.co_filename}:{now.co_firstlineno})"
 
 
@@ -145,7 +141,9 @@ def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
         return why
     if patch.kind is Kind.HOOK:
         return Hook(patch.target, look_up(patch.body)[2], look_up(patch.undo or "")[2])
-    body = body_of(patch)
+    body = look_up(patch.body)[2]
+    if body is ABSENT:
+        raise PatchError(f"{patch.target}: its body {patch.body} isn't there")
     if patch.kind is Kind.ADD and old is not ABSENT:
         return f"{patch.target} is there already, as {describe(old)}"
     if patch.kind is Kind.REPLACE and old is ABSENT:
@@ -167,18 +165,6 @@ def _target(patch: Patch) -> tuple[Any, str, Any]:
         return look_up(patch.target)
     except PatchError:
         return None, "", ABSENT
-
-
-def importing(module: Any) -> bool:
-    """Whether a module is still running, so that its names are yet to be bound."""
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-def body_of(patch: Patch) -> Any:
-    body = look_up(patch.body)[2]
-    if body is ABSENT:
-        raise PatchError(f"{patch.target}: its body {patch.body} isn't there")
-    return body
 
 
 def _shape(value: Any) -> type:

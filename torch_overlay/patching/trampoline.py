@@ -9,9 +9,10 @@ import types
 
 from .errors import PatchError
 
-# What a code object says it is: how such a function hands on what the body answers.
+# How a function of each kind hands on what the body answers, and how a parameter of each kind is handed to the body.
 _ANSWERS = {0: "return {}", inspect.CO_GENERATOR: "return (yield from {})"}
 _KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_GIVEN = ("{0}", "{0}", "*{0}", "{0}={0}", "**{0}")
 
 
 @functools.lru_cache(maxsize=128)  # the same for every enable(), since compilers remember code by its identity
@@ -30,32 +31,12 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
     answer = _ANSWERS.get(kind & _KINDS)
     if answer is None or not name.isidentifier():
         raise PatchError(f"{path}: a trampoline calls a function of a module, and is one or a generator")
-    takes, gives = _signature(body.__code__)
+    names = inspect.signature(body, follow_wrapped=False).parameters
+    takes = inspect.Signature([inspect.Parameter(p.name, p.kind) for p in names.values()])
     found = "body"
-    while found in body.__code__.co_varnames:
+    while found in names:
         found += "_"
-    call = answer.format(f"{found}({gives})")
-    text = f"def {name}({takes}): from {module} import {name} as {found}; {call}"
+    call = answer.format(f"{found}({', '.join(_GIVEN[p.kind].format(p.name) for p in names.values())})")
+    text = f"def {name}{takes}: from {module} import {name} as {found}; {call}"
     (code,) = (c for c in compile(text, body.__code__.co_filename, "exec").co_consts if isinstance(c, types.CodeType))
     return code.replace(co_firstlineno=body.__code__.co_firstlineno)
-
-
-def _signature(code: types.CodeType) -> tuple[str, str]:
-    """The parameters as a ``def`` has them, without defaults, and as a call passes them on."""
-    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    names = code.co_varnames
-    takes, gives = [*names[:count]], [*names[:count]]
-    if code.co_posonlyargcount:
-        takes.insert(code.co_posonlyargcount, "/")
-    rest = iter(names[named:])
-    if code.co_flags & inspect.CO_VARARGS:
-        takes.append(star := f"*{next(rest)}")
-        gives.append(star)
-    elif code.co_kwonlyargcount:
-        takes.append("*")
-    takes += names[count:named]
-    gives += [f"{name}={name}" for name in names[count:named]]
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        takes.append(stars := f"**{next(rest)}")
-        gives.append(stars)
-    return ", ".join(takes), ", ".join(gives)
