@@ -15,7 +15,6 @@ _REPLACED = (
     "mesh",
     "_compute_coordinate_on_dim",
     "_hash_key",
-    "__hash__",
     "__eq__",
     "_stable_hash",
     "__getstate__",
@@ -63,6 +62,15 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
+    Patch(f"{MESH}:DeviceMesh.__hash__", "torch_overlay.compat:_DeviceMesh.__hash__", ends=SHARED_STATE, unit="mesh"),
+    Patch(
+        f"{MESH}:_maybe_traced_group",
+        f"{OURS}.device_mesh:_maybe_traced_group",
+        Kind.ADD,
+        "<2.14",
+        "pytorch/pytorch#188215",
+        unit="mesh",
+    ),
     # Torch's own, from 2.15 on, would abort the default group of a mesh that has it, and none that redistributions use.
     _mesh("abort", Kind.ADD, "<2.15", "pytorch/pytorch#173815"),
     _mesh("abort", releases=">=2.15"),

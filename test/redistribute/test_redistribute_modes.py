@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._debug_mode import DebugMode
 
 import torch_overlay
@@ -147,6 +148,39 @@ def test_local_tensor_mode_runs_torchs_own_code():
             assert torch.equal(placed.redistribute(placements=(S(1), S(0))).full_tensor().reconcile(), whole)
         if not STOCK:
             assert any("many ranks" in why for why in counted()["torch"])
+
+
+@needs_overlay
+def test_code_compiled_on_one_rank_runs_torchs_own_code(mesh):
+    """A plan would hold the coordinates of the rank that compiles; torch's steps compute them where they run."""
+    from torch_overlay.distributed.tensor._answers import find_answer
+    from torch_overlay.distributed.tensor._question import MANY_RANKS
+
+    config = torch.compiler.config  # from 2.14 on
+    if not hasattr(config, "compile_on_one_rank"):
+        config = torch.distributed.config
+    meta = TensorMeta(torch.Size((16, 16)), (16, 1), torch.float32)
+    ends = [DTensorSpec(mesh, placements, tensor_meta=meta) for placements in ((S(0), S(1)), (R, R))]
+    for one_rank in (False, True):
+        with config.patch(compile_on_one_rank=one_rank), FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            found = find_answer(mesh, mode.from_tensor(torch.ones(8, 4)), *ends, False, None)
+        assert (getattr(found, "reason", None) == MANY_RANKS) is one_rank, found
+
+
+@needs_overlay
+def test_a_shard_becomes_a_term_of_a_sum_on_every_release(mesh):
+    """Torch does it from 2.14 on. What an operator may ask for stays torch's to say, whatever the options."""
+    from torch.distributed.tensor import _collective_utils, _redistribute
+
+    meta = TensorMeta(torch.Size((8, 4)), (4, 1), torch.float32)
+    ends = [DTensorSpec(mesh, placements, tensor_meta=meta) for placements in ((S(0), R), (P, R))]
+    found = _redistribute.redistribute_local_tensor(torch.ones(4, 4), *ends)
+    assert torch.equal(found, torch.cat([torch.ones(4, 4), torch.zeros(4, 4)]))
+    costs = []
+    for cost in ("stock", "plan"):
+        with torch_overlay.enabled(cost=cost):
+            costs.append(_collective_utils.redistribute_cost(*ends))
+    assert costs[0] == costs[1]
 
 
 @needs_overlay

@@ -88,7 +88,27 @@ def release_asked_elsewhere(source):
     return wrong
 
 
+def torch_asked_what_it_has(source):
+    """A body that goes upstream asks no module or class what it has: what differs is a row, or in compat.py."""
+    if not house.Import(source.module, 0, False, True).under(UPSTREAM):
+        return []
+    bound = {name.rpartition(".")[2] for name in (i.name for i in source.imports())}
+    imported = [node for node in ast.walk(source.tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    bound |= {alias.asname for node in imported for alias in node.names if alias.asname}
+    wrong = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
+            asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+            asks &= ast.unparse(node.args[0]).partition(".")[0] in bound | {"torch"}
+        else:
+            asks = isinstance(node, ast.Attribute) and node.attr == "__annotations__"
+            asks |= isinstance(node, ast.ExceptHandler) and "ImportError" in ast.dump(node)
+        wrong += [f"{source.name}:{node.lineno}: {ast.unparse(node)}"] if asks else []
+    return wrong
+
+
 RULES = [beyond_pure, out_of_upstream, tools_or_tests, torch_too_soon, beyond_engine, release_asked_elsewhere]
+RULES += [torch_asked_what_it_has]
 
 # What each rule must catch, and the nearest thing that it must let pass: (rule, file, text, how many lines break it).
 TRIED = [
@@ -121,6 +141,12 @@ TRIED = [
     (beyond_engine, "patching/__init__.py", "from .. import overlay", 1),
     (beyond_engine, "patching/engine.py", "import dis\nfrom . import recognise\nfrom .patch import Patch", 0),
     (beyond_engine, "patchings.py", "import torch", 0),
+    (torch_asked_what_it_has, "distributed/_mesh_x.py", "from torch import cuda\nhasattr(cuda, 'x')", 1),
+    (torch_asked_what_it_has, "distributed/_mesh_x.py", "import torch as t\ngetattr(t.cuda, 'x', None)", 1),
+    (torch_asked_what_it_has, "distributed/_mesh_x.py", "from torch import M\n'x' in M.__annotations__", 1),
+    (torch_asked_what_it_has, "distributed/_mesh_x.py", "try:\n  import torch.x\nexcept ImportError:\n  pass", 1),
+    (torch_asked_what_it_has, "distributed/_mesh_x.py", "from torch import cuda\ngetattr(mesh, 'x', cuda)", 0),
+    (torch_asked_what_it_has, "compat.py", "from torch import cuda\nhasattr(cuda, 'x')", 0),
     (release_asked_elsewhere, "series.py", "if torch.__version__ > '2.13': pass", 1),
     (release_asked_elsewhere, "series.py", "from torch.torch_version import TorchVersion", 1),
     (release_asked_elsewhere, "versions.py", "import torch\ntorch.__version__", 0),

@@ -28,12 +28,13 @@ def missing(patch):
 def misplaced(patch):
     """What a row that upstream takes should have for a body's module and name: those of its target; None if it has.
 
-    A code swap or a hook is how the overlay gets in, which no upstream commit needs, so it may live elsewhere.
+    A hook, or what only agrees with the release that runs, is nothing that an upstream commit needs, so it may live
+    elsewhere.
     """
     module, _, qualname = patch.body.partition(":")
-    wanted = patch.module.replace("torch.", f"{house.PACKAGE}.", 1), patch.name
-    found = module, qualname.rpartition(".")[2]
-    return wanted if patch.kind in (Kind.REPLACE, Kind.ADD) and found != wanted else None
+    home = patch.module.replace("torch.", f"{house.PACKAGE}.", 1)
+    right = module in (home, f"{house.PACKAGE}.compat") and qualname.rpartition(".")[2] == patch.name
+    return None if right or patch.kind is Kind.HOOK else (home, patch.name)
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: f"{patch.target}-{patch.kind.name}")

@@ -49,7 +49,8 @@ def states(tmp_path_factory):
 
 def test_every_row_is_carried_and_nothing_else():
     carried = {target for message in MESSAGES for target in message.rows}
-    assert carried == {row.target for row in ROWS if row.kind is not Kind.HOOK}
+    rows = [row for row in ROWS if row.kind is not Kind.HOOK]
+    assert carried == {row.target for row in rows if not row.body.startswith("torch_overlay.compat:")}
 
 
 def test_every_file_of_ours_goes_upstream(states):

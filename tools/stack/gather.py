@@ -22,9 +22,9 @@ class Laid:
     """What goes into one file of torch.
 
     Attributes:
-        functions: by the name of the definition that they replace or, where there is none, join.
-        members: the same for each class.
-        helpers: definitions of ours that these use, in our order.
+        functions: by the name of the definition that they replace.
+        members: for each class, by the name of what they replace or, where there is none, join.
+        helpers: definitions of ours that these use, and functions that torch's file lacks, in our order.
         imports: what all of them import.
         renamed: torch's function: the name under which it goes on.
         insertions: what goes into functions of torch's that stay.
@@ -55,20 +55,22 @@ def gather(text: str, room: Room, qualnames: Sequence[str], insertions: Sequence
     theirs = _definitions(parsed(text))
     kept = room.kept()
     functions: dict[str, cst.FunctionDef] = {}
+    helpers: dict[str, cst.BaseStatement] = {}
     members: dict[str, dict[str, cst.BaseStatement]] = {}
     for qualname in qualnames:
         owner, _, name = qualname.rpartition(".")
         if owner:
             member = fit.member(_member(room, CARRIERS.get(owner, owner), name))
             members.setdefault(owner, {})[name] = _documented(member, theirs.get(qualname))
+        elif name in theirs:
+            functions[name] = _documented(fit(room.definition(name)), theirs[name])
         else:
-            functions[name] = _documented(fit(room.definition(name)), theirs.get(name))
+            helpers[name] = fit(room.definition(name))
     insertions = [replace(one, lines=tuple(map(fit, one.lines))) for one in insertions]
     laid = Laid(functions, members, [], [], {}, insertions)
     bodies = laid.bodies
-    taken = set(functions) | set(CARRIERS.values())
-    helpers = {}
-    waiting = [*bodies]
+    taken = set(functions) | set(helpers) | set(CARRIERS.values())
+    waiting = [*bodies, *helpers.values()]
     while waiting:
         for name in used(waiting.pop()) & room.defined - taken:
             taken.add(name)

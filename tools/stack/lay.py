@@ -63,11 +63,11 @@ def lay(text: str, room: Room, laid: Laid) -> str:
 
 
 def _visited(laid: Laid, change: cst.CSTTransformer, inside: cst.CSTTransformer) -> Laid:
-    """With annotations quoted; a class isn't there yet while its own body runs."""
+    """With annotations quoted; a class isn't there yet while its own body runs, nor for the helpers before it."""
     return Laid(
         {name: f.visit(change) for name, f in laid.functions.items()},
         {c: {name: m.visit(inside) for name, m in group.items()} for c, group in laid.members.items()},
-        [h.visit(change) for h in laid.helpers],
+        [h.visit(inside) for h in laid.helpers],
         laid.imports,
         laid.renamed,
         laid.insertions,

@@ -138,8 +138,10 @@ class Prefix:
         refused: list[str] = []
         found: dict[str, dict[str, list[Insertion]]] = {}
         for target, insertions in self._forms().items():
-            if target not in rows:
+            if target not in {row.target for row in ROWS}:
                 raise StackError(f"{target}: the overlay's table has no such row")
+            if target not in rows:
+                continue
             why = self.tree.unfit(rows[target])
             if why is not None:
                 refused.append(f"  {target}: {why}")

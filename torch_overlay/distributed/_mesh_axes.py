@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from torch.distributed import device_mesh
-
 from ._layout import Layout, MeshLayout
 from ._mesh_group_names import group_names
 from ._mesh_state import shared_state, view_of
@@ -76,9 +74,7 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:
         RuntimeError: meshes of different universes, or axes that share ranks.
     """
     if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
-        # Torch mended the word in 2.14, the release that brought the function.
-        word = "meshes" if hasattr(device_mesh, "_maybe_traced_group") else "meshs"
-        raise RuntimeError(f"Cannot concatenate DeviceMeshes derived from different device {word}")
+        raise RuntimeError("Cannot concatenate DeviceMeshes derived from different device meshes")
     layout = MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
     if not layout.is_orthogonal():
         raise RuntimeError(f"Cannot concatenate overlapping meshes: {meshes}")

@@ -218,11 +218,9 @@ def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessG
     Raises:
         RuntimeError: a loaded mesh whose group doesn't exist in this process.
     """
-    traced = getattr(device_mesh, "_maybe_traced_group", None)
-    if traced is not None and not isinstance(asked, str):
-        group = traced(mesh, dim)
-        if group is not None:
-            return group
+    traced = None if isinstance(asked, str) else device_mesh._maybe_traced_group(mesh, dim)
+    if traced is not None:
+        return traced
     root = mesh._get_root_mesh()
     if name.startswith(UNBOUND):
         bind_groups(mesh)

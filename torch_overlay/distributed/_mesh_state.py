@@ -163,26 +163,6 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | N
     return mesh
 
 
-class _Hashed:
-    """Stands in a key for a value of which only the hash is at hand."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return self.value
-
-
-def torch_hash(mesh: DeviceMesh) -> int:
-    """The hash of an equal mesh that has its rank map as tensors."""
-    ranks = _Hashed(view_of(mesh).rank_map.ranks_hash)
-    key: tuple[Any, ...] = (ranks, mesh._layout, mesh._device_type, mesh._mesh_dim_names, mesh._thread_id)
-    if shared_state(mesh).private is not None:
-        key = (*key, shared_state(mesh).private)
-    ordered = "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__  # since 2.15 a part of a mesh's value
-    return hash((*key, mesh._preserve_rank_order) if ordered else key)
-
-
 def thread_id() -> int | None:
     """Meshes of torch's threaded test backend belong to their thread."""
     return threading.get_ident() if is_initialized() and get_backend() == "threaded" else None

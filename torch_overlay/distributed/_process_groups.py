@@ -139,7 +139,7 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
 def makes_communicators(world: ProcessGroup) -> bool:
     """Whether a group has its communicator, and the memory of one, from the moment it is made."""
-    return world.bound_device_id is not None or getattr(dist_config, "use_torchcomms", False)
+    return world.bound_device_id is not None or dist_config.use_torchcomms
 
 
 def _table(universe: Universe) -> GroupTable:
@@ -225,8 +225,7 @@ def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]
     parent = world._get_backend(device)
     if backend is not None and parent.name() != backend:
         return False
-    torchcomms = getattr(dist_config, "use_torchcomms", False)
-    return (torchcomms or parent.supports_splitting) and all(ranks == sorted(ranks) for ranks in copies)
+    return (dist_config.use_torchcomms or parent.supports_splitting) and all(ranks == sorted(ranks) for ranks in copies)
 
 
 def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:

@@ -87,7 +87,7 @@ class RankMap:
         return (self.numel, hashlib.blake2b(array("q", self.ranks()).tobytes(), digest_size=16).hexdigest())
 
     @cached_property
-    def ranks_hash(self) -> int:
+    def ranks_hash(self) -> int:  # overlay only
         """What the tuple of all ranks hashes to; as long as the map, once."""
         return hash(tuple(self.ranks()))
 

@@ -35,7 +35,7 @@ from ._mesh_input import (
     read_sizes,
 )
 from ._mesh_pickle import load_state, saved_state
-from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, torch_hash, view_of
+from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of
 from ._mesh_traced import real_mesh
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap
@@ -134,12 +134,6 @@ class _DeviceMesh:
         view = view_of(self)
         private = shared_state(self).private
         return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id, private
-
-    def __hash__(self: DeviceMesh) -> int:
-        """Of the ranks as a tuple, however they are stored, so that equal meshes always hashed alike."""
-        if self._hash is None:
-            self._hash = torch_hash(self)
-        return self._hash
 
     def __eq__(self: DeviceMesh, other: object) -> bool:
         if self is other:
@@ -397,3 +391,8 @@ def _normalize_backend_override(
 ) -> Iterator[Override]:
     """One (backend, options) an axis, from a dict by number or name; the caller's dict stays as it is."""
     return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))
+
+
+def _maybe_traced_group(mesh: DeviceMesh, mesh_dim: int) -> ProcessGroup | None:
+    """The group as a value of the graph that is being traced on one rank for all; before 2.14 there is none."""
+    return None

@@ -20,6 +20,7 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from ..compat import shards_become_terms
 from ..distributed._layout import MeshLayout
 from ..distributed._torch_layout import from_torch, to_torch
 from ..distributed.tensor._planner.boxes import chunk
@@ -168,8 +169,8 @@ def _refused(source: Placement, target: Placement) -> str:
     """What torch plans, and then can't run."""
     if not target.is_partial():
         return ""
-    becomes_term = hasattr(Shard, "_to_partial_tensor") and type(target) is Partial and target.reduce_op == "sum"
-    if isinstance(source, Shard) and not becomes_term:  # since 2.14 it can, for sums
+    becomes_term = shards_become_terms() and type(target) is Partial and target.reduce_op == "sum"
+    if isinstance(source, Shard) and not becomes_term:
         return "torch raises RuntimeError here: it can't make a pending term from a shard"
     if source.is_partial():
         return "torch raises AssertionError here: one pending reduction can't become another"

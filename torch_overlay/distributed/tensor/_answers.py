@@ -69,7 +69,7 @@ def find_answer(
         return Fallback(why)
     shape = source.shape
     if type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
-        why = _why_not_run(local)
+        why = _why_not_run(mesh, local)
         if why is not None:
             return Fallback(why)
         if is_symbolic(shape):
@@ -138,9 +138,9 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
     return Fallback("a local tensor of another shape than its spec says")
 
 
-def _why_not_run(local: torch.Tensor) -> str | None:
+def _why_not_run(mesh: DeviceMesh, local: torch.Tensor) -> str | None:
     """Why no program can run on this tensor, now: a class may only know the operations of the steps."""
-    if stands_for_many_ranks():
+    if stands_for_many_ranks(mesh):
         return MANY_RANKS
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
     return None if type(inner) in _PLAIN_TENSORS else "a local tensor of a class of its own"
@@ -150,7 +150,7 @@ def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) 
     """Why there is no plan, whatever the tensor; None if one may be asked for."""
     if why := why_not(mesh, source, target):
         return why
-    if stands_for_many_ranks():
+    if stands_for_many_ranks(mesh):
         return MANY_RANKS
     return SYMBOLIC if is_symbolic(source.shape) else None
 

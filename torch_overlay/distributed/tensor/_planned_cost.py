@@ -17,6 +17,9 @@ def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float |
     """Microseconds on the wire of the plan that will run; None where the step-by-step path will."""
     if current_spec.tensor_meta is None:
         return None
+    ends = zip(current_spec.placements, target_spec.placements)
+    if any(old.is_shard() and new.is_partial() for old, new in ends):
+        return None  # whether an operator may have its shards become terms isn't a question of time
     mesh = real_mesh(current_spec.mesh)
     if why_not_planned(mesh, current_spec, target_spec) is not None:
         return None

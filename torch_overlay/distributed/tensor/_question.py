@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 SYMBOLIC = "a symbolic shape"
 MANY_RANKS = "a mode in which one process stands for many ranks"
-# Where torch has the switch `compile_on_one_rank`: with the compiler's from 2.14 on.
-_ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else torch.distributed.config
 
 
 class Site(NamedTuple):
@@ -130,9 +128,10 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     return None
 
 
-def stands_for_many_ranks() -> bool:
-    """Whether a mode is on in which one process stands for many ranks, so that no coordinate is this rank's."""
-    if getattr(_ONE_RANK, "compile_on_one_rank", False):
-        return True
+def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
+    """Whether one process stands for many ranks, so that no coordinate is this rank's: in LocalTensorMode, and while
+    code is compiled on one rank for all."""
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
-    return local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None
+    if local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None:
+        return True
+    return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Placements = tuple[Placement, ...]
 
 _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
-_SHARDS_BECOME_TERMS = hasattr(Shard, "_to_partial_tensor")
 
 
 def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
@@ -82,16 +81,13 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
     """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
 
     Raises:
-        NotPlanned: terms of a norm beside terms of something else, or made from what is none; or a shard becomes a term
-            of a sum, on a torch that can't do it.
+        NotPlanned: terms of a norm beside terms of something else, or made from what is none.
     """
     pending = {placement for placement in source if placement.is_partial()}
     norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
         raise NotPlanned("terms of a norm beside terms of another reduction")
     ends = list(zip(source, target, strict=True))
-    if not _SHARDS_BECOME_TERMS and any(old.is_shard() and new.is_partial() for old, new in ends):
-        raise NotPlanned("a shard becomes a term of a sum, which torch refuses before 2.14")
     if any(type(new) is _norm_class() and new != old for old, new in ends):
         raise NotPlanned("terms of a norm from what isn't pending")
     # Over an axis of one rank the norm is there already, and its power might not be.
