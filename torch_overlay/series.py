@@ -134,6 +134,13 @@ PATCHES: tuple[Patch, ...] = (
         unit="cost",
     ),
     Patch(
+        "torch.distributed.tensor",
+        "torch_overlay.transfers.method:reach_other_meshes",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.method:stay_on_one_mesh",
+        unit="meshes",
+    ),
+    Patch(
         "torch._dynamo.trace_rules",
         "torch_overlay.hooks:trace_as_torch",
         Kind.HOOK,

@@ -160,6 +160,30 @@ class TreeCases:
                 self.assertEqual(tensor.grad.placements, tensor.placements)
                 self.assertEqual(tensor.grad.to_local().reshape(-1), tensor.detach().to_local().reshape(-1) + 1)
 
+    def test_the_method_goes_to_another_mesh(self):
+        """With its gradient, in another type if asked; and torch's own error is there without the overlay."""
+        mesh, other = make_root(range(6), (3, 2), ("dp", "tp")), make_root((7, 2, 6, 4), (4,), ("ep",))
+        whole = torch.arange(45.0).reshape(9, 5)
+        for placements in ((S(0),), (S(1),), (R,)):
+            tensor = distribute_tensor(whole, mesh, (S(0), S(1)), src_data_rank=None).requires_grad_()
+            found = tensor.redistribute(other, placements, forward_dtype=torch.float64)
+            want = distribute_tensor(whole.double(), other, placements, src_data_rank=None)
+            self.assertEqual((found.device_mesh, found.placements, found.dtype), (other, placements, torch.float64))
+            self.assertEqual(found.to_local().reshape(-1), want.to_local().reshape(-1))
+            local = found.to_local()
+            (local * local).sum().backward()
+            if self.rank < 6:
+                self.assertEqual((tensor.grad.placements, tensor.grad.dtype), ((S(0), S(1)), torch.float32))
+                self.assertEqual(tensor.grad.to_local(), 2 * tensor.detach().to_local())
+        with self.assertRaisesRegex(NotImplementedError, "Leave backward_dtype out"):
+            tensor.redistribute(other, (R,), backward_dtype=torch.float16)
+        torch_overlay.disable()
+        try:
+            with self.assertRaisesRegex(NotImplementedError, "Cross device mesh comm not supported"):
+                tensor.redistribute(other, (R,))
+        finally:
+            torch_overlay.enable(**self.overlay_options)
+
     def test_placements_that_do_not_fit(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         tree = {"w": filled(mesh, (8, 6), (S(0), S(1)))}

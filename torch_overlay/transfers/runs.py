@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._pack import part
 
@@ -49,7 +50,9 @@ def there(local: torch.Tensor | None) -> torch.Tensor:
 
 
 def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
-    """A view of the same memory with a type that is copied bit by bit."""
+    """A view of the same memory with a type that is copied bit by bit; what is still coming is waited for."""
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
     width = _BY_WIDTH[local.element_size()]
     plain = local.detach().resolve_conj().resolve_neg()
     return plain if plain.dtype == width else plain.view(width)

@@ -1,0 +1,67 @@
+"""`DTensor.redistribute` to another mesh, which stock refuses: the method asks first whether the mesh is another one.
+
+What stays on its mesh costs one comparison more.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+BUDGET = 256 << 20  # bytes; the method has no argument for it
+
+
+def reach_other_meshes() -> Any:
+    """Give DTensor the method; returns the one that was there."""
+    one_mesh = vars(DTensor)["redistribute"]
+
+    @functools.wraps(one_mesh)
+    def redistribute(
+        self: DTensor, device_mesh: DeviceMesh | None = None, placements: Any = None, **options: Any
+    ) -> DTensor:
+        mesh = self.device_mesh
+        if device_mesh is None or device_mesh is mesh or device_mesh == mesh or placements is None:
+            return one_mesh(self, device_mesh, placements, **options)  # type: ignore[no-any-return]
+        if type(self._local_tensor) not in (torch.Tensor, AsyncCollectiveTensor):  # there are no numbers to send
+            return one_mesh(self, device_mesh, placements, **options)  # type: ignore[no-any-return]
+        return _to_other_mesh(self, device_mesh, tuple(placements), **options)
+
+    DTensor.redistribute = redistribute  # type: ignore[method-assign]
+    return one_mesh
+
+
+def stay_on_one_mesh(one_mesh: Any) -> None:
+    """Take it back."""
+    DTensor.redistribute = one_mesh  # type: ignore[method-assign]
+
+
+def _to_other_mesh(
+    tensor: DTensor,
+    mesh: DeviceMesh,
+    placements: tuple[Any, ...],
+    async_op: bool = False,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
+) -> DTensor:
+    """The tensor there when this returns, also where `async_op` is asked for.
+
+    Raises:
+        NotImplementedError: a gradient of another type than the tensor's and the result's.
+    """
+    wanted = forward_dtype or tensor.dtype
+    if backward_dtype not in (None, tensor.dtype, wanted):
+        raise NotImplementedError(
+            f"A redistribution to another mesh brings gradients back as {wanted} or as {tensor.dtype}, not as "
+            f"{backward_dtype}. Leave backward_dtype out, and cast the gradient."
+        )
+    from .redistribution import redistribute
+
+    source = tensor if tensor.dtype == wanted else tensor.to(wanted)
+    return redistribute(source, mesh, placements, budget=BUDGET)  # type: ignore[no-any-return]
