@@ -2,6 +2,10 @@
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.13.0": {
+        "torch.distributed._state_dict_utils": {
+            "file": "756954d94f807e7218aa27fcdbff1233",
+            "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
+        },
         "torch.distributed.device_mesh": {
             "file": "acccb6b20491160b1d0aa7f0445fd3fd",
             "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
@@ -44,6 +48,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "2.14.1": {
+        "torch.distributed._state_dict_utils": {
+            "file": "756954d94f807e7218aa27fcdbff1233",
+            "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
+        },
         "torch.distributed.device_mesh": {
             "file": "673bca57b78b606d5d4a30e7e0b1cc8e",
             "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
@@ -86,6 +94,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "2.15.0": {
+        "torch.distributed._state_dict_utils": {
+            "file": "756954d94f807e7218aa27fcdbff1233",
+            "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
+        },
         "torch.distributed.device_mesh": {
             "file": "8ebcd19b62f08659679acd826a81471c",
             "DeviceMesh.__eq__": "5d55a466a960735e81b65afb9db2f0ed",

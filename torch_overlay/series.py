@@ -141,6 +141,13 @@ PATCHES: tuple[Patch, ...] = (
         unit="meshes",
     ),
     Patch(
+        "torch.distributed._state_dict_utils:_gather_state_dict",
+        "torch_overlay.transfers.full_state:gather_together",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.full_state:gather_one_by_one",
+        unit="state dicts",
+    ),
+    Patch(
         "torch._dynamo.trace_rules",
         "torch_overlay.hooks:trace_as_torch",
         Kind.HOOK,

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._group_table import find_group as resolve
 from ..distributed._mesh_group_names import group_names
@@ -67,10 +68,16 @@ def read_change(tensor: DTensor, placements: Placements) -> Change | None:
     return Change(tensor, placements, before, after)
 
 
-def change_together(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> list[torch.Tensor] | None:
+def change_together(
+    mesh: DeviceMesh, changes: Sequence[Change], budget: int, receivers: frozenset[int] = frozenset()
+) -> list[torch.Tensor] | None:
     """The new local tensors; None if there is no group over the axes along which they move.
 
     Collective over the ranks that differ along these axes only, which all give the same changes.
+
+    Args:
+        receivers: the only ranks that want the results, which are whole tensors then; others get empty ones, and send.
+            All ranks want theirs if none are given.
     """
     axes = tuple(sorted(frozenset().union(*[change.axes for change in changes])))
     if len(axes) > 1 and axes not in joint_axes(mesh):
@@ -79,16 +86,20 @@ def change_together(mesh: DeviceMesh, changes: Sequence[Change], budget: int) ->
     pending = [(n, change.tensor, change.before) for n, change in enumerate(changes) if change.before.pending]
     for number, local in reduced(pending).items():
         sources[number] = local
+    group, ranks = _group_and_ranks(mesh, axes)
+    some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
+    wants = some is None or dist.get_rank() in some
     coordinate = mesh.get_coordinate() or []
     targets = []
     for change in changes:
-        wanted = change.after.box(coordinate)
-        targets.append(change.tensor._local_tensor.new_empty(wanted.length, requires_grad=False))
-    group, ranks = _group_and_ranks(mesh, axes)
-    moves = _moves(changes, ranks)
+        wanted = change.after.box(coordinate).length if wants else (0,)
+        targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
+    if some == []:
+        return targets
+    moves = _moves(changes, ranks, some)
     schedule = kept_schedule(moves, dist.get_rank(), len(ranks.ranks))
     exchanges = Exchanges(schedule, _count(schedule, moves, budget, group), group, targets[0].device)
-    exchanges.run(sources, targets)
+    exchanges.run(sources, targets if wants else [None] * len(targets))
     return targets
 
 
@@ -105,11 +116,15 @@ def _group_and_ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[ProcessGr
     return resolve(find_group(mesh, axes, mesh._rank).name), Ranks(members, ranges)
 
 
-def _moves(changes: Iterable[Change], ranks: Ranks) -> list[Move]:
+def _moves(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None) -> list[Move]:
     found = []
+    alone = Ranks.of(receivers, (len(receivers),)) if receivers else None
     for change in changes:
-        before = change.before.without_pending(change.before.pending)
-        found.append(Move(Side(before, ranks), Side(change.after, ranks), change.tensor.dtype.itemsize))
+        before, after = change.before.without_pending(change.before.pending), Side(change.after, ranks)
+        if alone is not None:
+            sizes = (len(alone.ranks),)
+            after = Side(read_cuts((Replicate(),), None, len(before.shape), sizes).on(before.shape, sizes), alone)
+        found.append(Move(Side(before, ranks), after, change.tensor.dtype.itemsize))
     return found
 
 

@@ -1,0 +1,132 @@
+"""Full state dicts: where torch gathers one DTensor after the other, all of a mesh go in exchanges.
+
+What `get_model_state_dict` does with `full_state_dict=True`, and FSDP's optimizer state. If some ranks only want the
+result, as rank 0 does of a state that is offloaded, only these receive anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _state_dict_utils
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
+
+from ..distributed._kept import keep
+from .one_mesh import Change, change_together, read_change
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+BUDGET = 256 << 20  # bytes of buffers
+WHOLE = 256 << 20  # bytes of whole tensors that aren't offloaded yet
+
+one_by_one = keep(_state_dict_utils._gather_state_dict)
+
+
+def gather_together() -> Any:
+    """Let torch's function gather in exchanges, for all modules that hold it by name. Returns its code."""
+    code = _state_dict_utils._gather_state_dict.__code__
+    _state_dict_utils._gather_state_dict.__code__ = _reach.__code__
+    return code
+
+
+def gather_one_by_one(code: Any) -> None:
+    """Take it back."""
+    _state_dict_utils._gather_state_dict.__code__ = code
+
+
+def _reach(state_dict, **options):  # type: ignore[no-untyped-def]
+    """What torch's function does then, with the globals of its own module."""
+    from torch_overlay.transfers.full_state import gather_state_dict as body
+
+    return body(state_dict, **options)
+
+
+def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """As torch's function: the same results, on the same ranks."""
+    offloads = bool(options.get("cpu_offload"))
+    # With another group than the default one, the ranks of a mesh may each give another one, and would not agree.
+    agreed = options.get("pg") in (None, dist.group.WORLD)
+    receivers = frozenset(options.get("ranks_only") or () if agreed else ())
+    wholes: dict[int, torch.Tensor] = {}
+    for batch in _batches(list(_dtensors(state_dict)), offloads):
+        wholes |= _gathered(batch, receivers, offloads)
+    if not wholes:
+        return one_by_one(state_dict, **options)  # type: ignore[no-any-return]
+    return one_by_one(_with(state_dict, iter(range(1 << 62)), wholes), **options)  # type: ignore[no-any-return]
+
+
+def _dtensors(tree: Any) -> Iterator[DTensor]:
+    """In the order in which torch comes to them."""
+    if isinstance(tree, DTensor):
+        yield tree
+    elif isinstance(tree, (dict, list, tuple)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _dtensors(part)
+
+
+def _with(tree: Any, numbers: Iterator[int], wholes: dict[int, torch.Tensor]) -> Any:
+    """The tree with whole tensors in place of the DTensors with these numbers."""
+    if isinstance(tree, DTensor):
+        return wholes.get(next(numbers), tree)
+    if isinstance(tree, dict):
+        return {key: _with(part, numbers, wholes) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        parts = [_with(part, numbers, wholes) for part in tree]
+        return tuple(parts) if isinstance(tree, tuple) else parts
+    return tree
+
+
+Batch = list[tuple[int, DTensor, Change]]
+
+
+def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
+    """Tensors of one mesh that go together, as all of its ranks find them: all of them, or, if they don't stay on the
+    device, as many as fit the budget when they are whole."""
+    meshes: dict[DeviceMesh, Batch] = {}
+    for number, tensor in enumerate(tensors):
+        change = _change_of(tensor)
+        if change is not None:
+            meshes.setdefault(tensor.device_mesh, []).append((number, tensor, change))
+    for some in meshes.values():
+        batch: Batch = []
+        size = 0
+        for each in some:
+            whole = each[1].numel() * each[1].element_size()
+            if batch and offloads and size + whole > WHOLE:
+                yield batch
+                batch, size = [], 0
+            batch.append(each)
+            size += whole
+        yield batch
+
+
+def _change_of(tensor: DTensor) -> Change | None:
+    """None if torch's own way is left to do it: there is nothing to gather, or somebody wants a gradient."""
+    whole = (Replicate(),) * tensor.device_mesh.ndim
+    if tensor.placements == whole or (tensor.requires_grad and torch.is_grad_enabled()):
+        return None
+    return read_change(tensor, whole)
+
+
+def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:
+    """The whole tensors, by number; empty ones on a rank that doesn't want them. Without a group there are none."""
+    mesh = batch[0][1].device_mesh
+    changes = []
+    for _, tensor, change in batch:
+        moved = tensor if tensor._local_tensor.device.type == mesh.device_type else tensor.to(mesh.device_type)
+        changes.append(change._replace(tensor=moved))
+    made = change_together(mesh, changes, BUDGET, receivers)
+    if made is not None:
+        return {number: whole.cpu() if offloads else whole for (number, _, _), whole in zip(batch, made)}
+    parts: dict[frozenset[int], Batch] = {}
+    for each in batch:
+        parts.setdefault(each[2].axes, []).append(each)
+    found: dict[int, torch.Tensor] = {}
+    for part in parts.values() if len(parts) > 1 else ():
+        found |= _gathered(part, receivers, offloads)
+    return found
