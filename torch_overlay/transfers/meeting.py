@@ -10,6 +10,7 @@ import pickle
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -86,3 +87,23 @@ class Meeting:
         if self.store.add("left", 1) == len(self.ranks):
             for key in (*keys, "missing", "left"):
                 self.store.delete_key(key)
+
+
+LONGEST = timedelta(seconds=5)  # that ranks wait for one another after a failure
+
+
+def silent_ranks(ranks: Sequence[int], failure: str, timeout: timedelta) -> list[int]:
+    """After a failure, which of these ranks don't come within a few seconds to say that they met it, too.
+
+    They died, hang, or had no part in what failed. Nobody is named if the store is gone as well.
+    """
+    try:
+        store = dist.PrefixStore(f"torch_overlay/{failure}", distributed_c10d._get_default_store())
+        store.set(f"rank {dist.get_rank()}", "")
+        try:
+            store.wait([f"rank {rank}" for rank in ranks], min(timeout, LONGEST))
+        except RuntimeError:
+            return [rank for rank in ranks if not store.check([f"rank {rank}"])]
+    except RuntimeError:
+        pass
+    return []

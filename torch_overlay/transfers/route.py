@@ -14,7 +14,7 @@ from ._planner.sides import Move, Ranks, Side
 from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
-from .meeting import Meeting
+from .meeting import Meeting, silent_ranks
 from .pending import reduced
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Route:
         self.tensors: list[Tensor] = agreed(said)
         self.ranks = sorted({rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks})
         self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
-        self._is_closed = False
+        self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
         self.traffic: Traffic = {}
         self.count = 0
         if dist.get_rank() not in self.ranks or self._group is None:
@@ -76,7 +76,20 @@ class Route:
         except RuntimeError as error:
             torn = isinstance(error, Torn)
             state = "some targets are new and others not, or half so" if torn else "no target was written"
-            raise RuntimeError(f"A Transfer over ranks {short(self.ranks)} failed, and {state}: {error}") from error
+            silent = silent_ranks(self.ranks, self._failure, self._timeout)
+            who = f"rank {short(silent)} doesn't answer any more; " if silent else ""
+            raise RuntimeError(
+                f"A Transfer over ranks {short(self.ranks)} failed, and {state}: {who}{error}"
+            ) from error
+        except Exception:
+            silent_ranks([], self._failure, self._timeout)
+            raise
+        self._runs += 1
+
+    @property
+    def _failure(self) -> str:
+        """What ranks call a failure of the run that is under way."""
+        return f"{self._group.group_name if self._group is not None else ''}/run {self._runs} failed"
 
     def _sources_now(self) -> list[torch.Tensor | None]:
         """What this rank holds of the sources, nothing pending."""
