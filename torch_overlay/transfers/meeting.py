@@ -89,7 +89,7 @@ class Meeting:
                 self.store.delete_key(key)
 
 
-LONGEST = timedelta(seconds=5)  # that ranks wait for one another after a failure
+LONGEST = 5  # seconds that ranks wait for one another after a failure
 
 
 def silent_ranks(ranks: Sequence[int], failure: str, timeout: timedelta) -> list[int]:
@@ -101,7 +101,7 @@ def silent_ranks(ranks: Sequence[int], failure: str, timeout: timedelta) -> list
         store = dist.PrefixStore(f"torch_overlay/{failure}", distributed_c10d._get_default_store())
         store.set(f"rank {dist.get_rank()}", "")
         try:
-            store.wait([f"rank {rank}" for rank in ranks], min(timeout, LONGEST))
+            store.wait([f"rank {rank}" for rank in ranks], min(timeout, timedelta(seconds=LONGEST)))
         except RuntimeError:
             return [rank for rank in ranks if not store.check([f"rank {rank}"])]
     except RuntimeError:
