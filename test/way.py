@@ -47,14 +47,27 @@ def carries(file):
     return importlib.util.find_spec(f"torch.distributed.{file}") is not None
 
 
+# The options of the overlay, by the names of the switches that torch has for them.
+SWITCHES = {
+    "share_groups": "mesh_share_groups",
+    "create": "mesh_create_groups",
+    "flatten": "mesh_joint_groups",
+    "check_mesh": "mesh_check",
+    "cost": "redistribute_cost",
+    "topology": "mesh_topology",
+}
+
+
 def set_options(**options):
     """The settings of the running code, as ``enable()`` would set them."""
     if not carries("_settings"):
         return None  # the first patches bring no options
-    settings = importlib.import_module("torch.distributed._settings")
-    known = {field.name for field in dataclasses.fields(settings.Settings)}  # those of later patches aren't there yet
-    chosen = {name: value for name, value in options.items() if name in known}
-    return settings.set_settings(dataclasses.replace(settings.get_settings(), **chosen))
+    config = importlib.import_module("torch.distributed.config")
+    before = importlib.import_module("torch.distributed._settings").get_settings()
+    for name, value in options.items():
+        if hasattr(config, SWITCHES[name]):  # those of later patches aren't there yet
+            setattr(config, SWITCHES[name], value)
+    return before
 
 
 def _carry() -> None:
@@ -64,7 +77,8 @@ def _carry() -> None:
     face = importlib.import_module("torch_overlay.overlay")
     settings = importlib.import_module("torch_overlay.distributed._settings")
     face.enable = lambda strict=None, **options: set_options(**options)
-    face.disable = lambda force=False: settings.set_settings(settings.DEFAULT)
+    first = dataclasses.asdict(settings.get_settings())
+    face.disable = lambda force=False: set_options(**first)
     face.is_enabled = lambda: True
     face.options = settings.get_settings
     face.enabled = lambda strict=None, **options: overlay(**options)

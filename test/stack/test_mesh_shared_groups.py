@@ -9,12 +9,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_overlay.distributed import config
+
 
 class TestSharedGroups(TestCase):
     """In a world of 64 of which this process plays one; no bytes move."""
 
     def setUp(self) -> None:
         super().setUp()
+        switched_on = config.patch(mesh_share_groups="names")
+        switched_on.__enter__()
+        self.addCleanup(switched_on.__exit__, None, None, None)
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
         self.calls = []
         original = distributed_c10d.new_group

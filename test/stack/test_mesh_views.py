@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """Views of a mesh hold nothing that grows with the world, and the ranks that their axes say."""
 
+import copy
 import itertools
 import tracemalloc
 
@@ -39,17 +40,6 @@ class TestMeshViews(TestCase):
                 self.assertEqual(view.mesh.flatten().tolist(), self._ranks(names), msg=f"{names}")
                 self.assertEqual(view.get_coordinate(), [self.mesh.get_local_rank(name) for name in names])
 
-    def test_permuted_axes(self) -> None:
-        turned = self.mesh.permute(("tp", "pp", "dp"))
-        self.assertEqual(turned.shape, (8, 64, 8))
-        self.assertEqual(turned.mesh, torch.arange(WORLD, dtype=torch.int).reshape(64, 8, 8).permute(2, 0, 1))
-        with self.assertRaisesRegex(ValueError, "each of"):
-            self.mesh.permute(("tp", "pp"))
-
-    def test_a_view_at_another_coordinate(self) -> None:
-        other = self.mesh.submesh_at("tp", at={"pp": 3, "dp": 5})
-        self.assertEqual(other.mesh.tolist(), list(range(3 * 64 + 5 * 8, 3 * 64 + 5 * 8 + 8)))
-
     def test_a_view_costs_the_same_in_any_world(self) -> None:
         self.mesh["dp", "tp"]  # what is made once
         tracemalloc.start()
@@ -63,6 +53,15 @@ class TestMeshViews(TestCase):
         self.assertEqual(again, self.mesh)
         self.assertEqual(hash(again["tp"]), hash(self.mesh["tp"]))
         self.assertNotEqual(self.mesh["tp"], self.mesh["dp"])
+
+    def test_a_copy_is_a_mesh_over_the_same_groups(self) -> None:
+        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh["dp", "tp"])):
+            self.assertEqual(made, self.mesh if made.ndim == 3 else self.mesh["dp", "tp"])
+            self.assertEqual(made.get_group("tp"), self.mesh.get_group("tp"))
+
+    def test_a_slice_of_a_flattened_axis_keeps_its_name(self) -> None:
+        self.mesh["dp", "tp"]._flatten("model")
+        self.assertEqual(self.mesh["model"].mesh.tolist(), self._ranks(("dp", "tp")))
 
     def test_ranks_that_are_no_ranks_are_refused(self) -> None:
         for wrong in ([0, 0], [0, 0.5], []):

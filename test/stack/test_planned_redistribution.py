@@ -11,6 +11,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import run_tests
 
+from torch_overlay.distributed import config
+
 RANKS = 8
 
 
@@ -63,22 +65,26 @@ class TestPlannedRedistribution(MultiThreadedTestCase):
         pairs = list(itertools.product(itertools.product(kinds, repeat=3), itertools.product(kinds[:3], repeat=3)))
         return random.Random(0).sample(pairs, count)
 
+    @config.patch(plan_redistribution=True)
     def test_a_move_is_one_collective(self) -> None:
         mesh = self._mesh()
         for source, target in self._cases((Replicate(), Shard(0), Shard(1)), 40):
             self.assertLessEqual(self._check(mesh, (16, 16), source, target), 1, msg=f"{source} to {target}")
 
+    @config.patch(plan_redistribution=True)
     def test_a_reduction_is_two_at_most(self) -> None:
         mesh = self._mesh()
         for source, target in self._cases((Replicate(), Shard(0), Shard(1), Partial()), 40):
             self.assertLessEqual(self._check(mesh, (16, 16), source, target), 2, msg=f"{source} to {target}")
 
+    @config.patch(plan_redistribution=True)
     def test_uneven_and_empty_shards(self) -> None:
         mesh = self._mesh()
         for source, target in self._cases((Replicate(), Shard(0), Shard(1), Partial()), 20):
             for shape in ((5, 3), (1, 7)):
                 self._check(mesh, shape, source, target)
 
+    @config.patch(plan_redistribution=True)
     def test_ranks_that_descend(self) -> None:
         """A group that torch makes sorts its ranks, so it may have another order than the mesh."""
         mesh = DeviceMesh("cpu", [[0, 2, 4, 6], [1, 3, 5, 7]], mesh_dim_names=("a", "b"))

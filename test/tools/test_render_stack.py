@@ -56,6 +56,7 @@ def test_every_row_is_carried_and_nothing_else():
 def test_every_file_of_ours_goes_upstream(states):
     ours = {path.relative_to(ROOT / "torch_overlay").as_posix() for path in (ROOT / "torch_overlay").rglob("*.py")}
     ours = {f"torch/{path}" for path in ours if path.startswith("distributed/") and not path.endswith("_kept.py")}
+    # Torch has a config.py of its own, into which the switches go; ours is for tests.
     assert ours - {*PACKAGES} == {path for path in states[-1] if path.startswith("torch/")}
 
 
@@ -77,10 +78,10 @@ def test_an_insertion_changes_nothing_else(states):
 
 
 def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
-    """Timeouts are lines in torch's function until shared groups replace the function; its test passes with both."""
+    """Timeouts are lines in torch's function until a body of ours replaces it; their test passes with both."""
     texts = [state["torch/distributed/device_mesh.py"].count("_timeout_of(") for state in states]
     names = [message.name for message in MESSAGES]
-    first, last = names.index("timeouts") + 1, names.index("shared-groups")
+    first, last = names.index("timeouts") + 1, names.index("planned-by-default")
     assert texts == [2 * (first <= i <= last) for i in range(len(states))]
 
 

@@ -46,7 +46,7 @@ class Laid:
     @property
     def targets(self) -> set[str]:
         """The names at top level that change."""
-        return {*self.functions, *self.members, *(one.place[0] for one in self.insertions)}
+        return {*self.functions, *self.members, *(one.place[0] for one in self.insertions if one.place)}
 
 
 def gather(text: str, room: Room, qualnames: Sequence[str], insertions: Sequence[Insertion] = ()) -> Laid:

@@ -3,6 +3,8 @@
 `patches/insert/PATCH/FILE` names the place by definitions inside each other, classes and functions, nested as torch's
 file nests them. The innermost function ends with the anchor, ``name = ...``: what stands above it goes before the only
 statement of torch's function that binds the name. Definitions without an anchor are helpers, which come along if used.
+A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
+its statement takes the place of the one before.
 """
 
 from __future__ import annotations
@@ -64,7 +66,11 @@ def read_insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> I
         return None
     source = f"patches/insert/{patch}/{file}"
     room = parse(file, path)
-    found, helpers = [], []
+    found: list[Insertion] = []
+    helpers: list[cst.BaseStatement] = []
+    if room.body and matchers.matches(room.body[-1], _ANCHOR):
+        (anchor,) = bound(room.body[-1])
+        return InsertFile((Insertion(source, (), "", anchor, room.body[:-1]),), replace(room, body=()))
     for statement in room.body:
         inside = list(_insertions(statement, (), "", source))
         found += inside
@@ -101,11 +107,11 @@ def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cs
         module = module.visit(visitor)
         if visitor.found != 1:
             there = f"binds {one.anchor} {visitor.found or 'no'} time{'s' * (visitor.found != 1)}"
-            if not visitor.entered:
+            if not visitor.entered and one.place:
                 there = "isn't there"
             raise StackError(
-                f"torch/distributed/{file}: {'.'.join(one.place)} {there}, and {one.source} goes before the one "
-                f"statement that does"
+                f"torch/distributed/{file}: {'.'.join(one.place) or 'its top level'} {there}, and {one.source} goes "
+                f"before the one statement that does"
             )
     return module
 
@@ -130,8 +136,12 @@ class _Insert(cst.CSTTransformer):
     leave_ClassDef = leave_FunctionDef = _leave
 
     def leave_IndentedBlock(self, original, updated):  # type: ignore[no-untyped-def]
-        if tuple(self.at) != self.insertion.place:
-            return updated
+        return self._filled(updated) if self.at and tuple(self.at) == self.insertion.place else updated
+
+    def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
+        return updated if self.insertion.place else self._filled(updated)
+
+    def _filled(self, updated):  # type: ignore[no-untyped-def]
         body: list[cst.BaseStatement] = []
         for statement in updated.body:
             if self.insertion.anchor in bound(statement):

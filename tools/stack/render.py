@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import libcst as cst
 
@@ -18,10 +18,11 @@ from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import Import, bound, import_lines, used
 from .reach import Reach, attributes, uses_of
-from .room import OURS, Room, read_room
+from .room import OURS, Room, absent_names, read_room, without_absent
 from .tree import Tree
 
-BODIES = {"/".join(row.module.split(".")[2:]) + ".py" for row in ROWS}  # rooms that lie over torch's file of their name
+CONFIG = "torch.distributed.config"  # the stack's switches go there; the overlay has options
+BODIES = {"/".join(m.split(".")[2:]) + ".py" for m in {CONFIG, *(row.module for row in ROWS)}}  # over torch's files
 
 
 @dataclass
@@ -100,8 +101,12 @@ class Prefix:
             for message in self.messages:
                 inserted = self._inserted(message, file)
                 room = inserted.added_to(room) if inserted else room
-            self.rooms[file] = room
+            self.rooms[file] = without_absent(room, self._absent)
         return self.rooms[file]
+
+    @functools.cached_property
+    def _absent(self) -> frozenset[tuple[str, str]]:
+        return absent_names(list(self.later), self.patches)
 
     def _inserted(self, message: PatchMessage, file: str) -> InsertFile | None:
         return read_insertions(message.name, file, self.patches)
@@ -138,6 +143,10 @@ class Prefix:
         refused: list[str] = []
         found: dict[str, dict[str, list[Insertion]]] = {}
         for target, insertions in self._forms().items():
+            module, _, qualname = target.partition(":")
+            if not qualname:
+                found.setdefault(file_of(module), {})[qualname] = insertions
+                continue
             if target not in {row.target for row in ROWS}:
                 raise StackError(f"{target}: the overlay's table has no such row")
             if target not in rows:
@@ -146,7 +155,6 @@ class Prefix:
             if why is not None:
                 refused.append(f"  {target}: {why}")
             elif not self.tree.has_it(rows[target]):
-                module, _, qualname = target.partition(":")
                 found.setdefault(file_of(module), {})[qualname] = insertions
         if refused:
             raise StackError("These functions aren't what the stack was written for:\n" + "\n".join(refused))
@@ -156,12 +164,14 @@ class Prefix:
         """What each target of these patches has: insertions, until a patch lays a body of ours over it."""
         forms: dict[str, list[Insertion]] = {}
         for message in self.messages:
-            files = {file_of(row.module): row.module for row in ROWS}
+            files = {file_of(module): module for module in (CONFIG, *(row.module for row in ROWS))}
             read = {file: inserted for file in files if (inserted := self._inserted(message, file))}
             here: dict[str, list[Insertion]] = {}
             for file, inserted in read.items():
                 for one in inserted.insertions:
                     here.setdefault(f"{files[file]}:{one.target}", []).append(one)
+            for target in [target for target in here if target.endswith(":")]:
+                forms[target] = _bound_last([*forms.get(target, []), *here.pop(target)])
             for target in {*here} - {*message.rows}:
                 raise StackError(f"{here[target][0].source}: {message.name}.md carries no row for {target}")
             for target in message.rows:
@@ -190,6 +200,16 @@ class Prefix:
         for text in self.tests().values():
             taken |= {i.name for i in uses_of(text, "torch.distributed").imports if i.name}
         return taken.union(*(used(s) - bound(s) for s in bodies)), set().union(*map(attributes, bodies))
+
+
+def _bound_last(insertions: Sequence[Insertion]) -> list[Insertion]:
+    """Without statements whose names a later one binds."""
+    left: list[Insertion] = []
+    taken: set[str] = set()
+    for one in reversed(insertions):
+        left.insert(0, replace(one, lines=tuple(line for line in one.lines if not bound(line) & taken)))
+        taken |= {name for line in one.lines for name in bound(line)}
+    return left
 
 
 @functools.lru_cache(maxsize=64)  # a prefix has most of them as the one before

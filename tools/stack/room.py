@@ -11,6 +11,7 @@ import pathlib
 from dataclasses import dataclass, replace
 
 import libcst as cst
+from libcst import matchers
 
 from .message import PATCHES, ROOT, StackError
 from .names import Import, absolute, bound, imports_of, imports_within, is_import, used
@@ -110,30 +111,89 @@ def package_of(file: str) -> str:
 
 
 def read_room(file: str, later: list[str], ours: pathlib.Path = OURS, patches: pathlib.Path = PATCHES) -> Room:
-    """The module with the forms that its definitions have before the ``later`` patches, the next one first."""
+    """The module as upstream has it, with the forms of its definitions before the ``later`` patches, the next first."""
     room = parse(file, ours / file)
-    for name in reversed(later):
-        path = patches / "until" / name / file
+    for path in (patches / "instead" / file, *(patches / "until" / name / file for name in reversed(later))):
         if path.exists():
             room = _with(room, parse(file, path), path)
     return room
 
 
+def absent_names(later: list[str], patches: pathlib.Path = PATCHES) -> frozenset[tuple[str, str]]:
+    """Module and name of each definition that isn't there (yet), for which its form is ``name = ...``."""
+    homes = [patches / "instead", *(patches / "until" / name for name in later)]
+    found = set()
+    for home in homes:
+        for path in sorted(home.rglob("*.py")):
+            room = parse(path.relative_to(home).as_posix(), path)
+            absent = [bound(statement) for statement in room.body if matchers.matches(statement, _ABSENT)]
+            found |= {(room.module, name) for names in absent for name in names}
+    return frozenset(found)
+
+
+def without_absent(room: Room, absent: frozenset[tuple[str, str]]) -> Room:
+    """The room without definitions that aren't there yet, and without the calls that stand alone, or decide alone."""
+    names = {name for module, name in absent if module == room.module}
+    names |= {i.bound for i in room.imports if (i.module, i.name) in absent}
+    if not names:
+        return room
+    kept = [s for s in room.body if not (bound(s) and bound(s) <= names)]
+    imports = tuple(i for i in room.imports if i.bound not in names)
+    calls = _WithoutCalls(names)
+    return replace(room, body=tuple(s.visit(calls) for s in kept), imports=imports)  # type: ignore[misc]
+
+
+_MEMBERS = matchers.ClassDef(bases=[matchers.Arg(value=matchers.Ellipsis())])
+_ABSENT = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Ellipsis())])
+
+
+class _WithoutCalls(cst.CSTTransformer):
+    """Takes out ``name(...)`` as a statement, and ``if name(...):`` with what it guards."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        called = matchers.OneOf(*(matchers.Call(func=matchers.Name(name)) for name in sorted(names)))
+        self.alone = matchers.SimpleStatementLine(body=[matchers.Expr(value=called)])
+        self.called = called
+
+    def leave_SimpleStatementLine(self, original, updated):  # type: ignore[no-untyped-def]
+        return cst.RemoveFromParent() if matchers.matches(updated, self.alone) else updated
+
+    def leave_If(self, original, updated):  # type: ignore[no-untyped-def]
+        empty = isinstance(updated.body, cst.IndentedBlock) and not updated.body.body
+        gone = empty or matchers.matches(updated.test, self.called)
+        return cst.RemoveFromParent() if gone and updated.orelse is None else updated
+
+
 def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
     forms = {name: statement for statement in earlier.body for name in bound(statement)}
     unknown = sorted(set(forms) - room.defined)
-    if unknown:
+    wanted = frozenset().union(*(used(other) - bound(other) for other in earlier.body))
+    helpers = [name for name in unknown if name in wanted]
+    if len(helpers) < len(unknown):
         raise StackError(f"{path.relative_to(path.parents[2])} has {unknown}, which {room.file} doesn't define")
-    body = []
+    body = [forms[name] for name in helpers]
     for statement in room.body:
         names = bound(statement)
         if names & set(forms) and not names <= set(forms):
             raise StackError(f"{path.relative_to(path.parents[2])} has a form for some of {sorted(names)}, not for all")
-        body.append(forms[min(names)] if names & set(forms) else statement)
+        body.append(_in_form(statement, forms[min(names)]) if names & set(forms) else statement)
     both = dict.fromkeys([*room.imports, *earlier.imports])
     plain = {(i.bound, i.module) for i in both if not i.typed}
     imports = [i for i in both if i.module != room.module and not (i.typed and (i.bound, i.module) in plain)]
     return replace(room, body=tuple(body), imports=tuple(imports))
+
+
+def _in_form(statement: cst.BaseStatement, form: cst.BaseStatement) -> cst.BaseStatement:
+    """The form; of ``class NAME(...)``, its docstring and members in place of those of their names."""
+    if not matchers.matches(form, _MEMBERS) or not isinstance(statement, cst.ClassDef):
+        return form
+    members = form.body.body  # type: ignore[attr-defined]
+    forms = {name: member for member in members for name in bound(member)}  # type: ignore[arg-type]
+    left = [forms.get(min(bound(part), default=""), part) for part in statement.body.body]  # type: ignore[arg-type]
+    if form.get_docstring() is not None:  # type: ignore[attr-defined]
+        left[0] = members[0]
+    return statement.with_changes(body=statement.body.with_changes(body=left))
 
 
 def parse(file: str, path: pathlib.Path) -> Room:

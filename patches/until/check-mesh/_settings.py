@@ -2,10 +2,20 @@
 
 import dataclasses
 
+from torch.distributed import config
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What a user may choose about groups."""
 
-    share_groups: str = "names"
-    create: str = "members"
+    share_groups: str
+    create: str
+
+
+def get_settings() -> Settings:
+    """The choices in force now; ask again at each use, since they change while meshes live."""
+    return Settings(
+        share_groups=config.mesh_share_groups,
+        create=config.mesh_create_groups,
+    )

@@ -2,11 +2,22 @@
 
 import dataclasses
 
+from torch.distributed import config
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What a user may choose about groups."""
 
-    share_groups: str = "names"
-    create: str = "members"
-    check_mesh: bool = False
+    share_groups: str
+    create: str
+    check_mesh: bool
+
+
+def get_settings() -> Settings:
+    """The choices in force now; ask again at each use, since they change while meshes live."""
+    return Settings(
+        share_groups=config.mesh_share_groups,
+        create=config.mesh_create_groups,
+        check_mesh=config.mesh_check,
+    )

@@ -24,10 +24,6 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
 
 
-def make_joint_groups(mesh: DeviceMesh) -> None:
-    """None yet."""
-
-
 def make_groups(
     mesh: DeviceMesh,
     layout: MeshLayout,
@@ -48,5 +44,5 @@ def make_groups(
     return found
 
 
-def finish_view(mesh: DeviceMesh) -> None:
-    """Nothing to do yet."""
+finish_view = ...
+mark_apart = ...

@@ -10,7 +10,11 @@ from ._torch_layout import from_torch
 from ._view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed.device_mesh import DeviceMesh
+
+    from ._layout import MeshLayout
 
 
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
@@ -27,3 +31,22 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
     return held
+
+
+is_apart = ...
+
+
+def make_window(
+    parent: DeviceMesh, layout: MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
+) -> DeviceMesh:
+    """The copy of ``layout`` at index ``start``, as a root of its own."""
+    view = view_of(parent).window(layout, start)
+    shared = SharedState(view.rank_map)
+    mesh = _blank(parent, None, names)
+    put_state(mesh, view, shared)
+    mesh._flatten_mapping = shared.flattened
+    mesh._pg_registry = shared.registry
+    for name in group_names or ():
+        if name in shared_state(parent).registry:
+            shared.registry[name] = shared_state(parent).registry[name]
+    return _finish(mesh, parent, group_names)

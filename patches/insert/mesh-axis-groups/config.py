@@ -1,0 +1,15 @@
+"""Which meshes share groups, and who makes them."""
+
+# Which axes of meshes share a process group if their ranks, backend and options are
+# equal: "names" those of one name in views of one root mesh, "ranks" all in views of
+# one root mesh, "world" those of different root meshes, too. With "off" each axis of
+# each view has a group of its own, which all ranks of the world make.
+mesh_share_groups: str = Config(
+    default="off",
+    env_name_default="TORCH_DISTRIBUTED_MESH_SHARE_GROUPS",
+)
+
+# Who makes a shared group: its "members" alone, or all ranks of the "world".
+mesh_create_groups: str = "members"
+
+use_torchcomms = ...

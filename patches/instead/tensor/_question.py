@@ -1,0 +1,34 @@
+"""Upstream plans can be turned off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed import config
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import is_initialized
+from torch.distributed.tensor import _redistribute as torch_redistribute
+
+from .._mesh_group_names import group_names
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+
+def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
+    """Why no question can be asked, whatever the tensor; None if one can."""
+    if not config.plan_redistribution:
+        return "plans are turned off"
+    if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
+        return "torch's graph search was asked for"
+    if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
+        return "torch's steps were asked for, unmerged"
+    if type(mesh) is not DeviceMesh or group_names(mesh) is None:
+        return "a mesh that isn't DeviceMesh's own, or has no groups"
+    if not is_initialized():
+        return "no world"
+    if source.mesh is not target.mesh and source.mesh != target.mesh:
+        return "another mesh"
+    if mesh._coordinate_on_dim is None:
+        return "this rank isn't in the mesh"
+    return None

@@ -1,0 +1,3 @@
+"""Before ranks compare their meshes."""
+
+check_same_mesh = ...

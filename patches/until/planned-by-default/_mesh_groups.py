@@ -1,0 +1,62 @@
+"""Before groups are shared by default."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed import device_mesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from ._layout import MeshLayout
+from ._mesh_check import check_same_mesh
+from ._mesh_state import axis_names, shared_state, view_of
+from ._process_groups import Request, axis_group
+from ._settings import get_settings
+from ._torch_layout import to_torch
+from ._universe import universe_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._mesh_input import Override
+
+
+def _make_each(
+    mesh: DeviceMesh,
+    layout: MeshLayout,
+    names: Sequence[str] | None,
+    overrides: Sequence[Override],
+) -> list[str]:
+    """The name of this rank's new group on each axis of ``layout``; [] on a rank outside."""
+    shared = shared_state(mesh)
+    ordered = mesh._preserve_rank_order
+    told = (ordered,) if ordered or "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__ else ()
+    found: list[str] = []
+    for number, (axis, override) in enumerate(zip(to_torch(layout), overrides, strict=True)):
+        name = names[number] if names else f"dim_{number}"
+        group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
+        if group is not None:
+            shared.registry[group] = _resolve_process_group(group)
+            found.append(group)
+    return found
+
+
+def make_groups(
+    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+) -> list[str]:
+    """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
+    check_same_mesh(_describe(mesh, layout, names, overrides))
+    if get_settings().share_groups == "off":
+        return _make_each(mesh, layout, names, overrides)
+    shared = shared_state(mesh)
+    universe = universe_of(shared)
+    found: list[str] = []
+    for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):
+        view = view_of(mesh).show(MeshLayout((axis,)))
+        group = axis_group(universe, Request(view, name, override, mesh._device_type))
+        if group is not None:
+            shared.registry[group.group_name] = group
+            found.append(group.group_name)
+    return found

@@ -1,0 +1,42 @@
+# Owner(s): ["oncall: distributed"]
+"""Each group of a mesh and its views is aborted once; the default group stays."""
+
+from unittest import mock
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class TestMeshAbort(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_each_group_once(self) -> None:
+        view = self.mesh["dp", "tp"]
+        view._flatten("model")
+        groups = [self.mesh.get_group(name) for name in ("pp", "dp", "tp", "model")]
+        aborted = []
+        with mock.patch.object(dist.ProcessGroup, "abort", lambda group: aborted.append(group.group_name)):
+            self.mesh.abort()
+        named = {group.group_name for group in groups}
+        self.assertEqual(len(aborted), len(set(aborted)))
+        self.assertLessEqual(named, set(aborted))
+        self.assertNotIn(dist.group.WORLD.group_name, aborted)
+
+    def test_a_submesh_is_refused(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "root mesh"):
+            self.mesh["tp"].abort()
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,59 @@
+# Owner(s): ["oncall: distributed"]
+"""A loaded mesh belongs to the process that loads it."""
+
+import io
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class TestMeshPickling(TestCase):
+    """Saved as one rank of a world, loaded as another; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._join(rank=5)
+        mesh = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
+        mesh._flatten("world")
+        self.saved = io.BytesIO()
+        torch.save([mesh, mesh["tp"]], self.saved)
+        self.saved.seek(0)
+        dist.destroy_process_group()
+
+    def _join(self, rank: int) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=16)
+
+    def tearDown(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        super().tearDown()
+
+    def test_coordinates_and_ranks_are_the_loaders(self) -> None:
+        self._join(rank=10)
+        mesh, row = torch.load(self.saved, weights_only=False)
+        self.assertEqual(mesh.get_coordinate(), [2, 2])
+        self.assertEqual(row.mesh.tolist(), [8, 9, 10, 11])
+        self.assertEqual(mesh["world"].get_local_rank(), 10)
+
+    def test_groups_are_found_by_their_ranks(self) -> None:
+        self._join(rank=10)
+        dist.new_group([0, 1])  # so that numbers differ from those of the saver
+        here = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
+        mesh, row = torch.load(self.saved, weights_only=False)
+        for name in ("dp", "tp"):
+            ranks = dist.get_process_group_ranks(here.get_group(name))
+            self.assertEqual(dist.get_process_group_ranks(mesh.get_group(name)), ranks)
+        self.assertEqual(dist.get_process_group_ranks(row.get_group()), [8, 9, 10, 11])
+
+    def test_a_group_that_is_not_here_is_an_error(self) -> None:
+        self._join(rank=10)
+        mesh, _ = torch.load(self.saved, weights_only=False)
+        with self.assertRaisesRegex(RuntimeError, r"no process group here has the ranks \[8, 9, 10, 11\]"):
+            mesh.get_group("tp")
+
+
+if __name__ == "__main__":
+    run_tests()
