@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import pathlib
 import re
@@ -104,9 +105,14 @@ class Tree:
         return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)
 
     def _source(self, row: Patch, path: str) -> recognise.Source:
-        source = recognise.Source(row.module, path)
-        source.__dict__["text"] = self._bytes(path)  # read already, and from where the tree is
-        return source
+        return _source_of(row.module, path, self._bytes(path))
+
+
+@functools.lru_cache(maxsize=64)  # each row asks, and each prefix
+def _source_of(module: str, path: str, text: bytes) -> recognise.Source:
+    source = recognise.Source(module, path)
+    source.__dict__["text"] = text  # read already, and from where the tree is
+    return source
 
 
 def write(root: pathlib.Path, files: dict[str, str | None]) -> None:
