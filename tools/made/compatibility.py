@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import functools
 import itertools
 import json
 import pathlib
@@ -60,15 +61,26 @@ def chosen(arguments: list[str]) -> str:
     return " ".join(found + [f"{flag} {value}" for flag, value in pairs if flag in ("-k", "-m", "--deselect")]) or WHOLE
 
 
+@functools.cache
+def gpus() -> int:
+    """How many GPUs torch sees."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def pytest_sessionstart() -> None:
+    """Count them before a case puts something else in torch's place."""
+    gpus()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     """In the process that runs a case: write down what it needs."""
     report = yield
-    import torch
-
     classes = [base.__name__ for base in getattr(getattr(item, "cls", None), "__mro__", ())]
     text = item.path.read_text(encoding="utf-8")
-    report.user_properties.append((NEEDS, backend(classes, text, torch.cuda.device_count())))
+    report.user_properties.append((NEEDS, backend(classes, text, gpus())))
     return report
 
 
