@@ -39,10 +39,12 @@ class Transfer:
         budget: the bytes that buffers may take on a rank. A pending reduction takes its result in addition.
         group: whose ranks make the Transfer, those of both sides among them; or a list of these ranks. All ranks of the
             world if not given.
+        gone: ranks that have left and send nothing; those who are there make the Transfer.
         names: from a path of the source to the path of the target that it goes to.
 
     Raises:
-        ValueError: the sides don't fit, on every rank; names the tensors. Or the budget is too small.
+        ValueError: the sides don't fit, or ranks that are gone had what nobody else has, on every rank; names the
+            tensors. Or the budget is too small.
         RuntimeError: a rank didn't come within the group's timeout; says which.
     """
 
@@ -54,11 +56,12 @@ class Transfer:
         budget: int = BUDGET,
         group: ProcessGroup | Sequence[int] | None = None,
         names: Callable[[str], str] | None = None,
+        gone: Sequence[int] = (),
     ) -> None:
         from .transfers.route import Route
 
         self.budget = budget
-        self._route = Route(source, target, budget, group, names)
+        self._route = Route(source, target, budget, group, names, gone)
 
     @property
     def exchanges(self) -> int:

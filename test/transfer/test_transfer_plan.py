@@ -1,6 +1,7 @@
 """The pure half of a transfer, on all ranks in one process: right bytes, none already there, balanced, in few."""
 
 import itertools
+import math
 
 import pytest
 
@@ -74,6 +75,25 @@ def test_the_busiest_port_is_near_the_optimum_of_the_flow(seed):
         elements = sum([tensor.itemsize for tensor in tensors])
         assert max([schedule.sent for schedule in schedules]) <= 1.1 * least_sent(wanted, 8) + elements, tensors
         assert [schedule.received for schedule in schedules] == lacked
+
+
+@pytest.mark.parametrize("seed", range(4 * TIMES))
+def test_ranks_that_are_gone_send_nothing_and_nothing_else_lacks(seed):
+    """To each rank that stays comes what it lacks, from ranks that stay; or the loss is noticed."""
+    lost = 0
+    for number in range(40):
+        tensors = [t for t in draw(30_000 + 1000 * seed + number) if not {0, 1} & {*t.target.ranks}]
+        gone = frozenset((0, 1))
+        moves = [tensor.move() for tensor in tensors]
+        held = [[{e for r in t.source.ranks if r > 1 for e in t.source.held(t.shape, r)}, t.shape] for t in tensors]
+        whole = [len(elements) == math.prod(shape) for elements, shape in held]
+        assert [not move.source.lost(gone) for move in moves] == whole, tensors
+        lost += whole.count(False)
+        kept = [tensor for tensor, is_whole in zip(tensors, whole) if is_whole]
+        done = carry_out(kept, 8, 1 << 20, gone=gone)
+        assert done.wrong is None and done.sent[:2] == [0, 0], kept
+        assert done.received == lacking(kept, 8)[1]
+    assert lost
 
 
 def test_what_one_tensor_leaves_idle_another_uses():

@@ -156,11 +156,11 @@ def content(tensor, number, element):
     return random.Random(f"{number} {element}").randbytes(tensor.itemsize)
 
 
-def carry_out(tensors, world, budget, large=None):
+def carry_out(tensors, world, budget, large=None, gone=frozenset()):
     """All exchanges, with large pieces by themselves if it says which these are. AssertionError if a rank gets another
     message than it expects, or an element twice."""
     moves = [tensor.move() for tensor in tensors]
-    schedules = [Schedule.of(moves, rank) for rank in range(world)]
+    schedules = [Schedule.of(moves, rank, gone) if rank not in gone else Schedule({}, {}, []) for rank in range(world)]
     sources = [_locals(tensors, rank, True) for rank in range(world)]
     targets = [_locals(tensors, rank, False) for rank in range(world)]
     for rank, schedule in enumerate(schedules):

@@ -120,15 +120,15 @@ def layout_of(name: str, tensor: DTensor) -> Layout:
     )
 
 
-def agreed(said: Mapping[int, Description]) -> list[Tensor]:
-    """The tensors of a transfer, from what all ranks say. In order of name.
+def agreed(said: Mapping[int, Description], gone: frozenset[int] = frozenset()) -> list[Tensor]:
+    """The tensors of a transfer, from what all ranks say that aren't gone. In order of name.
 
     Raises:
         ValueError: something doesn't fit; names the tensors.
     """
     problems = [f"rank {rank}: {each.problem}" for rank, each in sorted(said.items()) if each.problem is not None]
     _stop(problems)
-    sides = [_one_side(said, side, problems) for side in SIDES]
+    sides = [_one_side(said, side, problems, gone) for side in SIDES]
     _stop(problems)
     for name in sorted({*sides[0], *sides[1]}):
         problems += _differences(name, *[side.get(name) for side in sides])
@@ -136,7 +136,9 @@ def agreed(said: Mapping[int, Description]) -> list[Tensor]:
     return [Tensor(name, sides[0][name], sides[1][name]) for name in sorted(sides[0])]
 
 
-def _one_side(said: Mapping[int, Description], side: str, problems: list[str]) -> dict[str, Layout]:
+def _one_side(
+    said: Mapping[int, Description], side: str, problems: list[str], gone: frozenset[int]
+) -> dict[str, Layout]:
     """The layouts of one side; every rank of a mesh must have the tensor, and all must say the same of it."""
     found: dict[str, tuple[int, Layout]] = {}
     known: dict[str, set[int]] = {}
@@ -147,7 +149,7 @@ def _one_side(said: Mapping[int, Description], side: str, problems: list[str]) -
             if layout != as_first:
                 problems.append(f"the {side} {name!r} is {as_first} on rank {first}, and {layout} on rank {rank}")
     for name, (rank, layout) in found.items():
-        missing = [other for other in layout.ranks if other not in known[name]]
+        missing = [other for other in layout.ranks if other not in known[name] and other not in gone]
         if missing:
             problems.append(f"the {side} {name!r} of rank {rank} is {layout}, and ranks {short(missing)} don't have it")
     return {name: layout for name, (_, layout) in found.items()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..distributed.tensor._pack import part
-from ._planner.schedule import Direct, Large, Load, blocks
+from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
 from .runs import Locals, Run, runs_of, there
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class Mail:
             return lambda: None
         slots = min(WINDOW, len(self._through))
         most = max([letter.size for letter in self._through])
+        most += -most % ALIGNED  # where each slot begins
         window = torch.empty(slots * most, dtype=torch.uint8).split(most)
         begun: deque[tuple[Letter, torch.Tensor, Work]] = deque()
         waiting = iter(self._through)

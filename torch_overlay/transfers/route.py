@@ -41,11 +41,18 @@ class Route:
         budget: int,
         group: ProcessGroup | Sequence[int] | None,
         names: Callable[[str], str] | None,
+        gone: Sequence[int] = (),
     ) -> None:
+        left = frozenset(gone)
+        if left and group is None:
+            group = [rank for rank in range(dist.get_world_size()) if rank not in left]
         meeting = Meeting(group, "A Transfer")
         said = meeting.say(describe(source, target, names))
-        self.tensors: list[Tensor] = agreed(said)
-        self.ranks = sorted({rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks})
+        self.tensors: list[Tensor] = agreed(said, left)
+        every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
+        self.ranks = sorted(every - left)
+        moves = _moves(self.tensors)
+        _check_nothing_is_lost(self.tensors, moves, left)
         self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
         self.traffic: Traffic = {}
@@ -54,7 +61,7 @@ class Route:
             return
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
-        schedule = Schedule.of(_moves(self.tensors), dist.get_rank())
+        schedule = Schedule.of(moves, dist.get_rank(), left)
         device = torch.device(self.tensors[0].source.device)
         self.count, self.traffic = agreed_count(schedule, budget, self._group, device)
         self._exchanges = Exchanges(schedule, self.count, self._group, device)
@@ -107,6 +114,24 @@ class Route:
         if not self._is_closed and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._is_closed = True
+
+
+def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gone: frozenset[int]) -> None:
+    """ValueError, on all ranks: names the tensors of which ranks that are gone had what nobody else has."""
+    lost, wanted = [], []
+    for tensor, move in zip(tensors, moves):
+        has_left = not gone.isdisjoint(tensor.source.ranks)
+        if has_left and (tensor.source.regions.pending or move.source.lost(gone)):
+            lost.append(tensor.name)
+        if not gone.isdisjoint(tensor.target.ranks):
+            wanted.append(tensor.name)
+    if wanted:
+        raise ValueError(f"Ranks {short(sorted(gone))} are gone, and the targets {wanted} are on them, too.")
+    if lost:
+        raise ValueError(
+            f"Ranks {short(sorted(gone))} are gone, and nobody else has some parts of {', '.join(map(repr, lost))}. "
+            "Load these from a checkpoint, and leave them out here."
+        )
 
 
 def _local(tensor: DTensor | None) -> torch.Tensor | None:

@@ -42,10 +42,11 @@ class Class(NamedTuple):
 Weights = Mapping[tuple[Class, "Coordinate"], Sequence[int]]
 
 
-def balance(moves: Iterable[Move]) -> Weights:
-    """By class and cell, the bytes that each replica should send; what isn't in it is shared evenly."""
+def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weights:
+    """By class and cell, the bytes that each replica should send; what isn't in it is shared evenly. Ranks that are
+    gone send nothing."""
     counted = Counter(moves)
-    if _is_even(counted):
+    if not gone and _is_even(counted):
         return {}
     loads: dict[int, int] = {}
     flexible: dict[tuple[Class, Coordinate], _Share] = {}
@@ -55,15 +56,21 @@ def balance(moves: Iterable[Move]) -> Weights:
             wanted = times * move.itemsize * Line.of(move, cell).total
             share = flexible.get((kind, cell))
             if share is None:
-                ranks = [move.source.holder(cell, replica) for replica in range(move.source.replicas)]
+                ranks = [rank for rank in move.source.holders(cell) if rank not in gone]
                 share = flexible[kind, cell] = _Share(ranks, [0] * len(ranks))
             share.add_evenly(wanted)
     for share in flexible.values():
         for rank, load in zip(share.ranks, share.loads):
             loads[rank] = loads.get(rank, 0) + load
-    flexible = {key: share for key, share in flexible.items() if len(share.ranks) > 1 and any(share.loads)}
+    flexible = {key: share for key, share in flexible.items() if (gone or len(share.ranks) > 1) and any(share.loads)}
     _level(loads, list(flexible.values()))
-    return {key: tuple(share.loads) for key, share in flexible.items()}
+    if not gone:
+        return {key: tuple(share.loads) for key, share in flexible.items()}
+    every = {
+        (Class.of(move.source), cell): move.source.holders(cell) for move in counted for cell in move.source.cells()
+    }
+    sent = {key: dict(zip(share.ranks, share.loads)) for key, share in flexible.items()}
+    return {key: tuple([of.get(rank, 0) for rank in every[key]]) for key, of in sent.items()}
 
 
 class _Share(NamedTuple):

@@ -141,9 +141,9 @@ class Schedule(NamedTuple):
     kept: list[tuple[int, Box, Box]]
 
     @staticmethod
-    def of(moves: Sequence[Move], rank: int) -> Schedule:
-        """All moves of a transfer, the same on every rank."""
-        weights = balance(moves)
+    def of(moves: Sequence[Move], rank: int, gone: frozenset[int] = frozenset()) -> Schedule:
+        """All moves of a transfer, the same on every rank. Ranks that are gone send nothing."""
+        weights = balance(moves, gone)
         known: dict[Move, tuple[list[Piece], list[Piece], Box | None]] = {}
         out: dict[int, list[Item]] = {}
         into: dict[int, list[Item]] = {}

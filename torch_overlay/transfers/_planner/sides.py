@@ -139,6 +139,15 @@ class Side(NamedTuple):
             coordinate[axis] = coordinates.start + at
         return self.ranks.at(coordinate)
 
+    def holders(self, cell: Coordinate) -> list[int]:
+        """The ranks that hold a cell, by number of the replica."""
+        return [self.holder(cell, replica) for replica in range(self.replicas)]
+
+    def lost(self, gone: frozenset[int]) -> bool:
+        """Whether some element is on ranks only that are gone."""
+        cells = [cell for cell in self.cells() if gone.issuperset(self.holders(cell))]
+        return any(self.box(cell).elements for cell in cells)
+
     def parts(self, box: Box) -> Iterator[tuple[Coordinate, Box]]:
         """The cells that meet a box, row-major by where they lie, each with what it has of the box. Takes time in
         proportion to their number."""

@@ -1,0 +1,215 @@
+"""The recipes of docs/recipes.md for whole models, on real ranks; with transformers' Llama where that is installed."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import torch_overlay
+from mesh_ranks import WORLD, make_root
+
+STEPS, VOCABULARY, WIDTH = 5, 64, 32
+PLAN = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1}
+
+
+def llama():
+    """A small one with random weights, equal on all ranks; its layers; None without transformers."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError:
+        return None
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=2)
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, attn_implementation="eager")
+    return LlamaForCausalLM(config)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.gate_proj = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64, bias=False)
+        self.up_proj, self.down_proj = nn.Linear(WIDTH, 64, bias=False), nn.Linear(64, WIDTH, bias=False)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.down_proj(self.gate_proj(y).relu() * self.up_proj(y))
+
+
+class Small(nn.Module):
+    """Stands for a transformer where there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList([Layer(), Layer()])
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(x)
+
+
+def new_model():
+    torch.manual_seed(0)
+    return llama() or Small()
+
+
+def logits(model, tokens):
+    found = model(tokens)
+    return getattr(found, "logits", found)
+
+
+def with_tp(model, mesh):
+    """Rows and columns of the projections over a mesh of one axis."""
+    styles = ColwiseParallel, RowwiseParallel
+    for module in list(model.modules()):
+        plan = {part: styles[kind]() for part, kind in PLAN.items() if hasattr(module, part)}
+        if plan:
+            parallelize_module(module, mesh, plan)
+    return model
+
+
+def with_fsdp(model, mesh):
+    for layer in getattr(model, "model", model).layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def trained_parts(model, tp):
+    """What a trainer gives. A parameter without TP has a mesh for each tp rank; those of the first one are enough."""
+    given = {}
+    for name, tensor in model.state_dict().items():
+        given[name] = tensor if tensor.device_mesh.ndim == 2 or tp.get_local_rank() == 0 else None
+    return given
+
+
+def served_parts(model, mesh):
+    """What a server is given: its own memory. A plain parameter is the same on all of its ranks."""
+    return {
+        name: tensor
+        if isinstance(tensor, DTensor)
+        else DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+        for name, tensor in model.state_dict().items()
+    }
+
+
+def by_hand(trainer, server):
+    """The loop that users write: gather each parameter, broadcast it, cut it."""
+    for tensor in (trainer or server).state_dict().values():
+        whole = tensor.full_tensor() if trainer else torch.empty(tensor.shape)
+        dist.broadcast(whole, 0)
+        if server and isinstance(tensor, DTensor):
+            cut = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+            tensor.to_local().copy_(cut.to_local())
+        elif server:
+            tensor.copy_(whole)
+
+
+class RecipeCases:
+    """Cases for ``EightRanks``."""
+
+    def test_a_training_mesh_feeds_an_inference_mesh(self):
+        """FSDP2 x TP on ranks 0 to 3, TP on 4 to 7: after each step the server answers like the trainer's model."""
+        torch.manual_seed(1)
+        batch = torch.randint(VOCABULARY, (STEPS, 2, 8))
+        mesh, serve = make_root(range(4), (2, 2), ("dp", "tp")), make_root(range(4, 8), (4,), ("tp",))
+        trainer = server = None
+        if self.rank < 4:
+            trainer = with_fsdp(with_tp(new_model(), mesh["tp"]), mesh["dp"])
+            optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
+        else:
+            server = with_tp(new_model(), serve).requires_grad_(False)
+        source, target = trainer and trained_parts(trainer, mesh["tp"]), server and served_parts(server, serve)
+        counts, seconds = [], {"Transfer": 0.0, "by hand": 0.0}
+        with torch_overlay.Transfer(source, target) as sync:
+            for step in range(STEPS):
+                if trainer:
+                    logits(trainer, batch[step]).float().log_softmax(-1)[..., 0].mean().neg().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    trainer.reshard()
+                for what in seconds:
+                    dist.barrier()
+                    begun = time.perf_counter()
+                    with torch.no_grad(), CommDebugMode() as comm:
+                        sync.run() if what == "Transfer" else by_hand(trainer, server)
+                    dist.barrier()
+                    seconds[what] += time.perf_counter() - begun
+                    counts.append(comm.get_total_counts())
+                    self.check_answers(trainer, server, serve, batch[step])
+        self.assertEqual(counts[::2], [1] * STEPS)
+        if self.rank == 0:
+            print(f"five syncs: {seconds}, collectives on rank 0: {counts[:2]}, {type(trainer).__name__}")
+
+    def check_answers(self, trainer, server, mesh, batch):
+        whole = [new_model()]
+        state = {}
+        for name, tensor in trainer.state_dict().items() if trainer else ():
+            state[name] = tensor.full_tensor()
+        sent = [{name: tensor.numpy() for name, tensor in state.items()}]
+        dist.broadcast_object_list(sent, 0)
+        whole[0].load_state_dict({name: torch.from_numpy(array) for name, array in sent[0].items()})
+        if server:
+            with torch.no_grad():
+                self.assertEqual(logits(server, batch), logits(whole[0], batch), rtol=1e-5, atol=1e-5)
+                for name, tensor in served_parts(server, mesh).items():
+                    self.assertTrue(torch.equal(tensor.full_tensor(), whole[0].state_dict()[name]), name)
+
+    def test_fsdp_and_tp_to_tp_for_a_save(self):
+        """One exchange; each rank then writes its own shard of a layout that an inference server loads."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        model = with_fsdp(with_tp(new_model(), mesh["tp"]), mesh["dp"])
+        wanted = with_tp(new_model(), mesh["tp"]).state_dict()
+        state = {name: tensor for name, tensor in model.state_dict().items() if tensor.device_mesh.ndim == 2}
+        rule = lambda name, tensor: [Replicate(), wanted[name].placements[0]]
+        with CommDebugMode() as comm:
+            found = torch_overlay.redistribute(state, placements=rule)
+        self.assertEqual(comm.get_total_counts(), 1)
+        for name, tensor in found.items():
+            self.assertTrue(torch.equal(tensor.to_local(), wanted[name].to_local()), name)
+
+    def test_two_of_eight_ranks_leave(self):
+        """The six that stay make what they have whole; what only the others had is named, on all of them."""
+        mesh, rest = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(range(6), (3, 2), ("dp", "tp"))
+        whole = torch.arange(96.0).reshape(24, 4)
+
+        def on(mesh, *placements):
+            return distribute_tensor(whole, mesh, placements, src_data_rank=None)
+
+        source = {"a": on(mesh, Replicate(), Shard(0)), "b": on(mesh, Replicate(), Replicate())}
+        if self.rank > 5:
+            return
+        target = {name: on(rest, Shard(0), Shard(1)) for name in source}
+        for tensor in target.values():
+            tensor.to_local().zero_()
+        with torch_overlay.Transfer(source, target, gone=(6, 7)) as transfer:
+            transfer.run()
+        for tensor in target.values():
+            self.assertTrue(torch.equal(tensor.to_local(), on(rest, Shard(0), Shard(1)).to_local()))
+        source["lost"], target["lost"] = on(mesh, Shard(0), Replicate()), on(rest, Shard(0), Shard(1))
+        with self.assertRaisesRegex(ValueError, "Ranks 6-7 are gone, and nobody else has some parts of 'lost'"):
+            torch_overlay.Transfer(source, target, gone=(6, 7))
+        with self.assertRaisesRegex(ValueError, "the targets .'a', 'b'. are on them, too"):
+            some = {name: source[name] for name in "ab"}
+            torch_overlay.Transfer(some, some, gone=(6, 7))
+
+    def test_a_hugging_face_state_dict(self):
+        """Names of another library, whole tensors, on rank 0 alone."""
+        mesh, one = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root((0,), (1,), ("save",))
+        model = with_fsdp(with_tp(new_model(), mesh["tp"]), mesh["dp"])
+        state = {name: tensor for name, tensor in model.state_dict().items() if tensor.device_mesh.ndim == 2}
+        found = {}
+        if self.rank == 0:
+            empty = {name: torch.empty(tensor.shape) for name, tensor in state.items()}
+            found = {f"hf.{n}": DTensor.from_local(t, one, [Replicate()], run_check=False) for n, t in empty.items()}
+        with torch_overlay.Transfer(state, found, names=lambda name: f"hf.{name}") as save:
+            save.run()
+        for name, tensor in new_model().state_dict().items() if self.rank == 0 else ():
+            if name in state:
+                self.assertTrue(torch.equal(found[f"hf.{name}"].to_local(), tensor), name)
