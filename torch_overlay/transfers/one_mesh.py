@@ -22,7 +22,7 @@ from ..distributed.tensor._specs import read_cuts
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .exchanges import Exchanges
-from .pending import reduced
+from .pending import reduced, room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,6 +82,10 @@ def change_together(
     axes = tuple(sorted(frozenset().union(*[change.axes for change in changes])))
     if len(axes) > 1 and axes not in joint_axes(mesh):
         return None
+    left_over = room(budget, [(change.before, change.tensor.dtype.itemsize) for change in changes])
+    if left_over == budget // 2 and len(changes) > 1:  # reductions first, and their results would take too much
+        halves = [change_together(mesh, part, budget, receivers) for part in _halves(changes)]
+        return None if None in halves else [local for half in halves for local in half or ()]
     sources: list[torch.Tensor | None] = [change.tensor._local_tensor.detach() for change in changes]
     pending = [(n, change.tensor, change.before) for n, change in enumerate(changes) if change.before.pending]
     for number, local in reduced(pending).items():
@@ -98,9 +102,13 @@ def change_together(
         return targets
     moves = _moves(changes, ranks, some)
     schedule = kept_schedule(moves, dist.get_rank(), len(ranks.ranks))
-    exchanges = Exchanges(schedule, _count(schedule, moves, budget, group), group, targets[0].device)
+    exchanges = Exchanges(schedule, _count(schedule, moves, left_over, group), group, targets[0].device)
     exchanges.run(sources, targets if wants else [None] * len(targets))
     return targets
+
+
+def _halves(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Change]]:
+    return changes[: len(changes) // 2], changes[len(changes) // 2 :]
 
 
 def _group_and_ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[ProcessGroup | None, Ranks]:

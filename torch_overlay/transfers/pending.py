@@ -27,6 +27,16 @@ _OPS = {
 }
 
 
+def room(budget: int, regions: Iterable[tuple[Regions, int]]) -> int:
+    """What of a budget is left for exchanges while the results of reductions are held: half of it at least.
+
+    Args:
+        regions: of all tensors, with the bytes of an element. All ranks get the same.
+    """
+    results = sum([each.most * itemsize for each, itemsize in regions if each.pending])
+    return max(budget - results, budget // 2)
+
+
 def reduced(tensors: Iterable[tuple[int, DTensor, Regions]]) -> dict[int, torch.Tensor]:
     """What each rank holds of these tensors when nothing is pending any more, by number; in memory of its own.
 

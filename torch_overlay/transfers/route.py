@@ -15,7 +15,7 @@ from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
 from .meeting import Meeting, silent_ranks
-from .pending import reduced
+from .pending import reduced, room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,8 +62,9 @@ class Route:
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
         schedule = Schedule.of(moves, dist.get_rank(), left)
+        left_over = room(budget, [(t.source.regions, getattr(torch, t.source.dtype).itemsize) for t in self.tensors])
         device = torch.device(self.tensors[0].source.device)
-        self.count, self.traffic = agreed_count(schedule, budget, self._group, device)
+        self.count, self.traffic = agreed_count(schedule, left_over, self._group, device)
         self._exchanges = Exchanges(schedule, self.count, self._group, device)
 
     @property

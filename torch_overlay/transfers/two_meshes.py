@@ -16,7 +16,7 @@ from ._planner.sides import Move, Ranks, Side
 from .descriptions import layout_of
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
-from .pending import reduced
+from .pending import reduced, room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,8 @@ def _exchange(
             f"Rank {rank} redistributes between meshes over ranks {short(members)}, and is none of them."
         )
     schedule = kept_schedule(moves, rank, len(members))
-    count, _ = agreed_count(schedule, budget, group, made[0].device)
+    left_over = room(budget, [(before, tensor.dtype.itemsize) for tensor, before in zip(tensors, sources)])
+    count, _ = agreed_count(schedule, left_over, group, made[0].device)
     held = [
         tensor._local_tensor.detach() if move.source.ranks.coordinate(rank) is not None else None
         for tensor, move in zip(tensors, moves)
