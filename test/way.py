@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import types
 
 import pytest
 
@@ -35,11 +36,14 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec):
         self.carried = importlib.import_module(spec.name.replace("torch_overlay", "torch", 1))
+        if type(self.carried) is not types.ModuleType:  # the module of switches takes no other attribute
+            self.carried, switches = types.ModuleType(spec.name), self.carried
+            self.carried.patch = switches.patch
         self.spec = self.carried.__spec__
         return self.carried
 
     def exec_module(self, module):
-        module.__spec__ = self.spec  # the import put its own there
+        module.__spec__ = self.spec or module.__spec__  # the import put its own there
 
 
 def carries(file):

@@ -139,7 +139,7 @@ def test_the_comparison_hides_nothing():
 
 
 def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
-    """The whole stack to the overlay, a shorter one to stock and to the tests that its patches bring."""
+    """The whole stack to the overlay, a shorter one to torch as it is and to the tests that its patches bring."""
     asked, broken = [], False
 
     def results(suites, way, patched=None):
@@ -147,15 +147,22 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
         return {"one": "failed (2 != 3)" if broken and patched else "passed"}
 
     monkeypatch.setattr(check, "results", results)
+    monkeypatch.setattr(check, "random_moves", lambda patched: "identity 4" if patched is None else "identity 0")
     monkeypatch.setattr(check, "patched_copy", lambda messages, count, folder: folder)
-    assert check.check(MESSAGES, [1, len(MESSAGES)], ["test/mesh", "test/pure"]) == 0
+    names = [message.name for message in MESSAGES]
+    pure = names.index("planner-senders") + 1
+    assert check.check(MESSAGES, [1, pure, len(MESSAGES)], ["test/mesh", "test/pure"]) == 0
     first, *_ = MESSAGES[0].tests[0].split("=")
     meshes, both = ("test/mesh",), ("test/mesh", "test/pure")
     assert asked[:3] == [(meshes, "stock", False), (meshes, "stock", True), ((f"test/{first}",), "patched", True)]
-    assert asked[3:5] == [(both, "overlay", False), (both, "patched", True)]
+    brought, *rest = asked[3:]
+    assert brought[1:] == ("patched", True) and f"test/{first}" in brought[0], "files without callers: no suite"
+    assert rest[:2] == [(both, "overlay", False), (both, "patched", True)]
+    said = capsys.readouterr().out
+    assert "torch as it is: random moves wrong identity 4\n1 of " in said and "random moves wrong identity 0\n" in said
     broken = True
     assert check.check(MESSAGES, [len(MESSAGES)], ["suite"]) == 1
-    assert f"{len(MESSAGES)} of {len(MESSAGES)} patches, 2 tests: 2 differ" in capsys.readouterr().out
+    assert f"{names[-1]}: 2 tests, 2 differ" in capsys.readouterr().out
 
 
 def test_bytes_are_stable(states, tmp_path):

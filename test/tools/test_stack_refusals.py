@@ -57,7 +57,10 @@ MERGING = "insert/safe-merging/tensor/_redistribute.py"
 @pytest.fixture
 def patches(tmp_path):
     """A copy of `patches/` for planted breaches, of the first patch only."""
-    return shutil.copytree(ROOT / "patches", tmp_path / "patches", ignore=shutil.ignore_patterns("until", "timeouts"))
+    copied = shutil.copytree(ROOT / "patches", tmp_path / "patches", ignore=shutil.ignore_patterns("until"))
+    for others in [folder for folder in (copied / "insert").iterdir() if folder.name != "safe-merging"]:
+        shutil.rmtree(others)
+    return copied
 
 
 def first_patch(tmp_path, patches) -> Prefix:
