@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -76,3 +76,17 @@ class LoopCases:
                 finally:
                     full_state.WHOLE = before
                 self.assertEqual(found, full_state.one_by_one(state, **options))
+
+    def test_norms_of_many_gradients_end_in_one_all_reduce(self):
+        """Without a row of the table: torch stacks the norms that are pending, and the overlay reduces over both axes."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        kinds = [(Shard(0), Shard(1)), (Shard(0), Replicate()), (Shard(0), Shard(0)), (Replicate(), Shard(1))]
+        weights = []
+        for number in range(12):
+            weight = nn.Parameter(distribute_tensor(torch.ones(16, 16), mesh, kinds[number % 4], src_data_rank=None))
+            weight.grad = torch.full_like(weight, number)
+            weights.append(weight)
+        with CommDebugMode() as comm:
+            norm = nn.utils.clip_grad_norm_(weights, max_norm=1.0).full_tensor()
+        self.assertEqual(comm.get_total_counts(), 1)
+        self.assertEqual(norm.item(), 16 * sum(n * n for n in range(12)) ** 0.5, rtol=1e-6, atol=0)
