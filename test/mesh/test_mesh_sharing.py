@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
-from torch_overlay.distributed._group_table import Kind
+from torch_overlay.distributed._group_table import Kind, _by_value
 from torch_overlay.distributed._group_table import find_group as find_group_by_name
 from torch_overlay.distributed._layout import MeshLayout
 from torch_overlay.distributed._process_groups import Request, _default_serves
@@ -521,3 +521,12 @@ def test_what_a_host_has_decides_nothing(device_type, served, monkeypatch):
     view = View(RankMap.identity(8), MeshLayout.dense((8,)))
     group = _default_serves(dist.group.WORLD, universe, Request(view, "dp", (None, None), device_type))
     assert group == served
+
+
+def test_options_with_gloos_devices_are_equal_to_themselves_only():
+    """Each look at a device gives another wrapper, so its text says nothing: ranks would not agree on who shares."""
+    one, other = (dist.ProcessGroupGloo._Options() for _ in range(2))
+    assert _by_value(one) == _by_value(other), "without devices, by value"
+    for options in (one, other):
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    assert _by_value(one) == _by_value(one) != _by_value(other)

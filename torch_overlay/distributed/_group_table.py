@@ -175,8 +175,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         parts = [_plain(part) for part in value]
         return _OPAQUE if any(part is _OPAQUE for part in parts) else tuple(parts)
-    if type(value).__name__ == "Device":  # gloo's, of which each host has one by default
-        return str(value)
     if type(value).__name__ == "NCCLConfig":
         parts = [(name, _plain(getattr(value, name))) for name in dir(value) if not name.startswith("_")]
         return _OPAQUE if any(part is _OPAQUE for _, part in parts) else tuple(parts)

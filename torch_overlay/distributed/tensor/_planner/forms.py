@@ -55,7 +55,7 @@ def plan_like_others(
         if form.serves(shape, size):
             return tuple([step_on_shape(step, shape) for step in form.steps])
     steps = plan(before, after, itemsize, groups, cost)
-    parts = cut_into(before, after, steps)
+    parts = _parts(before, after, steps)
     if size and is_multiple(shape, parts):
         found = known.get(bare := without_sizes(steps), Form(bare, parts, size, size))
         if bare in known:
@@ -82,6 +82,17 @@ def _wider(
             size = math.prod(shape) * itemsize
             form = form._replace(least=min(form.least, size), most=max(form.most, size))
     return form
+
+
+def _parts(before: Regions, after: Regions, steps: Steps) -> tuple[int, ...]:
+    """What each length must be a multiple of, so that all plans that are compared cut evenly. Those that reduce may cut
+    any dim on the way, also one that the chosen plan leaves alone."""
+    parts = cut_into(before, after, steps)
+    ended = before.pending - after.pending
+    if not ended:
+        return parts
+    talking = ended.union(before.sharded, after.sharded)
+    return (math.prod([before.sizes[axis] for axis in talking]),) * len(parts)
 
 
 def cut_into(before: Regions, after: Regions, steps: Steps) -> tuple[int, ...]:
