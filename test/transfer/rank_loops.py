@@ -78,7 +78,7 @@ class LoopCases:
                 self.assertEqual(found, full_state.one_by_one(state, **options))
 
     def test_norms_of_many_gradients_end_in_one_all_reduce(self):
-        """Without a row of the table: torch stacks pending norms, and the overlay reduces over both axes at once."""
+        """Without a row of its own: torch stacks the norms that are pending, and the overlay reduces over both axes."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         kinds = [(Shard(0), Shard(1)), (Shard(0), Replicate()), (Shard(0), Shard(0)), (Replicate(), Shard(1))]
         weights = []
