@@ -147,15 +147,15 @@ def _sums(config: Config) -> str:
 
 
 def _about_save(result: Result) -> str:
-    config, first, second = result.config, *result.sides
-    text = f"A full save makes each of the {first.parameters} weights whole on every rank, out of its shards."
-    if not config.joined:
-        return text
-    if second.state_collectives == second.parameters:
-        return f"{text} The overlay gathers a weight at once, stock over one axis after the other."
+    text = (
+        f"A full save makes each of the {result.first.parameters} weights whole on every rank, out of its shards: "
+        "stock one after the other, the overlay those of a mesh together"
+    )
+    if not result.config.lacks_groups:
+        return f"{text}."
     return (
-        f"{text} What two axes cut is gathered over one after the other, for want of a group over both. "
-        "With --flatten the overlay takes one collective for each weight."
+        f"{text}, but for what two axes cut, which is gathered over one after the other for want of a group over both. "
+        "With --flatten that goes together, too."
     )
 
 
