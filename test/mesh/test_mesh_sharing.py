@@ -530,3 +530,15 @@ def test_options_with_gloos_devices_are_equal_to_themselves_only():
     for options in (one, other):
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
     assert _by_value(one) == _by_value(one) != _by_value(other)
+
+
+def test_a_mesh_that_was_loaded_before_the_world_knows_who_it_is_in():
+    """Saved by rank 1, loaded before there is a world, and used by rank 6."""
+    saved = pickle.dumps(grid())
+    dist.destroy_process_group()
+    loaded = pickle.loads(saved)
+    dist.init_process_group("fake", store=FakeStore(), rank=6, world_size=8)
+    made = grid()
+    assert group_ranks(loaded, "tp") == group_ranks(made, "tp") == (4, 5, 6, 7)
+    assert list(loaded.get_coordinate()) == list(made.get_coordinate()) == [1, 2] and loaded.get_local_rank("tp") == 2
+    assert loaded == made and hash(loaded) == hash(made)

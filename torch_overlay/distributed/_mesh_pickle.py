@@ -62,9 +62,12 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
 
 
 def bind_groups(mesh: DeviceMesh) -> None:
-    """Find this rank's group on each axis anew; an axis without one keeps a name that says so."""
+    """Find this rank's group on each axis anew; an axis without one keeps a name that says so. Who this rank is wasn't
+    known if the mesh was loaded before the world was there."""
     shared = shared_state(mesh)
     join_universe(shared)
+    mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
+    mesh._coordinate_on_dim = view_of(mesh).coordinate(mesh._rank)
     _bind(mesh, view_of(mesh), shared.saved_number, shared.private)
 
 
