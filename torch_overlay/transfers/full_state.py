@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._kept import keep
+from ..patching.trampoline import trampoline
 from .one_mesh import Change, change_together, read_change
 
 if TYPE_CHECKING:
@@ -30,20 +31,13 @@ one_by_one = keep(_state_dict_utils._gather_state_dict)
 def gather_together() -> Any:
     """Let torch's function gather in exchanges, for all modules that hold it by name. Returns its code."""
     code = _state_dict_utils._gather_state_dict.__code__
-    _state_dict_utils._gather_state_dict.__code__ = _reach.__code__
+    _state_dict_utils._gather_state_dict.__code__ = trampoline(gather_state_dict, f"{__name__}:gather_state_dict")
     return code
 
 
 def gather_one_by_one(code: Any) -> None:
     """Take it back."""
     _state_dict_utils._gather_state_dict.__code__ = code
-
-
-def _reach(state_dict, **options):  # type: ignore[no-untyped-def]
-    """What torch's function does then, with the globals of its own module."""
-    from torch_overlay.transfers.full_state import gather_state_dict as body
-
-    return body(state_dict, **options)
 
 
 def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:
