@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from torch_overlay.distributed.tensor._planner import steps as st
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.plan import plan
+from torch_overlay.distributed.tensor._planner.forms import shared_plan
 from torch_overlay.distributed.tensor._planner.regions import Regions
 
 REDUCE = {
@@ -169,7 +169,7 @@ class Case:
 
     def steps(self):
         """The plan."""
-        return plan(*self.ends(), self.itemsize, self.groups, self.cost)
+        return shared_plan(*self.ends(), self.itemsize, self.groups, self.cost)
 
     def problem(self):
         """What is wrong with the plan, as a sentence, or None."""

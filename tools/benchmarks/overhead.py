@@ -133,12 +133,12 @@ def _nothing_known():
     """No plan of another shape is remembered."""
     from torch_overlay.distributed.tensor._planner import forms
 
-    remembered = forms._known
-    forms._known = remembered.__wrapped__
+    remembered = forms._forms
+    forms._forms = remembered.__wrapped__
     try:
         yield
     finally:
-        forms._known = remembered
+        forms._forms = remembered
 
 
 def _source(pair, mesh, depth: int):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..distributed._layout import row_major
 from ..distributed.tensor._planner.cost import Cost
-from ..distributed.tensor._planner.plan import plan
+from ..distributed.tensor._planner.forms import shared_plan
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.steps import Step
 from ..hints import did_you_mean
@@ -56,7 +56,7 @@ class Question:
         """
         if self.refused or self.source is None or self.target is None:
             raise NotPlanned(self.refused or "shards that are no boxes")
-        return plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)
+        return shared_plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)
 
 
 def laid_out(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:

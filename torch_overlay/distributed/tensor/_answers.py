@@ -20,7 +20,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from .._mesh_state import shared_state
 from .._shared_state import states
 from ._planner.cost import collectives
-from ._planner.plan import flatten_call, plan
+from ._planner.forms import shared_plan
+from ._planner.plan import flatten_call
 from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
 from ._program import Program, make_program
@@ -199,7 +200,7 @@ def missing_groups() -> dict[str, int]:
     with _lock:
         answers = [answer for shared in list(states) for answer in list(shared.remembered["answers"].values())]
     for made in [made for made in answers if isinstance(made, Program) and collectives(made.steps) > 1]:
-        best = plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
+        best = shared_plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
         wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
         lacked = dict.fromkeys(axes for axes in wanted if axes not in made.at_hand.joint)
         saved = (collectives(made.steps) - collectives(best)) * made.runs

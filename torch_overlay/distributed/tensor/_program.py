@@ -10,7 +10,7 @@ import torch
 from .._group_table import find_group as resolve
 from ._joint_groups import AtHand, Group, at_hand, gone
 from ._planner.cost import Cost, collectives
-from ._planner.forms import plan_like_others
+from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
 from ._planner.steps import AllToAll, Narrow, Step
@@ -140,7 +140,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
     groups, cost = at_hand(mesh), Cost.of(question.site.names, question.site.settings.topology)
-    steps = plan_like_others(before, after, dtype.itemsize, groups.joint, cost)
+    steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
             raise NotPlanned("terms of a type that only a backend reduces")

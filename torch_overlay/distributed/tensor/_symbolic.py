@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ._planner.forms import cut_into, on_shape, step_on_shape, without_sizes
+from ._planner.forms import on_shape, plan_and_parts, step_on_shape, without_sizes
 from ._planner.regions import NotPlanned
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
@@ -79,7 +79,7 @@ def plan_open_sizes(
         return make_program(Question.of(mesh, source, target, sizes, dtype, async_op), mesh)
 
     found = program_for(traced)
-    parts = cut_into(found.before, found.after, found.steps)
+    _, parts = plan_and_parts(found.before, found.after, dtype.itemsize, found.at_hand.joint, found.cost)
     open_dims = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
     for dim in open_dims:
         if parts[dim] > 1:

@@ -42,6 +42,7 @@ def plan(
     itemsize: int,
     groups: Iterable[Iterable[int]] | None = None,
     cost: Cost = Cost(),
+    tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
     """The cheapest steps from `source` to `target`, for elements of `itemsize` bytes.
 
@@ -49,6 +50,7 @@ def plan(
 
     Args:
         groups: tuples of axes for which a joint group exists; single axes always have one. None: all exist.
+        tried: gets the dims that plans were made to cut on the way, anywhere but where source and target are cut.
 
     Raises:
         ValueError: source and target are of different tensors or meshes.
@@ -59,11 +61,12 @@ def plan(
     have = Groups.of(groups, source.sizes)
     if source.partial == target.partial:
         return move(source, target, have, itemsize, cost)
+    tried = set() if tried is None else tried
     made = _made_pending(source, target)
     if not made:
-        return _reduce_and_move(source, target, have, itemsize, cost)
-    last = _embed_last(source, target, made, have, itemsize, cost)
-    first = _embed_first(source, target, made, have, itemsize, cost)
+        return _reduce_and_move(source, target, have, itemsize, cost, tried)
+    last = _embed_last(source, target, made, have, itemsize, cost, tried)
+    first = _embed_first(source, target, made, have, itemsize, cost, tried)
     # No more collectives than it takes one axis at a time with the new terms made where the shards are.
     most = min(collectives(last), len((source.pending - target.pending) | (misplaced(source, target) - made)))
     steps = cost.fastest([found for found in (last, first) if collectives(found) <= most], itemsize)
@@ -72,18 +75,30 @@ def plan(
 
 
 def _embed_last(
-    source: Regions, target: Regions, made: frozenset[int], groups: Groups, itemsize: int, cost: Cost
+    source: Regions,
+    target: Regions,
+    made: frozenset[int],
+    groups: Groups,
+    itemsize: int,
+    cost: Cost,
+    tried: set[int],
 ) -> tuple[Step, ...]:
     """To the target's boxes, still cut by the axes whose shards become terms of a sum; then the zeros around them."""
     kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
     orders = [new + tuple(a for a in old if a in made) for old, new in zip(source.orders, target.orders)]
     middle = Regions(target.shape, target.sizes, tuple(orders), kept)
-    steps = _reduce_and_move(source, middle, groups, itemsize, cost)
+    steps = _reduce_and_move(source, middle, groups, itemsize, cost, tried)
     return steps if middle.orders == target.orders else (*steps, Embed(middle, target))
 
 
 def _embed_first(
-    source: Regions, target: Regions, made: frozenset[int], groups: Groups, itemsize: int, cost: Cost
+    source: Regions,
+    target: Regions,
+    made: frozenset[int],
+    groups: Groups,
+    itemsize: int,
+    cost: Cost,
+    tried: set[int],
 ) -> tuple[Step, ...]:
     """The zeros around each shard as soon as no other axis cuts inside of it, then to the target's boxes."""
     steps: list[Step] = []
@@ -94,7 +109,7 @@ def _embed_first(
             steps.append(Embed(now, outer))
             now = outer
         if made.isdisjoint(now.sharded):
-            return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost))
+            return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost, tried))
         bare = now.cut([_until_last(order, made) for order in now.orders])
         steps += move(now, bare, groups, itemsize, cost)
         now = bare
@@ -119,7 +134,9 @@ def _until_last(order: tuple[int, ...], made: frozenset[int]) -> tuple[int, ...]
     return order[: last + 1]
 
 
-def _reduce_and_move(source: Regions, target: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
+def _reduce_and_move(
+    source: Regions, target: Regions, groups: Groups, itemsize: int, cost: Cost, tried: set[int]
+) -> tuple[Step, ...]:
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
@@ -130,7 +147,7 @@ def _reduce_and_move(source: Regions, target: Regions, groups: Groups, itemsize:
     op, terms = ops.pop(), 1
     if ops:
         op, terms = "sum", math.prod(source.sizes[a] for a in ended if source.partial[a] == "avg")
-    steps = Reduction(source, target, ended, op, groups, itemsize, cost).best()
+    steps = Reduction(source, target, ended, op, groups, itemsize, cost, tried).best()
     return steps if terms == 1 else (*steps, Divide(terms))
 
 

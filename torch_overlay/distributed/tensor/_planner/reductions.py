@@ -41,6 +41,7 @@ class Reduction:
     groups: Groups
     itemsize: int
     cost: Cost
+    tried: set[int]  # the dims that it was tried to cut where the target doesn't
     _crossed: frozenset[int] = field(init=False)
     _moves: dict[Regions, tuple[Steps, int]] = field(default_factory=dict)
     _least: float = math.inf  # the elements of the leanest plan so far
@@ -233,7 +234,7 @@ class Reduction:
             return regions
         cuts, parts = [], self.groups.count(axes)
         for dim in self._dims():
-            cuts.append(_cut_on(regions, dim, axes))
+            cuts.append(self._cut_on(regions, dim, axes))
             if regions.longest(dim) % parts == 0:
                 return cuts[-1]  # evenly, so no box is smaller
         return min(cuts, key=lambda cut: cut.most)
@@ -243,9 +244,14 @@ class Reduction:
         talk in it depends on the dim that they cut, and on their order there."""
         for (last, first), dim in itertools.product(_ORDERS, self._dims()):
             order = sorted(axes, key=lambda a: (last and a in self.after.sharded, first and a not in self.axes, a))
-            cut = _cut_on(start, dim, order)
+            cut = self._cut_on(start, dim, order)
             if self.groups.has(crossed(cut, self.after)):
                 yield cut
+
+    def _cut_on(self, regions: Regions, dim: int, axes: list[int]) -> Regions:
+        self.tried.add(dim)
+        orders = regions.orders
+        return regions.cut((*orders[:dim], orders[dim] + tuple(axes), *orders[dim + 1 :]))
 
     def _all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> Steps:
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
@@ -287,8 +293,3 @@ def _lacked(now: Regions, then: Regions) -> int:
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
     depth = next((i for i, axis in enumerate(order) if axis in stops), len(order))
     return order[:depth]
-
-
-def _cut_on(regions: Regions, dim: int, axes: list[int]) -> Regions:
-    orders = regions.orders
-    return regions.cut((*orders[:dim], orders[dim] + tuple(axes), *orders[dim + 1 :]))
