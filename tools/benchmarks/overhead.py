@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from typing import Any
 
@@ -92,12 +93,13 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
         for side in SIDES:
             with on(side):
                 meshes[side] = pairs.flattened_mesh(sizes)
-        extra = 0  # makes each shape a new one, for both sides alike
-        for side in (*SIDES, *(TURNS * rounds)):
-            extra += 1 + 2 * _MISSES
+        turns = (*SIDES, *(TURNS * rounds))
+        shapes = iter(_small_shapes(2 * _MISSES * len(turns)))
+        for side in turns:
+            new = [next(shapes) for _ in range(2 * _MISSES)]
             with on(side):
                 for pair in chosen:
-                    for kind, seconds in _one_turn(pair, meshes[side], calls, extra).items():
+                    for kind, seconds in _one_turn(pair, meshes[side], calls, new).items():
                         found[str(pair)][kind][side].append(seconds)
     # The first turn of each side imports and warms up.
     pairs_found = {
@@ -110,18 +112,24 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
 _MISSES = 8
 
 
-def _one_turn(pair, mesh, calls: int, extra: int) -> dict[str, float]:
-    """CPU seconds of a hit and of a miss."""
+def _small_shapes(count: int) -> list[tuple[int, ...]]:
+    """The smallest that the axes can cut evenly; none is the one of the hits. Copies of large ones would count, too."""
+    known = [(16 * a, 16 * b, c) for a in range(1, 9) for b in range(1, 9) for c in range(1, 33)]
+    return sorted(known, key=math.prod)[1 : count + 1]
+
+
+def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str, float]:
+    """CPU seconds of a hit and of a miss, by tensors of these shapes."""
     from torch_overlay import is_enabled
 
     from .pairs import placements
 
     target = placements(pair.target)
-    hit = _source(pair, mesh, 1)
+    hit = _source(pair, mesh, (16, 16, 1))
     for _ in range(3):
         hit.redistribute(mesh, target)
     seconds = {HIT: clock.each(lambda _: hit.redistribute(mesh, target), range(calls))[0]}
-    new = [_source(pair, mesh, extra + index) for index in range(2 * _MISSES)]
+    new = [_source(pair, mesh, shape) for shape in shapes]
     seconds[MISS] = clock.each(lambda source: source.redistribute(mesh, target), new[:_MISSES])[0]
     with _nothing_known() if is_enabled() else contextlib.nullcontext():
         seconds[FIRST] = clock.each(lambda source: source.redistribute(mesh, target), new[_MISSES:])[0]
@@ -141,18 +149,17 @@ def _nothing_known():
         forms._forms = remembered
 
 
-def _source(pair, mesh, depth: int):
-    """A DTensor of 16 x 16 x depth; nobody looks at its values."""
+def _source(pair, mesh, whole: tuple[int, ...]):
+    """A DTensor of this shape; nobody looks at its values."""
     import torch
     from torch.distributed.tensor import DTensor
 
     from .pairs import placements
 
-    shape = [16, 16, depth]
+    shape = list(whole)
     for code, size in zip(pair.source, pair.sizes):
         if code.startswith("S"):
             shape[int(code[1:])] //= size
-    whole = (16, 16, depth)
-    strides = (16 * depth, depth, 1)
+    strides = (whole[1] * whole[2], whole[2], 1)
     local = torch.zeros(shape)
     return DTensor.from_local(local, mesh, placements(pair.source), run_check=False, shape=whole, stride=strides)
