@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
 from .._group_table import find_group as resolve
-from .._mesh_group_names import group_names
-from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
+from .._mesh_groups import joint_group_name, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
-from .._settings import get_settings
 from ._planner.regions import NotPlanned
+from ._question import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,14 +33,12 @@ class Group(NamedTuple):
     Attributes:
         name: by which torch's collectives find it.
         places: for each member, row-major over the step's axes, its rank in the group.
+        in_order: whether these are 0, 1, 2...
     """
 
     name: str
     places: tuple[int, ...]
-
-    @property
-    def in_order(self) -> bool:
-        return self.places == tuple(range(len(self.places)))
+    in_order: bool
 
 
 class AtHand(NamedTuple):
@@ -63,19 +60,18 @@ class AtHand(NamedTuple):
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
     """The sets of axes, two and more, for which a group is at hand; none of size 1."""
-    return at_hand(mesh).joint
+    return at_hand(mesh, Site.of(mesh)).joint
 
 
-def at_hand(mesh: DeviceMesh) -> AtHand:
-    """What is at hand on a mesh now."""
+def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
+    """What is at hand on a mesh, as this rank sees it."""
     known = shared_state(mesh).remembered["groups at hand"]
-    key = (view_of(mesh), tuple(group_names(mesh) or ()), joint_groups_known(mesh), get_settings())
-    found = known.get(key)
+    found = known.get(site)
     if found is None:
         if len(known) >= REMEMBERED:
             known.clear()
         joint = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
-        found = known[key] = AtHand(joint, {})
+        found = known[site] = AtHand(joint, {})
     return found
 
 
@@ -86,7 +82,7 @@ def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
         RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
         NotPlanned: there is none, which `joint_axes` says before; or it holds other ranks.
     """
-    return at_hand(mesh).find(mesh, axes, rank)
+    return at_hand(mesh, Site.of(mesh)).find(mesh, axes, rank)
 
 
 def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
@@ -100,11 +96,11 @@ def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
         raise RuntimeError(gone(mesh, axes))
     ranks = get_process_group_ranks(group)
     if ranks == members:
-        return Group(name, tuple(range(len(ranks))))
+        return Group(name, tuple(range(len(ranks))), in_order=True)
     if sorted(ranks) != sorted(members):
         raise NotPlanned(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
     place = {member: number for number, member in enumerate(ranks)}
-    return Group(name, tuple(place[member] for member in members))
+    return Group(name, tuple(place[member] for member in members), in_order=False)
 
 
 def _own_name(mesh: DeviceMesh, axis: int) -> str:

@@ -139,7 +139,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     ends = read_ends(question)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
-    groups, cost = at_hand(mesh), Cost.of(question.site.names, question.site.settings.topology)
+    groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from .steps import AllGather, AllToAll, Collective, ReduceScatter
+from .steps import AllGather, AllToAll, ReduceScatter
 
 if TYPE_CHECKING:
     from .boxes import Box
@@ -39,6 +40,36 @@ class Grid(NamedTuple):
         return moved == sorted(moved) and self.times == self.lengths
 
 
+class Pattern(NamedTuple):
+    """The grids of a change of cuts, but for the lengths of the pieces.
+
+    Attributes:
+        parts: for each dim, into how many pieces what is held is cut for others, and of how many that came from others
+            what is wanted is made.
+        alike: the sizes of the members' axes that don't cut the target: members that differ along these want the same.
+        taken: for each dim, the sizes of the axes by which only the target cuts it.
+        members: the sizes of the members' axes.
+        pack, unpack: the orders of both grids.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    alike: tuple[int, ...]
+    taken: tuple[tuple[int, ...], ...]
+    members: tuple[int, ...]
+    pack: tuple[int, ...]
+    unpack: tuple[int, ...]
+
+    def packed(self, piece: Sequence[int]) -> Grid:
+        """From the local tensor to pieces of these lengths."""
+        cut = [length for sizes, inner in zip(self.taken, piece) for length in (*sizes, inner)]
+        return Grid((*[1] * len(self.alike), *cut), (*self.alike, *cut), self.pack)
+
+    def unpacked(self, piece: Sequence[int]) -> Grid:
+        """From pieces of these lengths to the new local tensor."""
+        lengths = (*self.members, *piece)
+        return Grid(lengths, lengths, self.unpack)
+
+
 def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) -> tuple[Grid | None, Grid | None]:
     """From the local tensor to what goes to the members, one after the other; and from what came from them to the new
     local tensor. None where a step has no such list of pieces, or the pieces aren't alike.
@@ -46,62 +77,72 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     Args:
         held, wanted: this rank's boxes before the step and after it.
     """
+    if isinstance(step, AllToAll) and step.op is not None:
+        return None, None
+    before, after = step.before, step.after
+    pattern = _pattern(before.orders, after.orders, before.sizes, step.axes, isinstance(step, AllToAll))
+    if pattern is None:
+        return None, None
+    piece = []
+    for old, new, (parts, pieces) in zip(held.length, wanted.length, pattern.parts):
+        if old % parts or new % pieces or old // parts != new // pieces:
+            return None, None
+        piece.append(old // parts)
+    if not isinstance(step, AllToAll) and math.prod(piece) != step.chunk:
+        return None, None  # there is padding
+    return (
+        None if isinstance(step, AllGather) else pattern.packed(piece),
+        None if isinstance(step, ReduceScatter) else pattern.unpacked(piece),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _pattern(
+    before: Orders, after: Orders, sizes: tuple[int, ...], axes: tuple[int, ...], exchanges: bool
+) -> Pattern | None:
     given, taken = [], []  # by dim, the cuts that only the source has, and that only the target has
-    for old, new in zip(step.before.orders, step.after.orders):
+    for old, new in zip(before, after):
         common = min(len(old), len(new))
         if old[:common] != new[:common]:
-            return None, None
+            return None
         given.append(old[common:])
         taken.append(new[common:])
-    if isinstance(step, AllToAll) and not {*itertools.chain.from_iterable(given)}.issuperset(step.axes):
-        return None, None  # not every member exchanges pieces with every other one
-    if not {*itertools.chain.from_iterable(taken)} <= {*step.axes} or not _alike(step, held, wanted, given, taken):
-        return None, None
-    pack = _pack(step, held, taken) if not isinstance(step, AllGather) else None
-    return pack, _unpack(step, wanted, given) if not isinstance(step, ReduceScatter) else None
+    giving, taking = ({*itertools.chain.from_iterable(cuts)} for cuts in (given, taken))
+    if exchanges and not giving.issuperset(axes):
+        return None  # not every member exchanges pieces with every other one
+    if not taking.issubset(axes):
+        return None
+
+    def lengths(some: Iterable[int]) -> tuple[int, ...]:
+        return tuple([sizes[axis] for axis in some])
+
+    alike = [axis for axis in axes if axis not in taking]
+    return Pattern(
+        tuple([(math.prod(lengths(new)), math.prod(lengths(old))) for old, new in zip(given, taken)]),
+        lengths(alike),
+        tuple(map(lengths, taken)),
+        lengths(axes),
+        _pack_order(axes, alike, taken),
+        _unpack_order(axes, given) if giving.issubset(axes) else (),
+    )
 
 
-def _alike(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box, given: Orders, taken: Orders) -> bool:
-    """Does each member's piece have the same lengths, and no padding after it?"""
-    if isinstance(step, AllToAll) and step.op is not None:
-        return False
-    sizes, piece = step.before.sizes, 1
-    for old, new, before, after in zip(held.length, wanted.length, given, taken):
-        # What is held is cut for others by the target's further cuts; what is wanted comes in the source's.
-        parts = math.prod([sizes[a] for a in after]) if after else 1
-        pieces = math.prod([sizes[a] for a in before]) if before else 1
-        if old % parts or new % pieces or old // parts != new // pieces:
-            return False
-        piece *= old // parts
-    return isinstance(step, AllToAll) or piece == step.chunk
-
-
-def _pack(step: Collective, held: Box, taken: Orders) -> Grid:
-    sizes = step.before.sizes
-    # Members that differ only along an axis that doesn't cut the target want the same.
-    alike = [axis for axis in step.axes if not any(axis in axes for axes in taken)]
+def _pack_order(axes: Sequence[int], alike: Sequence[int], taken: Orders) -> tuple[int, ...]:
+    """The members, then the dims of a piece; in the tensor each dim comes after the axes that cut it."""
     place = {axis: number for number, axis in enumerate(alike)}
-    times = [sizes[axis] for axis in alike]
     inner = []
-    for axes, length in zip(taken, held.length):
-        for axis in axes:
-            place[axis] = len(times)
-            times.append(sizes[axis])
-            length //= sizes[axis]
-        inner.append(len(times))
-        times.append(length)
-    lengths = (*[1] * len(alike), *times[len(alike) :])
-    return Grid(lengths, tuple(times), (*[place[a] for a in step.axes], *inner))
+    at = len(alike)
+    for cuts in taken:
+        place.update({axis: at + depth for depth, axis in enumerate(cuts)})
+        at += len(cuts)
+        inner.append(at)
+        at += 1
+    return (*[place[axis] for axis in axes], *inner)
 
 
-def _unpack(step: Collective, wanted: Box, given: Orders) -> Grid:
-    sizes = step.before.sizes
-    view = [sizes[axis] for axis in step.axes]
+def _unpack_order(axes: tuple[int, ...], given: Orders) -> tuple[int, ...]:
+    """Each dim after the axes that cut it; what came has the members, then the dims of a piece."""
     order = []
-    for axes, length in zip(given, wanted.length):
-        for axis in axes:
-            order.append(step.axes.index(axis))
-            length //= sizes[axis]
-        order.append(len(view))
-        view.append(length)
-    return Grid(tuple(view), tuple(view), tuple(order))
+    for dim, cuts in enumerate(given):
+        order += [*map(axes.index, cuts), len(axes) + dim]
+    return tuple(order)
