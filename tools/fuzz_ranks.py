@@ -34,7 +34,7 @@ NEIGHBOUR = "a mesh over all ranks that no case is about"
 START_SECONDS, MOST_SHOWN = 120, 3
 OUTCOMES = ("right", "wrong", "raised", "hung")
 # Then new processes, for on stock every mesh leaves groups and their threads behind, and NCCL's much device memory.
-CASES_PER_WORLD = {"cpu": 300, "cuda": 40}
+CASES_PER_WORLD = {"cpu": 100, "cuda": 40}
 
 
 class Ranks:
