@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
 from torch_overlay.distributed._group_table import Kind, _by_value
 from torch_overlay.distributed._group_table import find_group as find_group_by_name
-from torch_overlay.distributed._layout import MeshLayout
+from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._process_groups import Request, _default_serves
 from torch_overlay.distributed._rank_map import RankMap
 from torch_overlay.distributed._universe import current_world
@@ -518,7 +518,7 @@ def test_what_a_host_has_decides_nothing(device_type, served, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked what this host has"))
     monkeypatch.setattr(distributed_c10d, "get_backend", lambda group=None: "gloo")
     universe = current_world().open_universe(RankMap.identity(8), None)
-    view = View(RankMap.identity(8), MeshLayout.dense((8,)))
+    view = View(RankMap.identity(8), _MeshLayout.from_sizes_strides((8,)))
     group = _default_serves(dist.group.WORLD, universe, Request(view, "dp", (None, None), device_type))
     assert group == served
 

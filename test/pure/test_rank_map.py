@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_overlay.distributed._layout import MeshLayout
+from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._rank_map import RankMap
 from torch_overlay.distributed._view import View
 
@@ -44,14 +44,14 @@ def test_a_rank_twice_is_refused():
 @given(st.permutations(range(12)), st.permutations(range(3)), st.integers(1, 3))
 def test_a_view_shows_each_rank_its_own_copy(ranks, order, kept):
     """The copies of a slice partition the ranks, and each holds the rank who asks at its own coordinate."""
-    view = View(RankMap(ranks), MeshLayout.dense((2, 3, 2)).select(order[:kept]))
+    view = View(RankMap(ranks), _MeshLayout.from_sizes_strides((2, 3, 2)).select(order[:kept]))
     seen = set()
     for rank in range(12):
         mine = view.ranks(rank)
         assert rank in mine
         coordinate = view.coordinate(rank)
         flat = 0
-        for digit, size in zip(coordinate, view.layout.sizes, strict=True):
+        for digit, size in zip(coordinate, view.layout.top_level_sizes, strict=True):
             flat = flat * size + digit
         assert mine[flat] == rank
         seen.add(tuple(mine))
@@ -62,10 +62,10 @@ def test_a_view_shows_each_rank_its_own_copy(ranks, order, kept):
         assert elsewhere.rank_map == RankMap(mine)
         assert [elsewhere.rank_map[index] for index in range(len(mine))] == mine
     assert sorted(rank for copy in seen for rank in copy) == list(range(12))
-    assert len(seen) == 12 // view.layout.numel
+    assert len(seen) == 12 // view.layout.numel()
 
 
 def test_a_rank_outside_sees_the_first_copy():
-    view = View(RankMap([4, 5, 6, 7]), MeshLayout.dense((2, 2)).select([1]))
+    view = View(RankMap([4, 5, 6, 7]), _MeshLayout.from_sizes_strides((2, 2)).select([1]))
     assert view.coordinate(0) is None
     assert view.ranks(0) == [4, 5]

@@ -21,6 +21,7 @@ TORCH_ROOMS = (
     "_process_groups",
 )  # meshes and groups
 TORCH_ROOMS += ("_kept",)
+LAYOUTS = "_mesh_layout"  # named as in torch
 PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
 TRANSFERS = "torch_overlay.transfers._planner"  # pure as well
 # The engine is told what to patch and what is recognised, so it serves any library; its tests need no torch.
@@ -32,7 +33,7 @@ def is_pure(module: str) -> bool:
     home, _, room = module.rpartition(".")
     if not {PLANNER, TRANSFERS}.isdisjoint((home, module)):
         return True
-    return home == UPSTREAM and room.startswith("_") and not room.startswith(TORCH_ROOMS)
+    return home == UPSTREAM and room.startswith("_") and (room == LAYOUTS or not room.startswith(TORCH_ROOMS))
 
 
 def lines(source, wrong):
@@ -112,12 +113,17 @@ RULES += [torch_asked_what_it_has]
 
 # What each rule must catch, and the nearest thing that it must let pass: (rule, file, text, how many lines break it).
 TRIED = [
-    (beyond_pure, "distributed/_layout.py", "import torch", 1),
-    (beyond_pure, "distributed/_layout.py", "def f():\n  import numpy.linalg", 1),
-    (beyond_pure, "distributed/_layout.py", "import math\nfrom collections.abc import Iterator", 0),
-    (beyond_pure, "distributed/_rank_map.py", "from ._layout import Layout\nfrom . import _layout", 0),
+    (beyond_pure, "distributed/_mesh_layout.py", "import torch", 1),
+    (beyond_pure, "distributed/_mesh_layout.py", "def f():\n  import numpy.linalg", 1),
+    (beyond_pure, "distributed/_mesh_layout.py", "import math\nfrom collections.abc import Iterator", 0),
+    (beyond_pure, "distributed/_rank_map.py", "from ._mesh_layout import _FlatLayout\nfrom . import _mesh_layout", 0),
     (beyond_pure, "distributed/_rank_map.py", "from ._shared_state import SharedState", 1),
-    (beyond_pure, "distributed/tensor/_planner/cost.py", "from .regions import Box\nfrom ..._layout import Layout", 0),
+    (
+        beyond_pure,
+        "distributed/tensor/_planner/cost.py",
+        "from .regions import Box\nfrom ..._mesh_layout import row_major",
+        0,
+    ),
     (beyond_pure, "distributed/tensor/_planner/cost.py", "from .._redistribute import run\nimport torch", 2),
     (beyond_pure, "distributed/tensor/_planner/new.py", "import torch", 1),
     (beyond_pure, "transfers/_planner/lines.py", "import torch\nfrom ..trees import leaves", 2),
@@ -128,7 +134,12 @@ TRIED = [
     (beyond_pure, "distributed/_new.py", "from torch import Tensor", 1),
     (beyond_pure, "distributed/_process_groups_split.py", "import torch", 0),
     (out_of_upstream, "distributed/device_mesh.py", "from ..errors import OverlayError", 1),
-    (out_of_upstream, "distributed/device_mesh.py", "from torch_overlay.distributed._layout import Layout", 1),
+    (
+        out_of_upstream,
+        "distributed/device_mesh.py",
+        "from torch_overlay.distributed._mesh_layout import row_major",
+        1,
+    ),
     (out_of_upstream, "distributed/tensor/_redistribute.py", "from .. import device_mesh\nfrom ._plan import plan", 0),
     (out_of_upstream, "distributed/tensor/_redistribute.py", "def f():\n  from ... import options", 1),
     (out_of_upstream, "parallel_dims.py", "from . import errors", 0),

@@ -50,7 +50,7 @@ def needs_rows(source: house.Source) -> bool:
     folder, _, name = source.name.rpartition("/")
     if folder in FOLDERS:
         return True
-    return source.name in FILES or (folder == f"{house.PACKAGE}/distributed" and name != "_layout.py")
+    return source.name in FILES or (folder == f"{house.PACKAGE}/distributed" and name != "_mesh_layout.py")
 
 
 def quotes(row: str, text: str) -> bool:

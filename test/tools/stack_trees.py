@@ -22,11 +22,12 @@ INSTALLED = pathlib.Path(torch.__file__).parent
 # Files of torch that the stack reads; a tree of these alone is quick to copy and to commit.
 TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in ROWS if row.kind is not Kind.HOOK})
 CONFIG = "torch/distributed/config.py"
+LAYOUTS = "torch/distributed/_mesh_layout.py"
 PACKAGES = ["torch/distributed/__init__.py", "torch/distributed/tensor/__init__.py"]
 
 
 def small_tree(folder: pathlib.Path) -> pathlib.Path:
-    for path in [*TOUCHED, *PACKAGES, CONFIG, "torch/version.py"]:
+    for path in [*TOUCHED, *PACKAGES, CONFIG, LAYOUTS, "torch/version.py"]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(INSTALLED.parent / path, folder / path)
     return folder

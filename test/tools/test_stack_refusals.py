@@ -88,15 +88,15 @@ def test_an_insertion_without_its_place_is_refused_by_name(tmp_path, patches, ol
 
 
 def test_an_insertion_into_no_file_of_torchs_is_refused(tmp_path, patches):
-    (patches / MERGING).rename(patches / "insert/safe-merging/_layout.py")
-    with pytest.raises(StackError, match=r"insert/safe-merging/_layout\.py is for no patch"):
+    (patches / MERGING).rename(patches / "insert/safe-merging/_rank_map.py")
+    with pytest.raises(StackError, match=r"insert/safe-merging/_rank_map\.py is for no patch"):
         first_patch(tmp_path, patches).files()
 
 
 def test_a_file_that_torch_has_is_refused(tmp_path):
-    (small_tree(tmp_path) / "torch/distributed/_layout.py").write_text("")
-    with pytest.raises(StackError, match=r"torch/distributed/_layout\.py: the tree has a file of this name"):
-        render_stack.rendered(Tree.at(tmp_path), MESSAGES, 3)
+    (small_tree(tmp_path) / "torch/distributed/_rank_map.py").write_text("")
+    with pytest.raises(StackError, match=r"torch/distributed/_rank_map\.py: the tree has a file of this name"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, 4)
 
 
 def test_a_definition_that_upstream_added_is_refused(tmp_path):
@@ -110,9 +110,9 @@ def test_a_definition_that_upstream_added_is_refused(tmp_path):
 def test_a_form_for_nothing_is_refused(tmp_path):
     waiting = tmp_path / "patches/until/landed-long-ago"
     waiting.mkdir(parents=True)
-    (waiting / "_layout.py").write_text("")
+    (waiting / "_rank_map.py").write_text("")
     tree = Tree.at(small_tree(tmp_path / "tree"))
-    with pytest.raises(StackError, match=r"landed-long-ago/_layout\.py is for no patch"):
+    with pytest.raises(StackError, match=r"landed-long-ago/_rank_map\.py is for no patch"):
         Prefix(tree, MESSAGES, [], patches=tmp_path / "patches").files()
 
 

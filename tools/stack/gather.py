@@ -69,7 +69,7 @@ def gather(text: str, room: Room, qualnames: Sequence[str], insertions: Sequence
     insertions = [replace(one, lines=tuple(map(fit, one.lines))) for one in insertions]
     laid = Laid(functions, members, [], [], {}, insertions)
     bodies = laid.bodies
-    taken = set(functions) | set(helpers) | set(CARRIERS.values())
+    taken = set(functions) | set(helpers) | set(members) | set(CARRIERS.values())
     waiting = [*bodies, *helpers.values()]
     while waiting:
         for name in used(waiting.pop()) & room.defined - taken:

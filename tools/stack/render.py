@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import libcst as cst
 
+from torch_overlay.patching.patch import Kind, Patch
 from torch_overlay.series import PATCHES as ROWS
 
 from .gather import gather
@@ -18,11 +19,12 @@ from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import Import, bound, import_lines, used
 from .reach import Reach, attributes, uses_of
-from .room import OURS, Room, absent_names, read_room, without_absent
+from .room import OURS, Room, absent_names, identities, read_room, without_absent
 from .tree import Tree
 
 CONFIG = "torch.distributed.config"  # the stack's switches go there; the overlay has options
-BODIES = {"/".join(m.split(".")[2:]) + ".py" for m in {CONFIG, *(row.module for row in ROWS)}}  # over torch's files
+LAYOUTS = "torch.distributed._mesh_layout"  # the overlay has its own; what torch's classes lack of it goes into them
+BODIES = {"/".join(m.split(".")[2:]) + ".py" for m in {CONFIG, LAYOUTS, *(row.module for row in ROWS)}}  # torch's files
 
 
 @dataclass
@@ -101,8 +103,12 @@ class Prefix:
             for message in self.messages:
                 inserted = self._inserted(message, file)
                 room = inserted.added_to(room) if inserted else room
-            self.rooms[file] = without_absent(room, self._absent)
+            self.rooms[file] = without_absent(room, self._absent, self._identities)
         return self.rooms[file]
+
+    @functools.cached_property
+    def _identities(self) -> frozenset[tuple[str, str]]:
+        return identities(self.patches)
 
     @functools.cached_property
     def _absent(self) -> frozenset[tuple[str, str]]:
@@ -139,7 +145,8 @@ class Prefix:
 
         Those that the tree has already are left to it.
         """
-        rows = {row.target: row for row in ROWS if self.tree.release.in_range(row)}
+        added = [_added(target) for message in self.messages for target in message.rows if target.startswith(LAYOUTS)]
+        rows = {row.target: row for row in (*ROWS, *added) if self.tree.release.in_range(row)}
         refused: list[str] = []
         found: dict[str, dict[str, list[Insertion]]] = {}
         for target, insertions in self._forms().items():
@@ -147,7 +154,7 @@ class Prefix:
             if not qualname:
                 found.setdefault(file_of(module), {})[qualname] = insertions
                 continue
-            if target not in {row.target for row in ROWS}:
+            if target not in {row.target for row in (*ROWS, *added)}:
                 raise StackError(f"{target}: the overlay's table has no such row")
             if target not in rows:
                 continue
@@ -200,6 +207,11 @@ class Prefix:
         for text in self.tests().values():
             taken |= {i.name for i in uses_of(text, "torch.distributed").imports if i.name}
         return taken.union(*(used(s) - bound(s) for s in bodies)), set().union(*map(attributes, bodies))
+
+
+def _added(target: str) -> Patch:
+    """A row for a member that torch's class lacks, and that the overlay has in a class of its own."""
+    return Patch(target, target.replace("torch.", "torch_overlay.", 1), Kind.ADD)
 
 
 def _bound_last(insertions: Sequence[Insertion]) -> list[Insertion]:

@@ -131,16 +131,57 @@ def absent_names(later: list[str], patches: pathlib.Path = PATCHES) -> frozenset
     return frozenset(found)
 
 
-def without_absent(room: Room, absent: frozenset[tuple[str, str]]) -> Room:
-    """The room without definitions that aren't there yet, and without the calls that stand alone, or decide alone."""
-    names = {name for module, name in absent if module == room.module}
-    names |= {i.bound for i in room.imports if (i.module, i.name) in absent}
-    if not names:
+def identities(patches: pathlib.Path = PATCHES) -> frozenset[tuple[str, str]]:
+    """Module and name of each function that gives back what it gets upstream, as its form in `instead` says."""
+    found = set()
+    for path in sorted((patches / "instead").rglob("*.py")):
+        room = parse(path.relative_to(patches / "instead").as_posix(), path)
+        found |= {(room.module, s.name.value) for s in room.body if _gives_back(s)}  # type: ignore[attr-defined]
+    return frozenset(found)
+
+
+def _gives_back(statement: cst.BaseStatement) -> bool:
+    if not isinstance(statement, cst.FunctionDef) or len(statement.params.params) != 1:
+        return False
+    given = matchers.Return(value=matchers.Name(statement.params.params[0].name.value))
+    last = statement.body.body[-1]
+    return len(statement.body.body) == 1 and matchers.matches(last, matchers.SimpleStatementLine(body=[given]))
+
+
+def without_absent(
+    room: Room, absent: frozenset[tuple[str, str]], same: frozenset[tuple[str, str]] = frozenset()
+) -> Room:
+    """The room without definitions that aren't there yet, and without the calls that stand alone, or decide alone.
+
+    A call of a function that is the ``same`` as its argument is that argument.
+    """
+    names = _names_of(room, absent)
+    transparent = _names_of(room, same)
+    if not names | transparent:
         return room
-    kept = [s for s in room.body if not (bound(s) and bound(s) <= names)]
-    imports = tuple(i for i in room.imports if i.bound not in names)
-    calls = _WithoutCalls(names)
-    return replace(room, body=tuple(s.visit(calls) for s in kept), imports=imports)  # type: ignore[misc]
+    kept = [s for s in room.body if not (bound(s) and bound(s) <= names | transparent)]
+    imports = tuple(i for i in room.imports if i.bound not in names | transparent)
+    body = [s.visit(_Unwrap(transparent)) for s in kept] if transparent else kept
+    body = [s.visit(_WithoutCalls(names)) for s in body] if names else body  # type: ignore[union-attr]
+    return replace(room, body=tuple(body), imports=imports)  # type: ignore[arg-type]
+
+
+def _names_of(room: Room, definitions: frozenset[tuple[str, str]]) -> set[str]:
+    """What the room calls these: its own, and those that it imports."""
+    own = {name for module, name in definitions if module == room.module}
+    return own | {i.bound for i in room.imports if (i.module, i.name) in definitions}
+
+
+class _Unwrap(cst.CSTTransformer):
+    """Puts the argument of a call of these names in place of the call."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def leave_Call(self, original, updated):  # type: ignore[no-untyped-def]
+        called = isinstance(updated.func, cst.Name) and updated.func.value in self.names
+        return updated.args[0].value if called else updated
 
 
 _MEMBERS = matchers.ClassDef(bases=[matchers.Arg(value=matchers.Ellipsis())])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ._layout import Layout, MeshLayout
 from ._mesh_group_names import group_names
+from ._mesh_layout import _FlatLayout, _MeshLayout
 from ._mesh_state import shared_state, view_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
     return found
 
 
-def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
+def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
     """The layouts of these axes, in this order: the mesh's own, else the flattened view of that name.
 
     Raises:
@@ -35,11 +35,11 @@ def select(mesh: DeviceMesh, names: Names) -> MeshLayout:
     if not all(name in own or name in flattened for name in names):
         valid = list(dict.fromkeys([*own, *flattened]))
         raise KeyError(f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are {valid}.")
-    axes: list[Layout] = [own[name] if name in own else view_of(flattened[name]).layout.axes[0] for name in names]
-    return MeshLayout(tuple(axes))
+    axes: list[_FlatLayout] = [own[name] if name in own else view_of(flattened[name]).layout.axes[0] for name in names]
+    return _MeshLayout(tuple(axes))
 
 
-def ascending(mesh: DeviceMesh, names: Names) -> MeshLayout:
+def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
     """The layouts of these axes, held to torch's rule for slices: outer axes before inner ones, or the mesh's order.
 
     Raises:
@@ -47,12 +47,12 @@ def ascending(mesh: DeviceMesh, names: Names) -> MeshLayout:
         RuntimeError: axes that share ranks.
     """
     layout = select(mesh, names)
-    joint = layout.joint()
+    joint = layout.collapse()
     own = mesh._mesh_dim_names or ()
     places = [own.index(name) for name in names if name in own]
-    if not joint.is_sorted() and (len(places) < len(names) or places != sorted(places)):
+    if not joint.check_sorted() and (len(places) < len(names) or places != sorted(places)):
         raise KeyError(f"Invalid mesh_dim_names {names} specified. Mesh dim indices should be in ascending order.")
-    if not layout.is_orthogonal():
+    if not joint.check_orthogonal():
         raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed.")
     return layout
 
@@ -67,7 +67,7 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
     return [own[name] if name in own else flattened[name]._dim_group_names[0] for name in names]
 
 
-def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:
+def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
     """All axes of several views of one universe.
 
     Raises:
@@ -75,8 +75,8 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> MeshLayout:
     """
     if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
         raise RuntimeError("Cannot concatenate DeviceMeshes derived from different device meshes")
-    layout = MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
-    if not layout.is_orthogonal():
+    layout = _MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
+    if not layout.collapse().check_orthogonal():
         raise RuntimeError(f"Cannot concatenate overlapping meshes: {meshes}")
     return layout
 
@@ -95,17 +95,17 @@ def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
     if unknown:
         raise KeyError(f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes are {list(own)}.")
     axes = select(mesh, shown)
-    if len(set(shown)) < len(shown) or not axes.is_orthogonal():
+    if len(set(shown)) < len(shown) or not axes.collapse().check_orthogonal():
         raise ValueError(f"A view needs axes that have no ranks in common, each once, got {list(shown)}.")
     for name in at:
-        if name in shown or not MeshLayout((*axes.axes, own[name])).is_orthogonal():
+        if name in shown or not _MeshLayout((*axes.axes, own[name])).collapse().check_orthogonal():
             raise ValueError(f"Axis {name!r} is shown, so it can't sit at one coordinate: give {list(shown)} or `at`.")
     index = view_of(mesh).rank_map.index(mesh._rank)
     start = 0 if index is None else layout.origin(index)
     for name, axis in own.items():
         if name in at:
-            if not 0 <= at[name] < axis.numel:
-                raise ValueError(f"Axis {name!r} has coordinates 0 to {axis.numel - 1}, got {at[name]}.")
+            if not 0 <= at[name] < axis.numel():
+                raise ValueError(f"Axis {name!r} has coordinates 0 to {axis.numel() - 1}, got {at[name]}.")
             start += axis(at[name])
         elif name not in shown and index is not None:
             start += axis(axis.coordinate(index))

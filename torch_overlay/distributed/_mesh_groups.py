@@ -10,9 +10,9 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
 
 from ._group_table import Kind, find_group
-from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
 from ._mesh_group_names import group_names
+from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import UNBOUND, bind_groups
 from ._mesh_state import axis_names, is_apart, shared_state, view_of
 from ._process_groups import Request, axis_group, makes_communicators
@@ -53,7 +53,7 @@ def mark_apart(mesh: DeviceMesh) -> None:
 
 
 def make_groups(
-    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+    mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
     shared = shared_state(mesh)
@@ -61,7 +61,7 @@ def make_groups(
     universe = universe_of(shared)
     found: list[str] = []
     for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):
-        view = view_of(mesh).show(MeshLayout((axis,)))
+        view = view_of(mesh).show(_MeshLayout((axis,)))
         group = axis_group(universe, Request(view, name, override, mesh._device_type))
         if group is not None:
             shared.registry[group.group_name] = group
@@ -108,7 +108,7 @@ def prepare(mesh: DeviceMesh) -> None:
 
 
 def _large(mesh: DeviceMesh) -> tuple[int, ...]:
-    return tuple(axis for axis, size in enumerate(view_of(mesh).layout.sizes) if size > 1)
+    return tuple(axis for axis, size in enumerate(view_of(mesh).layout.top_level_sizes) if size > 1)
 
 
 def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
@@ -125,14 +125,14 @@ def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]], asked_for:
         kind = _common_kind([overrides[axis] for axis in axes])
         if kind is None:
             continue  # groups that can do different things can't be joined
-        layout = view.layout.select(axes).joint().ascending()
+        layout = view.layout.select(axes).collapse().ascending()
         made = universe.joint.get((layout, kind))
         if made is not None:
             universe.version += asked_for and not made.asked_for
             made.asked_for |= asked_for
             continue
         name, override = ",".join(names[axis] for axis in axes), overrides[axes[0]]
-        request = Request(view.show(MeshLayout((layout,))), name, override, mesh._device_type, joint=True)
+        request = Request(view.show(_MeshLayout((layout,))), name, override, mesh._device_type, joint=True)
         group = axis_group(universe, request)
         universe.joint[layout, kind] = Joint(group.group_name if group is not None else "", asked_for)
         universe.version += 1
@@ -169,7 +169,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
     kind = _common_kind([override_of(mesh, universe, axis) for axis in axes])
     if kind is None:
         return None
-    wanted = view.layout.select(axes).joint().ascending()
+    wanted = view.layout.select(axes).collapse().ascending()
     made = universe.joint.get((wanted, kind)) if universe is not None and not is_apart(mesh) else None
     if made is not None and (made.asked_for or get_settings().flatten != "existing"):
         return made.group_name
@@ -198,10 +198,14 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     return (*made, *flattened) if flattened else made
 
 
-def _describe(mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:
+def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:
     """One line about axes that are about to get groups: equal on two ranks exactly if they mean the same."""
     rank_map = view_of(mesh).rank_map
-    axes = [f"{name}={size}" for name, size in zip(names, layout.sizes, strict=True)] if names else layout.sizes
+    axes = (
+        [f"{name}={size}" for name, size in zip(names, layout.top_level_sizes, strict=True)]
+        if names
+        else layout.top_level_sizes
+    )
     ranks = f"0 to {rank_map.numel - 1}"
     if not rank_map.is_identity:
         ranks = f"{short(rank_map.ranks())} #{rank_map.key[1][:8]}"

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.distributed_c10d import get_world_size
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._layout import MeshLayout
+from ._mesh_layout import _MeshLayout
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View
@@ -40,7 +40,7 @@ def read_mesh(mesh: Any) -> View:
         if not given.is_floating_point() and not torch.equal(given.cpu().long(), ranks.long()):
             wrong = next(rank for rank in given.flatten().tolist() if not 0 <= rank <= torch.iinfo(torch.int).max)
             raise ValueError(f"A mesh needs ranks from 0 to {torch.iinfo(torch.int).max}, got rank {wrong}")
-        return View(RankMap(ranks.flatten().tolist()), MeshLayout.dense(tuple(ranks.shape)))
+        return View(RankMap(ranks.flatten().tolist()), _MeshLayout.from_sizes_strides(tuple(ranks.shape)))
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
@@ -50,20 +50,20 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
         TypeError: a mesh besides, or only one of the two.
         AssertionError: overlapping axes, or a rank map that doesn't fit.
     """
-    if isinstance(layout, MeshLayout):
+    if isinstance(rank_map, RankMap):
         return View(rank_map, layout)
     if mesh is not None:
         raise TypeError("Cannot provide _layout and/or _rank_map if passing explicit mesh")
     if layout is None or rank_map is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
     axes = from_torch(layout)
-    if not axes.is_orthogonal():
+    if not axes.collapse().check_orthogonal():
         raise AssertionError("Please use a non-overlapping layout when creating a DeviceMesh.")
     if rank_map.ndim != 1:
         raise AssertionError("The rank map must be 1-dimensional")
     if not rank_map.is_contiguous():
         raise AssertionError("The rank map must be contiguous")
-    if rank_map.numel() < axes.joint().cosize:
+    if rank_map.numel() < axes.cosize():
         raise AssertionError(
             f"The rank map contains {rank_map.numel()} element, which isn't large enough for layout {layout}"
         )

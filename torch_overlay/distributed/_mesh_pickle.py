@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
 from ._group_table import find_group
-from ._layout import MeshLayout
+from ._mesh_layout import _MeshLayout
 from ._mesh_state import axis_names, shared_state, thread_id, view_of
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
@@ -83,7 +83,7 @@ def _bind(mesh: DeviceMesh, view: View, number: int | None, private: str | None,
     lanes = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axis, layout in enumerate(view.layout.axes):
         wanted = _Wanted(
-            view.show(MeshLayout((layout,))).ranks(mesh._rank),
+            view.show(_MeshLayout((layout,))).ranks(mesh._rank),
             lanes[axis],
             saved[axis] if axis < len(saved) else "",
         )

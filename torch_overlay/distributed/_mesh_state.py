@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._layout import MeshLayout
+    from ._mesh_layout import _MeshLayout
 
 # Every mesh that lacks what torch's own code would look for, by id. Weak: a mesh lives no longer for being listed.
 _living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()  # overlay only
@@ -85,7 +85,7 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def make_view(
-    parent: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, group_names: Sequence[str] | None
+    parent: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, group_names: Sequence[str] | None
 ) -> DeviceMesh:
     """Another mesh over the ranks of ``parent``'s universe.
 
@@ -115,7 +115,7 @@ def copy_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def make_window(
-    parent: DeviceMesh, layout: MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
+    parent: DeviceMesh, layout: _MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
 ) -> DeviceMesh:
     """The copy of ``layout`` at index ``start``, as a root of its own."""
     view = view_of(parent).window(layout, start)

@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from ._group_table import Entry, GroupTable, Key, Kind, compact, describe
-from ._layout import Layout
+from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
 from ._universe import Universe, making_for_mesh, making_private
@@ -71,9 +71,9 @@ class Request:
 
     def covers_world(self, world_size: int) -> bool:
         """Whether the axis is the whole world in rank order, which the default group may serve."""
-        if self.view.layout.numel != world_size or self.override != (None, None):
+        if self.view.layout.numel() != world_size or self.override != (None, None):
             return False
-        if self.view.layout.axes[0] == Layout((world_size,)) and self.view.rank_map.is_identity:
+        if self.view.layout.axes[0] == _FlatLayout((world_size,)) and self.view.rank_map.is_identity:
             return True
         return self.view.ranks(self.view.rank_map[0]) == list(range(world_size))
 
@@ -150,7 +150,7 @@ def _keys(table: GroupTable, private: bool, request: Request, copies: Sequence[S
     """The keys of all copies, in the lane that the options give to the axis."""
     policy = get_settings().share_groups
     # A group of one rank is no communicator. With one for each name, a loop that destroys the groups of all axes works.
-    named = policy in ("names", "off") or request.view.layout.numel == 1
+    named = policy in ("names", "off") or request.view.layout.numel() == 1
     lane = request.name if named and not request.joint else None
     keys = [Key(compact(ranks), Kind.of(request.override), lane) for ranks in copies]
     apart = not request.joint and (policy == "off" or (making_private.get() and not private))

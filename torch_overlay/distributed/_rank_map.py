@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ._layout import Layout
+    from ._mesh_layout import _FlatLayout
 
 
 class RankMap:
@@ -111,14 +111,14 @@ class Window(RankMap):
         layout: orthogonal; its coordinates become the indices of the window.
         start: the index of ``whole`` at which the copy starts.
 
-    >>> from ._layout import Layout
-    >>> second_row = Window(RankMap.identity(8), Layout((4,)), 4)
+    >>> from ._mesh_layout import _FlatLayout
+    >>> second_row = Window(RankMap.identity(8), _FlatLayout((4,)), 4)
     >>> second_row[1], second_row.index(5), second_row.index(0)  # rank 0 is in the other row
     (5, 1, None)
     """
 
-    def __init__(self, whole: RankMap, layout: Layout, start: int) -> None:
-        self.numel = layout.numel
+    def __init__(self, whole: RankMap, layout: _FlatLayout, start: int) -> None:
+        self.numel = layout.numel()
         self._whole = whole
         self._layout = layout
         self._start = start
@@ -135,7 +135,7 @@ class Window(RankMap):
 
     @cached_property
     def _shown(self) -> tuple[int, ...]:
-        return tuple(self._whole[self._start + offset] for offset in self._layout.indices())
+        return tuple(self._whole[self._start + offset] for offset in self._layout.all_ranks_from_zero())
 
     def ranks(self) -> Sequence[int]:
         return self._shown

@@ -1,39 +1,35 @@
 """The door between torch's layouts and ours.
 
-``mesh._layout`` stays an instance of its class: pipelining, guards, pickles and LocalTensorMode read it. What
-we compute with is a :class:`MeshLayout`. The canonical form of one axis is the same on both sides.
+``mesh._layout`` stays an instance of torch's class: pipelining, guards, pickles and LocalTensorMode read it. What we
+compute with is ours, whose classes and members have the same names. The canonical form of one axis is the same on both
+sides. Upstream there is one side only, and these functions, which give back what they get there, go.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-import torch
-from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
+from torch.distributed import _mesh_layout as torchs
 
-from ._layout import Layout, MeshLayout
+from ._mesh_layout import _FlatLayout, _MeshLayout
 
 
 @lru_cache(maxsize=4096)
-def _axis_to_torch(axis: Layout) -> _FlatLayout:
-    return _FlatLayout(axis.sizes, axis.strides) if axis.sizes else _FlatLayout(1, 0)
+def axis_to_torch(axis: _FlatLayout) -> torchs._FlatLayout:
+    """The same axis in torch's form."""
+    return torchs._FlatLayout(axis.shape, axis.stride)
 
 
-def to_torch(layout: MeshLayout) -> _MeshLayout:
+def axis_from_torch(axis: torchs._FlatLayout) -> _FlatLayout:
+    """The same axis in ours."""
+    return _FlatLayout(axis.shape, axis.stride)
+
+
+def to_torch(layout: _MeshLayout) -> torchs._MeshLayout:
     """The same axes in torch's form."""
-    return _MeshLayout([_axis_to_torch(axis) for axis in layout.axes])
+    return torchs._MeshLayout([axis_to_torch(axis) for axis in layout.axes])
 
 
-def from_torch(layout: _MeshLayout) -> MeshLayout:
+def from_torch(layout: torchs._MeshLayout) -> _MeshLayout:
     """The same axes in ours. Law: ``from_torch(to_torch(x)) == x``, and the other way round."""
-    return MeshLayout(tuple(Layout(axis.shape, axis.stride) for axis in layout))
-
-
-def as_tensor(layout: MeshLayout, start: int, values: torch.Tensor) -> torch.Tensor:
-    """What the copy of ``layout`` that starts at index ``start`` shows of ``values``, which has one dimension.
-
-    A view, and so as quick for a million ranks as for eight, unless an axis has several modes: no stride says it then.
-    """
-    sizes = [size for axis in layout.axes for size in axis.sizes]
-    strides = [stride for axis in layout.axes for stride in axis.strides]
-    return torch.as_strided(values, sizes, strides, start).reshape(layout.sizes)
+    return _MeshLayout(tuple(axis_from_torch(axis) for axis in layout))

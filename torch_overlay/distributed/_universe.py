@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName, ProcessGroup
 
     from ._group_table import Kind
-    from ._layout import Layout
     from ._mesh_input import Override
+    from ._mesh_layout import _FlatLayout
     from ._rank_map import RankMap
     from ._shared_state import SharedState
 
@@ -94,7 +94,7 @@ class Universe:
         self.number = number
         self.private = private
         self.table = GroupTable()
-        self.joint: dict[tuple[Layout, Kind], Joint] = {}
+        self.joint: dict[tuple[_FlatLayout, Kind], Joint] = {}
         self.overrides: dict[str, Override] = {}
         self.by_default: list[str] = []
         self.serial = next(_serials)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._layout import Ints, Layout, MeshLayout
+from ._mesh_layout import _FlatLayout, _MeshLayout
 from ._rank_map import RankMap, Window
 
 
@@ -23,9 +23,9 @@ class View:
     """
 
     rank_map: RankMap
-    layout: MeshLayout
+    layout: _MeshLayout
 
-    def coordinate(self, rank: int) -> Ints | None:
+    def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """The coordinates of ``rank``, or None if the universe doesn't hold it."""
         index = self.rank_map.index(rank)
         return None if index is None else self.layout.coordinate(index)
@@ -38,18 +38,20 @@ class View:
     def ranks(self, rank: int) -> list[int]:
         """Every rank of the copy that ``rank`` sees, row-major."""
         start = self.start(rank)
-        if self.rank_map.is_identity and self.layout.joint() == Layout((self.layout.numel,)):
-            return list(range(start, start + self.layout.numel))
-        return [self.rank_map[start + offset] for offset in self.layout.joint().indices()]
+        if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout((self.layout.numel(),)):
+            return list(range(start, start + self.layout.numel()))
+        return [self.rank_map[start + offset] for offset in self.layout.collapse().all_ranks_from_zero()]
 
-    def show(self, layout: MeshLayout) -> View:
+    def show(self, layout: _MeshLayout) -> View:
         """Another layout over the same ranks."""
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:
         """The index at which each copy of the layout starts, over the whole rank map."""
-        return self.layout.joint().complement(self.rank_map.numel).indices()
+        return self.layout.collapse().complement(self.rank_map.numel).all_ranks_from_zero()
 
-    def window(self, layout: MeshLayout, start: int) -> View:
+    def window(self, layout: _MeshLayout, start: int) -> View:
         """The copy of ``layout`` at index ``start`` as a universe of its own: what another rank sees."""
-        return View(Window(self.rank_map, layout.joint(), start), MeshLayout.dense(layout.sizes))
+        return View(
+            Window(self.rank_map, layout.collapse(), start), _MeshLayout.from_sizes_strides(layout.top_level_sizes)
+        )

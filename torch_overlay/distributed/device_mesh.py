@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initialized
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._layout import MeshLayout
 from ._mesh_abort import abort_groups
 from ._mesh_axes import ascending, select, select_groups, side_by_side, start_at
 from ._mesh_group_names import group_names
@@ -34,13 +33,14 @@ from ._mesh_input import (
     read_overrides,
     read_sizes,
 )
+from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import load_state, saved_state
 from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of
 from ._mesh_traced import real_mesh
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap
 from ._shared_state import SharedState
-from ._torch_layout import as_tensor, from_torch, to_torch
+from ._torch_layout import axis_from_torch, from_torch, to_torch
 from ._universe import current_world
 from ._view import View
 
@@ -123,7 +123,7 @@ class _DeviceMesh:
         view = view_of(self)
         rank = get_rank() if is_initialized() else self._rank
         with _disable_current_modes():  # real ranks under fake tensors, the meta device and while tracing
-            return as_tensor(view.layout, view.start(rank), shared_state(self).tensor)
+            return shared_state(self).shown(view.layout, view.start(rank))
 
     def _compute_coordinate_on_dim(self: DeviceMesh) -> tuple[int, ...] | None:
         return view_of(self).coordinate(self._rank)
@@ -224,7 +224,7 @@ class _DeviceMesh:
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Every copy of one axis over the whole universe, each a root mesh."""
         axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
-        layout = MeshLayout((axis,))
+        layout = _MeshLayout((axis,))
         own = select_groups(self, (mesh_dim_name,))
         mine = view_of(self).show(layout).start(self._rank)
         return [
@@ -244,7 +244,7 @@ class _DeviceMesh:
                 f"The mesh_dim_names of submesh and flattened mesh are {taken}. "
                 f"Please specify another valid mesh_dim_name.",
             )
-        layout = MeshLayout((view_of(self).layout.joint(),))
+        layout = _MeshLayout((view_of(self).layout.collapse(),))
         known = root._flatten_mapping.get(mesh_dim_name)
         if known is not None and view_of(known).layout == layout:
             return
@@ -270,17 +270,17 @@ class _DeviceMesh:
         layout = view_of(self).layout
         dim %= len(layout.axes)
         axis = layout.axes[dim]
-        if math.prod(mesh_sizes) != axis.numel:
+        if math.prod(mesh_sizes) != axis.numel():
             raise ValueError(
                 f"The product of {mesh_sizes=} is {math.prod(mesh_sizes)}, "
-                f"but the original dimension at dim={dim} has size {axis.numel}. "
+                f"but the original dimension at dim={dim} has size {axis.numel()}. "
                 f"These must be equal for unflatten to work correctly."
             )
         names = list(self._mesh_dim_names or ())
         names[dim : dim + 1] = mesh_dim_names
         if len(set(names)) != len(names):
             raise ValueError(f"unflatten needs names that no other axis of the mesh has, got {mesh_dim_names}: {names}")
-        new = axis.compose(MeshLayout.dense(mesh_sizes))
+        new = axis.composition(_MeshLayout.from_sizes_strides(tuple(mesh_sizes)))
         groups = group_names(self)
         if groups is not None:
             groups = [*groups[:dim], *make_groups(self, new, mesh_dim_names, backend_override), *groups[dim + 1 :]]
@@ -325,7 +325,7 @@ class _DeviceMesh:
     def _init_one_process_group(
         sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Override, preserve_rank_order: bool = False
     ) -> str | None:
-        view = View(RankMap(rank_map.tolist()), from_torch([sub_layout]))
+        view = View(RankMap(rank_map.tolist()), _MeshLayout((axis_from_torch(sub_layout),)))
         request = Request(view, str(dim_name), backend_override, "cpu")
         return getattr(axis_group(current_world().open_universe(view.rank_map, None), request), "group_name", None)
 
@@ -376,11 +376,11 @@ def init_device_mesh(
     if backend_override is not None:
         overrides = normalize_overrides(backend_override, len(mesh_shape), mesh_dim_names)
     check_device_type(device_type)
-    layout = MeshLayout.dense(read_sizes(mesh_shape))
+    layout = _MeshLayout.from_sizes_strides(read_sizes(mesh_shape))
     return DeviceMesh(
         device_type,
         _layout=layout,
-        _rank_map=RankMap.identity(layout.numel),
+        _rank_map=RankMap.identity(layout.numel()),
         mesh_dim_names=mesh_dim_names,
         backend_override=overrides,
     )

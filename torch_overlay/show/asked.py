@@ -120,13 +120,13 @@ def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] 
     if is_enabled():
         return joint_axes(mesh)
     root = mesh._get_root_mesh()
-    known = {from_torch(flat._layout).joint().ascending() for flat in root._flatten_mapping.values()}
+    known = {from_torch(flat._layout).collapse().ascending() for flat in root._flatten_mapping.values()}
     layout = from_torch(mesh._layout)
     if settings.flatten == "whole":
-        known.add(from_torch(root._layout).joint().ascending())
+        known.add(from_torch(root._layout).collapse().ascending())
     return frozenset(
         subset
         for count in range(2, mesh.ndim + 1)
         for subset in itertools.combinations(range(mesh.ndim), count)
-        if layout.select(subset).joint().ascending() in known
+        if layout.select(subset).collapse().ascending() in known
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..distributed._layout import row_major
+from ..distributed._mesh_layout import row_major
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.forms import shared_plan
 from ..distributed.tensor._planner.regions import NotPlanned, Regions

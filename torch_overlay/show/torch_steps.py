@@ -21,7 +21,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..compat import shards_become_terms
-from ..distributed._layout import MeshLayout
+from ..distributed._mesh_layout import _MeshLayout
 from ..distributed._torch_layout import from_torch, to_torch
 from ..distributed.tensor._planner.boxes import chunk
 from ..distributed.tensor._planner.regions import Regions
@@ -66,7 +66,7 @@ def stand_in_mesh(
     layout = from_torch(mesh._layout)
     for axes in flattened:
         # All that torch's merging asks of a flattened mesh is its layout.
-        joint = to_torch(MeshLayout((layout.select(sorted(axes)).joint(),)))
+        joint = to_torch(_MeshLayout((layout.select(sorted(axes)).collapse(),)))
         mesh._flatten_mapping["_".join(names[axis] for axis in sorted(axes))] = _Flattened(joint)
     return mesh
 

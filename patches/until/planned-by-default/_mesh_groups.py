@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from ._layout import MeshLayout
 from ._mesh_check import check_same_mesh
+from ._mesh_layout import _MeshLayout
 from ._mesh_state import axis_names, shared_state, view_of
 from ._process_groups import Request, axis_group
 from ._settings import get_settings
-from ._torch_layout import to_torch
 from ._universe import universe_of
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def _make_each(
     mesh: DeviceMesh,
-    layout: MeshLayout,
+    layout: _MeshLayout,
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> list[str]:
@@ -34,7 +33,7 @@ def _make_each(
     ordered = mesh._preserve_rank_order
     told = (ordered,) if ordered or "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__ else ()
     found: list[str] = []
-    for number, (axis, override) in enumerate(zip(to_torch(layout), overrides, strict=True)):
+    for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
         name = names[number] if names else f"dim_{number}"
         group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
         if group is not None:
@@ -44,7 +43,7 @@ def _make_each(
 
 
 def make_groups(
-    mesh: DeviceMesh, layout: MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+    mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
     check_same_mesh(_describe(mesh, layout, names, overrides))
@@ -54,7 +53,7 @@ def make_groups(
     universe = universe_of(shared)
     found: list[str] = []
     for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):
-        view = view_of(mesh).show(MeshLayout((axis,)))
+        view = view_of(mesh).show(_MeshLayout((axis,)))
         group = axis_group(universe, Request(view, name, override, mesh._device_type))
         if group is not None:
             shared.registry[group.group_name] = group

@@ -8,15 +8,14 @@ from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from ._mesh_state import shared_state, view_of
-from ._torch_layout import to_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._layout import MeshLayout
     from ._mesh_input import Override
+    from ._mesh_layout import _MeshLayout
 
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
@@ -26,7 +25,7 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
 
 def make_groups(
     mesh: DeviceMesh,
-    layout: MeshLayout,
+    layout: _MeshLayout,
     names: Sequence[str] | None,
     overrides: Sequence[Override],
 ) -> list[str]:
@@ -35,7 +34,7 @@ def make_groups(
     ordered = mesh._preserve_rank_order
     told = (ordered,) if ordered or "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__ else ()
     found: list[str] = []
-    for number, (axis, override) in enumerate(zip(to_torch(layout), overrides, strict=True)):
+    for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
         name = names[number] if names else f"dim_{number}"
         group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
         if group is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
-from ._layout import MeshLayout
+from ._mesh_layout import _MeshLayout
 from ._mesh_state import shared_state, thread_id, view_of
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
@@ -53,7 +53,7 @@ def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
     if view.coordinate(mesh._rank) is None:
         return
     for number, axis in enumerate(view.layout.axes):
-        ranks = view.show(MeshLayout((axis,))).ranks(mesh._rank)
+        ranks = view.show(_MeshLayout((axis,))).ranks(mesh._rank)
         group = _find(ranks, saved[number] if number < len(saved) else "")
         if group is None:
             mesh._dim_group_names.append(f"{UNBOUND}{ranks}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._layout import MeshLayout
+    from ._mesh_layout import _MeshLayout
 
 
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
@@ -37,7 +37,7 @@ is_apart = ...
 
 
 def make_window(
-    parent: DeviceMesh, layout: MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
+    parent: DeviceMesh, layout: _MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
 ) -> DeviceMesh:
     """The copy of ``layout`` at index ``start``, as a root of its own."""
     view = view_of(parent).window(layout, start)

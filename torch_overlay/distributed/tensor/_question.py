@@ -108,7 +108,7 @@ class Question(NamedTuple):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Of the mesh, by axis."""
-        return self.site.view.layout.sizes
+        return self.site.view.layout.top_level_sizes
 
 
 def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:

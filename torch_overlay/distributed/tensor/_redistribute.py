@@ -80,7 +80,7 @@ def _in_rank_order(mesh: DeviceMesh) -> bool:
     """Whether the ranks of every copy of the mesh ascend row-major. Then its flattened views have the mesh's order,
     torch's too, which sorts the ranks of groups."""
     view = view_of(mesh)
-    return view.layout.joint().is_sorted() and view.rank_map.ascends
+    return view.layout.collapse().check_sorted() and view.rank_map.ascends
 
 
 def redistribute_local_tensor(
