@@ -104,7 +104,7 @@ needs_mesh_check = pytest.mark.skipif(
 
 def inherits_timeouts():
     """Whether groups of meshes take the default group's timeout: ours do, and so does stock with the patch for that."""
-    return not STOCK or hasattr(importlib.import_module("torch.distributed.device_mesh"), "_timeout_of")
+    return not STOCK or hasattr(importlib.import_module("torch.distributed.device_mesh"), "timeout_of")
 
 
 @contextlib.contextmanager

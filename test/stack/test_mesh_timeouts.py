@@ -2,6 +2,7 @@
 """Groups of a mesh wait as long as the default group does, unless the user says otherwise."""
 
 import datetime
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,11 @@ class TestMeshTimeouts(TestCase):
     def test_the_default_groups_timeout_is_inherited(self) -> None:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("a",), backend_override={"a": "gloo"})
         self.assertNotEqual(mesh.get_group(), dist.group.WORLD)
+        self.assertEqual(self._seconds(mesh.get_group()), 77)
+
+    def test_the_group_beside_a_default_group_of_another_backend_inherits_it(self) -> None:
+        with mock.patch("torch.cuda.is_available", return_value=True):
+            mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("a",))
         self.assertEqual(self._seconds(mesh.get_group()), 77)
 
     def test_a_given_timeout_wins(self) -> None:

@@ -70,12 +70,14 @@ def first_patch(tmp_path, patches) -> Prefix:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("flattened_mesh = ...", "flat_mesh = ...", r"try_create_flattened binds flat_mesh no times"),
-        ("flattened_mesh = ...", "outermost_info = ...", r"try_create_flattened binds outermost_info 3 times"),
+        ("src = ...", "flat_mesh = ...", r"try_create_flattened binds flat_mesh no times"),
+        ("src = ...", "outermost_info = ...", r"try_create_flattened binds outermost_info 3 times"),
+        ("del tensor_dim_size", "del old_size", r"try_create_flattened binds no old_size, and .* takes that out"),
+        ("del ", "min(..., default=0)\n        del ", r"has no call of min that lacks what .* gives it"),
         ("def try_create_flattened", "def try_it", r"_optimize_transform_infos\.try_it isn't there"),
         ("def _optimize_transform_infos", "def _optimize", r"safe-merging\.md carries no row for .*:_optimize$"),
-        ("flattened_mesh = ...", "return None", r"has no function that ends with 'name = \.\.\.'"),
-        ("flattened_mesh = ...", "mesh.flat = ...", r"needs lines to insert and, at its end, one 'name = \.\.\.'"),
+        ("src = ...", "return None", r"has no function that ends with 'name = \.\.\.'"),
+        ("src = ...", "mesh.flat = ...", r"needs lines to insert and, at its end, one 'name = \.\.\.'"),
     ],
 )
 def test_an_insertion_without_its_place_is_refused_by_name(tmp_path, patches, old, new, words):

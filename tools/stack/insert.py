@@ -3,6 +3,9 @@
 `patches/insert/PATCH/FILE` names the place by definitions inside each other, classes and functions, nested as torch's
 file nests them. The innermost function ends with the anchor, ``name = ...``: what stands above it goes before the only
 statement of torch's function that binds the name. Definitions without an anchor are helpers, which come along if used.
+Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, and
+each ``if`` that asks them. ``NAME(..., keyword=value)`` gives the keyword to torch's calls of NAME that lack it.
+
 A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
 its statement takes the place of the one before.
 """
@@ -17,10 +20,13 @@ import libcst as cst
 from libcst import matchers
 
 from .message import PATCHES, StackError
-from .names import bound
+from .names import bound, used
 from .room import Room, parse
 
 _ANCHOR = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Ellipsis())])
+_DEL = matchers.SimpleStatementLine(body=[matchers.Del()])
+_CALL = matchers.Call(matchers.Name(), [matchers.Arg(value=matchers.Ellipsis()), matchers.ZeroOrMore()])
+_GIVE = matchers.SimpleStatementLine(body=[matchers.Expr(value=_CALL)])
 Definition = (cst.FunctionDef, cst.ClassDef)
 
 
@@ -34,6 +40,8 @@ class Insertion:
         target: the function that a row names, which is the place or lies around it.
         anchor: the name that torch's statement binds.
         lines: what goes before that statement.
+        gone: the names whose statements go.
+        given: keywords for calls that lack them, by the name that is called.
     """
 
     source: str
@@ -41,6 +49,8 @@ class Insertion:
     target: str
     anchor: str
     lines: tuple[cst.BaseStatement, ...]
+    gone: frozenset[str] = frozenset()
+    given: tuple[tuple[str, cst.Arg], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,21 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
             lines = body[1:-1] if node.get_docstring() is not None else body[:-1]
             if not anchor or not lines:
                 raise StackError(f"{source}: {'.'.join(place)} needs lines to insert and, at its end, one 'name = ...'")
-            yield Insertion(source, place, target, anchor, tuple(lines))
+            gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
+            given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
+            lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE)]
+            yield Insertion(source, place, target, anchor, tuple(lines), gone, given)
     for inner in body:
         yield from _insertions(inner, place, target, source)
+
+
+def _deleted(line: cst.SimpleStatementLine) -> list[str]:
+    return [name.value for name in matchers.findall(line, matchers.Name())]  # type: ignore[attr-defined]
+
+
+def _given(line: cst.SimpleStatementLine) -> list[tuple[str, cst.Arg]]:
+    call = line.body[0].value  # type: ignore[union-attr]
+    return [(call.func.value, argument) for argument in call.args[1:]]  # type: ignore[union-attr]
 
 
 def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cst.Module:
@@ -113,6 +135,17 @@ def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cs
                 f"torch/distributed/{file}: {'.'.join(one.place) or 'its top level'} {there}, and {one.source} goes "
                 f"before the one statement that does"
             )
+        if visitor.gone != one.gone:
+            left = ", ".join(sorted(one.gone - visitor.gone))
+            raise StackError(
+                f"torch/distributed/{file}: {'.'.join(one.place)} binds no {left}, and {one.source} takes that out"
+            )
+        idle = [name for name, argument in one.given if (name, argument.keyword.value) not in visitor.told]  # type: ignore[union-attr]
+        if idle:
+            raise StackError(
+                f"torch/distributed/{file}: {'.'.join(one.place)} has no call of {', '.join(idle)} that lacks what "
+                f"{one.source} gives it"
+            )
     return module
 
 
@@ -122,6 +155,8 @@ class _Insert(cst.CSTTransformer):
         self.insertion = insertion
         self.at: list[str] = []
         self.found = 0
+        self.gone: frozenset[str] = frozenset()
+        self.told: set[tuple[str, str]] = set()
         self.entered = False
 
     def _enter(self, node: cst.ClassDef | cst.FunctionDef) -> None:
@@ -141,11 +176,30 @@ class _Insert(cst.CSTTransformer):
     def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
         return updated if self.insertion.place else self._filled(updated)
 
+    def leave_Call(self, original, updated):  # type: ignore[no-untyped-def]
+        if tuple(self.at) != self.insertion.place:
+            return updated
+        for name, argument in self.insertion.given:
+            there = {one.keyword.value for one in updated.args if one.keyword}
+            if matchers.matches(updated.func, matchers.Name(name)) and argument.keyword.value not in there:
+                updated = updated.with_changes(args=[*updated.args, argument])
+                self.told.add((name, argument.keyword.value))
+        return updated
+
     def _filled(self, updated):  # type: ignore[no-untyped-def]
         body: list[cst.BaseStatement] = []
         for statement in updated.body:
+            if self._goes(statement):
+                continue
             if self.insertion.anchor in bound(statement):
                 self.found += 1
                 body += self.insertion.lines
             body.append(statement)
         return updated.with_changes(body=body)
+
+    def _goes(self, statement: cst.BaseStatement) -> bool:
+        names = bound(statement)
+        if names and names <= self.insertion.gone:
+            self.gone |= names
+            return True
+        return isinstance(statement, cst.If) and bool(used(statement.test) & self.insertion.gone)

@@ -65,10 +65,15 @@ def bound(statement: cst.BaseStatement | cst.BaseSmallStatement) -> set[str]:
     if isinstance(statement, cst.SimpleStatementLine):
         for small in statement.body:
             if isinstance(small, cst.Assign):
-                found |= {t.target.value for t in small.targets if isinstance(t.target, cst.Name)}
+                parts = [p for t in small.targets for p in _parts(t.target)]
+                found |= {part.value for part in parts if isinstance(part, cst.Name)}
             elif isinstance(small, cst.AnnAssign) and isinstance(small.target, cst.Name):
                 found.add(small.target.value)
     return found
+
+
+def _parts(target: cst.BaseExpression) -> list[cst.BaseExpression]:
+    return [element.value for element in target.elements] if isinstance(target, cst.Tuple) else [target]
 
 
 @dataclass(frozen=True)

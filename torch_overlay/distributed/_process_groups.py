@@ -1,4 +1,4 @@
-"""Process groups of meshes: look the group up, else create it. Nobody else creates groups for a mesh."""
+"""Process groups of meshes."""
 
 from __future__ import annotations
 
@@ -202,15 +202,16 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
 def _timeout(request: Request) -> timedelta | None:
     """The timeout that the user gave for the axis, else the default group's; None where a backend doesn't say."""
     options = request.override[1]
-    if options is not None:
-        return options._timeout
-    world = distributed_c10d._get_default_group()
-    for device_type in (request.device_type, "cpu"):
+    return options._timeout if options is not None else timeout_of(distributed_c10d._get_default_group())
+
+
+def timeout_of(group: ProcessGroup) -> timedelta | None:
+    """How long the collectives of a group wait; None if no backend of it says so."""
+    for device in group._device_types:
         try:
-            inherited = world._get_backend(torch.device(device_type)).options
-            return inherited._timeout
+            return group._get_backend(device).options._timeout
         except (RuntimeError, AttributeError):
-            continue
+            continue  # a backend without options
     return None
 
 
