@@ -308,6 +308,14 @@ def test_every_handle_of_an_aborted_mesh_is_gone():
     assert grid().get_group("tp") in open_groups()
 
 
+def test_a_part_that_another_rank_sees_ends_no_group():
+    mesh = grid()
+    for part in (mesh.submesh_at("tp", {}), mesh.submesh_at("tp", {"dp": 1}), *mesh._get_all_submeshes("tp")):
+        with pytest.raises(RuntimeError, match="not supported on a submesh"):
+            part.abort()
+    assert set(map(id, mesh.get_all_groups())) <= set(map(id, open_groups()))
+
+
 def test_abort_leaves_groups_that_another_mesh_uses():
     with overlay(share_groups="world"):
         mesh, neighbour = grid(), grid("dp", "other")

@@ -34,8 +34,10 @@ class TestMeshAbort(TestCase):
         self.assertNotIn(dist.group.WORLD.group_name, aborted)
 
     def test_a_submesh_is_refused(self) -> None:
-        with self.assertRaisesRegex(RuntimeError, "root mesh"):
-            self.mesh["tp"].abort()
+        """One that shows other ranks, too: the groups that it has are those of the mesh that it is a part of."""
+        for submesh in (self.mesh["tp"], *self.mesh._get_all_submeshes("tp")):
+            with self.assertRaisesRegex(RuntimeError, "root mesh"):
+                submesh.abort()
 
 
 if __name__ == "__main__":

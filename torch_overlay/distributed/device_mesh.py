@@ -38,7 +38,7 @@ from ._mesh_pickle import load_state, saved_state
 from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of
 from ._mesh_traced import real_mesh
 from ._process_groups import Request, axis_group
-from ._rank_map import RankMap
+from ._rank_map import RankMap, Window
 from ._shared_state import SharedState
 from ._torch_layout import axis_from_torch, from_torch, to_torch
 from ._universe import current_world
@@ -358,7 +358,7 @@ class _DeviceMesh:
 
     def abort(self: DeviceMesh) -> None:
         """Abort every group of this mesh and its views, for ranks whose peers died; call it on the root mesh."""
-        if self._root_mesh is not None:
+        if self._root_mesh is not None or isinstance(view_of(self).rank_map, Window):  # its groups are its parent's
             raise RuntimeError("abort() is not supported on a submesh. Call abort() on the root mesh instead.")
         abort_groups(self)
 
