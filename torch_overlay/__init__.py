@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from . import parallel_dims as parallel_dims
-    from .distributed._settings import Settings
+    from .choices import Choices
     from .parallel_dims import ParallelMeshes
     from .report import Status
     from .show.drawing import Drawing
@@ -60,8 +60,11 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
         check_mesh: False or True: whether ranks compare their meshes before they make groups.
         cost: "stock" or "plan": which cost of a redistribution torch's sharding decisions see.
         topology: None or ``{"tp": (450e9, 2e-6)}``: bytes per second and seconds of latency, by axis.
+        leave_out: patches to do without: any of "cross_mesh" (``DTensor.redistribute(device_mesh=other)``),
+            "full_state_dict" (the gathering of full state dicts) and "clip_grad_norm" (norms of several meshes).
 
-    Enabling twice is enabling once: the second call only changes the options that it names.
+    Enabling twice is enabling once: the second call only changes the options that it names. What is left out stays so
+    until `disable`.
 
     Raises:
         UnknownRelease: this torch isn't one that the overlay knows.
@@ -103,7 +106,7 @@ def is_enabled() -> bool:
     return overlay.is_enabled()
 
 
-def options() -> Settings:
+def options() -> Choices:
     """The options in force, a frozen value; while the overlay is off, those that `enable` would start from.
 
     >>> import torch_overlay

@@ -7,13 +7,26 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
-from .distributed._settings import DEFAULT, Settings
+from .distributed._settings import Settings
 from .errors import OptionError
 from .hints import did_you_mean
 
+
+@dataclasses.dataclass(frozen=True)
+class Choices(Settings):
+    """What the bodies read, and what only the package does.
+
+    Attributes:
+        leave_out: the units of the series that aren't applied.
+    """
+
+    leave_out: tuple[str, ...] = ()
+
+
+DEFAULT = Choices()
 PREFIX = "TORCH_OVERLAY_"
 # Names under the prefix that aren't options of the value: how `enable` checks, and the switch of `run`.
 OTHERS = ("STRICT", "RUN")
@@ -81,6 +94,33 @@ def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] |
     return tuple(links)
 
 
+# What a program can do without: units of the series, each by itself.
+OPTIONAL = ("cross_mesh", "full_state_dict", "clip_grad_norm")
+
+
+def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
+    """A reader for an option that takes any number of these words, as a sequence or as text with commas; the answer is
+    in their order.
+
+    >>> some_of("a", "b", "c")("leave_out", "c,a")
+    ('a', 'c')
+    """
+
+    def read(name: str, value: object) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [word.strip() for word in value.split(",")] if value.lower() not in ("", "none") else ()
+        if not isinstance(value, Iterable):
+            raise OptionError(f"{name} takes some of {', '.join(map(repr, words))}, not {value!r}")
+        given = list(value)
+        for word in given:
+            if word not in words:
+                hint = did_you_mean(str(word), words)
+                raise OptionError(f"{name} takes some of {', '.join(map(repr, words))}, not {word!r}{hint}")
+        return tuple(word for word in words if word in given)
+
+    return read
+
+
 READERS: dict[str, Callable] = {
     "share_groups": one_of("names", "ranks", "world", "off", formerly=SHARING),
     "create": one_of("members", "world"),
@@ -88,10 +128,14 @@ READERS: dict[str, Callable] = {
     "check_mesh": switch,
     "cost": one_of("stock", "plan"),
     "topology": topology,
+    "leave_out": some_of(*OPTIONAL),
 }
 
 
-def choose(base: Settings, chosen: Mapping[str, object]) -> Settings:
+Chosen = TypeVar("Chosen", bound=Settings)
+
+
+def choose(base: Chosen, chosen: Mapping[str, object]) -> Chosen:
     """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
     for name in chosen:
         if name not in READERS:
@@ -100,7 +144,7 @@ def choose(base: Settings, chosen: Mapping[str, object]) -> Settings:
     return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
+def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
     """The defaults, changed by every ``TORCH_OVERLAY_<NAME>`` of the environment.
 
     >>> from_environment({"TORCH_OVERLAY_FLATTEN": "existing"}).flatten

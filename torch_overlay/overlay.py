@@ -6,13 +6,13 @@ import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from . import __version__ as version
 from . import choices, report, series, versions
 from .distributed import _settings
-from .distributed._settings import DEFAULT, Settings, get_settings, set_settings
-from .errors import ChangedTarget, OverlayError, UnknownRelease
+from .distributed._settings import DEFAULT, get_settings, set_settings
+from .errors import ChangedTarget, OptionError, OverlayError, UnknownRelease
 from .patching import engine, recognise
 from .patching.import_hook import AfterImport
 from .patching.patch import Patch
@@ -28,10 +28,11 @@ _blocks: "list[Block]" = []  # the enabled() blocks that are open, in the order 
 class Session:
     """From one enable() to its disable(): what was set, what waits, what was left out and why."""
 
-    def __init__(self, release: versions.Release, strict: bool):
+    def __init__(self, release: versions.Release, strict: bool, leave_out: Container[str] = ()):
         self.release = release
         self.strict = strict
-        self.patches = [patch for patch in series.PATCHES if release.in_range(patch)]
+        rows = [patch for patch in series.PATCHES if release.in_range(patch)]
+        self.patches = [patch for patch in rows if patch.unit not in leave_out]
         self.changes: dict[Patch, engine.Change] = {}
         self.refused: dict[Patch, str] = {}
         self.waiting: dict[str, list[Patch]] = {}
@@ -127,7 +128,7 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     release = versions.running()
     if strict:
         versions.require_supported(release)
-    session = Session(release, strict)
+    session = Session(release, strict, settings.leave_out)
     session.look()
     with _lock:
         if _session is not None:  # another thread was faster
@@ -150,8 +151,20 @@ def _again(session: Session, strict: bool | None, options: dict[str, object]) ->
         rows = ", ".join(patch.target for patch in session.refused)
         raise ChangedTarget(f"The overlay is on without these rows: {rows}. disable() it to ask for all of them")
     if options:
-        set_settings(choices.choose(get_settings(), options))
+        before = _options()
+        after = choices.choose(before, options)
+        if after.leave_out != before.leave_out:
+            raise OptionError(
+                f"The overlay is on with leave_out={before.leave_out}. disable() it to ask for {after.leave_out}"
+            )
+        set_settings(after)
     return status()
+
+
+def _options() -> choices.Choices:
+    """Those in force while the overlay is on, or else its defaults."""
+    now = get_settings()
+    return now if isinstance(now, choices.Choices) else choices.DEFAULT
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
@@ -180,7 +193,7 @@ def disable(force: bool = False) -> None:
 class Block:
     """One ``with enabled()`` that is open: what it found, the options or None for off, and whose it is."""
 
-    before: Settings | None
+    before: choices.Choices | None
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
@@ -188,7 +201,7 @@ class Block:
 def enabled(strict: bool | None = None, **options: object) -> Iterator[report.Status]:
     """See `torch_overlay.enabled`."""
     with _lock:
-        block = Block(get_settings() if _session is not None else None)
+        block = Block(_options() if _session is not None else None)
         _blocks.append(block)  # before the overlay goes on, so that no other thread that leaves now takes it away
     try:
         now = enable(strict, **options)
@@ -237,10 +250,10 @@ def is_enabled() -> bool:
     return _session is not None
 
 
-def options() -> Settings:
+def options() -> choices.Choices:
     """See `torch_overlay.options`."""
     with _lock:
-        return get_settings() if _session is not None else choices.from_environment()
+        return _options() if _session is not None else choices.from_environment()
 
 
 def status() -> report.Status:
@@ -266,6 +279,8 @@ def _row(patch: Patch) -> report.RowStatus:
             state = "on"
         elif patch in _session.refused:
             state, why = "left out", _session.refused[patch]
+        elif patch.unit in _options().leave_out:
+            state, why = "off", f"leave_out names {patch.unit}"
         elif not _session.release.in_range(patch):
             ended = f" (ended by {patch.ends})" if patch.ends else ""
             state, why = "stands down", f"for torch {patch.releases}{ended}"

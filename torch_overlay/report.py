@@ -12,7 +12,7 @@ from .show import screen
 from .show.columns import fitted, wrapped
 
 if TYPE_CHECKING:
-    from .distributed._settings import Settings
+    from .choices import Choices
     from .show.groups import Listing
 
 # Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
@@ -46,7 +46,7 @@ class Status:
     enabled: bool
     release: str
     rows: tuple[RowStatus, ...]
-    options: Settings
+    options: Choices
     counts: tuple[tuple[str, object], ...] = ()
     groups: Listing | None = None
 
@@ -118,6 +118,8 @@ def _text(value: object) -> str:
         return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
+    if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+        return ", ".join(value) or "none"
     if isinstance(value, tuple):
         return ", ".join(f"{axis}={bandwidth:g}:{latency:g}" for axis, bandwidth, latency in value)
     return str(value)

@@ -138,14 +138,21 @@ PATCHES: tuple[Patch, ...] = (
         "torch_overlay.transfers.method:reach_other_meshes",
         Kind.HOOK,
         undo="torch_overlay.transfers.method:stay_on_one_mesh",
-        unit="meshes",
+        unit="cross_mesh",
     ),
     Patch(
         "torch.distributed._state_dict_utils:_gather_state_dict",
         "torch_overlay.transfers.full_state:gather_together",
         Kind.HOOK,
         undo="torch_overlay.transfers.full_state:gather_one_by_one",
-        unit="state dicts",
+        unit="full_state_dict",
+    ),
+    Patch(
+        "torch.nn.utils.clip_grad",
+        "torch_overlay.transfers.norms:norm_by_mesh",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.norms:norm_on_one_mesh",
+        unit="clip_grad_norm",
     ),
     Patch(
         "torch._dynamo.trace_rules",

@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     check_mesh: bool | Literal["on", "off"]
     cost: Literal["stock", "plan"]
     topology: Mapping[str, tuple[float, float]] | str | None
+    leave_out: Sequence[Literal["cross_mesh", "full_state_dict", "clip_grad_norm"]] | str
 
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from torch_overlay import choices
-from torch_overlay.distributed._settings import DEFAULT, Settings
+from torch_overlay import choices, series
+from torch_overlay.choices import DEFAULT, Choices
 from torch_overlay.errors import OptionError, OverlayError
 
 
 def test_every_option_has_a_reader_and_its_default_passes_it():
-    assert [field.name for field in dataclasses.fields(Settings)] == list(choices.READERS)
+    assert [field.name for field in dataclasses.fields(Choices)] == list(choices.READERS)
     assert choices.choose(DEFAULT, dataclasses.asdict(DEFAULT)) == DEFAULT
 
 
@@ -34,6 +34,12 @@ def test_every_option_has_a_reader_and_its_default_passes_it():
         ("topology", {"tp": (float("nan"), 1)}, "a bandwidth is above 0"),
         ("topology", "tp=1:1,tp=2:2", "names an axis twice"),
         ("topology", {3: (1, 1)}, "topology is a mapping like"),
+        (
+            "leave_out",
+            "clip_grad_norms",
+            "leave_out takes some of 'cross_mesh', .* not 'clip_grad_norms'; did you mean",
+        ),
+        ("leave_out", 3, "leave_out takes some of .*, not 3$"),
         ("topologie", None, "There is no option 'topologie'; did you mean 'topology'"),
     ],
 )
@@ -45,7 +51,9 @@ def test_a_wrong_value_says_what_it_takes(name, value, words):
 
 def test_texts_and_values_mean_the_same():
     given = {"share_groups": "off", "check_mesh": True, "create": "world", "topology": {"tp": (1e9, 1e-6)}}
+    given["leave_out"] = ("clip_grad_norm",)
     texts = {"SHARE_GROUPS": "off", "CHECK_MESH": "1", "CREATE": "world", "TOPOLOGY": "tp=1e9:1e-6"}
+    texts["LEAVE_OUT"] = "clip_grad_norm"
     environ = {"TORCH_OVERLAY_" + name: text for name, text in texts.items()}
     assert choices.from_environment(environ) == choices.choose(DEFAULT, given)
     assert choices.from_environment({"TORCH_OVERLAY_TOPOLOGY": "none"}) == DEFAULT
@@ -65,3 +73,14 @@ def test_an_unknown_variable_warns_and_the_engines_own_do_not(recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match="TORCH_OVERLAY_FLATEN is no option"):
         assert choices.from_environment({"TORCH_OVERLAY_FLATEN": "x"}) == DEFAULT
+
+
+@pytest.mark.parametrize(
+    "given", [("clip_grad_norm", "cross_mesh"), "clip_grad_norm, cross_mesh", ["cross_mesh", "clip_grad_norm"]]
+)
+def test_what_is_left_out_is_a_set_of_words(given):
+    assert choices.choose(DEFAULT, {"leave_out": given}).leave_out == ("cross_mesh", "clip_grad_norm")
+
+
+def test_what_can_be_left_out_are_units_of_the_series():
+    assert set(choices.OPTIONAL) <= {patch.unit for patch in series.PATCHES}

@@ -1,5 +1,6 @@
 """enable(), disable() and all that a user sees of them, on the fake library."""
 
+import dataclasses
 import sys
 import threading
 
@@ -119,8 +120,6 @@ def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree):
 
 
 def test_rows_of_one_unit_stand_or_fall_together(tree):
-    import dataclasses
-
     rows = [dataclasses.replace(row, unit="mesh") for row in (SIZE, BUILD, WORK)]
     tree.rows(*rows, MAKE)
     tree.edit("fakelib.late.inner", "'stock'", "'other'")
@@ -381,3 +380,21 @@ def test_an_undo_that_fails_still_turns_the_overlay_off(tree):
         torch_overlay.disable()
     assert not torch_overlay.is_enabled() and sys.meta_path == finders and torch_overlay.options().flatten == "whole"
     assert tree.get("fakelib.core").make() == ("stock", 1)
+
+
+def test_rows_that_are_left_out_stay_as_they_are_until_disable(tree):
+    """Each unit by itself; a row that isn't recognised doesn't matter then, and what is left out can't change."""
+    tree.rows(dataclasses.replace(SIZE, unit="clip_grad_norm"), dataclasses.replace(BUILD, unit="cross_mesh"), SHAPE)
+    status = torch_overlay.enable(leave_out=("clip_grad_norm",))
+    assert list(states(status).values()) == ["off", "on", "on"]
+    assert status.rows[0].why == "leave_out names clip_grad_norm"
+    assert (
+        tree.get("fakelib.core").Mesh().size() != "our size" and tree.get("fakelib.core").Mesh.build(1) == "our build"
+    )
+    assert "leave_out: clip_grad_norm" in str(status)
+    torch_overlay.enable(leave_out="clip_grad_norm", flatten="existing")
+    with pytest.raises(errors.OptionError, match=r"on with leave_out=.'clip_grad_norm',.. disable.. it to ask for .."):
+        torch_overlay.enable(leave_out=())
+    assert torch_overlay.options().flatten == "existing"
+    torch_overlay.disable()
+    assert list(states(torch_overlay.enable()).values()) == ["on"] * 3

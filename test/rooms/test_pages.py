@@ -6,7 +6,7 @@ import re
 import pytest
 
 import house
-from torch_overlay.distributed._settings import DEFAULT
+from torch_overlay.choices import DEFAULT
 
 PAGES = [house.ROOT / "README.md", *sorted((house.ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
