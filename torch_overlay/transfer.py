@@ -36,8 +36,7 @@ class Transfer:
 
     Args:
         source, target: what is read, and what is written.
-        budget: the bytes that buffers may take on a rank, with the results of pending reductions. If these take more
-            than half of it, they come on top of the other half.
+        budget: the bytes that buffers may take on a rank, with pending reductions and their results.
         group: whose ranks make the Transfer, those of both sides among them; or a list of these ranks. All ranks of the
             world if not given.
         gone: ranks that have left and send nothing; those who are there make the Transfer.

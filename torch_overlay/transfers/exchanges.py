@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..distributed.tensor._pack import part
 from .direct import Letter, Mail, in_turns, large_on
-from .runs import Locals, Run, as_whole_numbers, runs_of, there
+from .runs import Locals, Run, as_whole_numbers, free, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ class Exchanges:
                 running, packed = self._start(number, packed), None
             self._land(number - 1, came)
             self._landed, self._is_written = number, True
-            _free(came)
+            free(came)
 
     def _packed(self, number: int) -> torch.Tensor:
         way = self._ways[number][0]
@@ -133,7 +133,7 @@ class Exchanges:
             raise AssertionError("an exchange runs until its successor has begun")
         running.finish()
         running.work.wait()
-        _free(running.sent)
+        free(running.sent)
         return running.came
 
     def _land(self, number: int, came: torch.Tensor) -> None:
@@ -163,11 +163,6 @@ class Exchanges:
         direct = in_turns(messages.direct, own, self._place)
         letters = [Letter.of(message, locals_, self._place[message.peer]) for message in direct]
         return Way(splits, runs_of(messages.loads, locals_), letters)
-
-
-def _free(buffer: torch.Tensor) -> None:
-    """Give the memory back now: a thread of the backend may hold the tensor a little longer."""
-    buffer.untyped_storage().resize_(0)
 
 
 def _same(one: Locals, other: Locals) -> bool:

@@ -19,10 +19,11 @@ from ..distributed.tensor._joint_groups import find_group, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
+from ._planner.reductions import Reduction, phases
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .exchanges import Exchanges
-from .pending import reduced, room
+from .phases import free_results, moves_of, reduce_parts, room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,17 +38,19 @@ class Change(NamedTuple):
 
     Attributes:
         before, after: what each coordinate holds; nothing is pending after.
+        reduction: of what is pending; None if nothing is.
     """
 
     tensor: DTensor
     placements: Placements
     before: Regions
     after: Regions
+    reduction: Reduction | None
 
     @property
     def axes(self) -> frozenset[int]:
         """Along which pieces move, when nothing is pending any more."""
-        return crossed(self.before.without_pending(self.before.pending), self.after)
+        return crossed(self.reduction.after if self.reduction else self.before, self.after)
 
 
 def read_change(tensor: DTensor, placements: Placements) -> Change | None:
@@ -65,7 +68,15 @@ def read_change(tensor: DTensor, placements: Placements) -> Change | None:
     odd = any(placement.is_partial() and type(placement).__name__ != "Partial" for placement in spec.placements)
     if after.pending or averages or odd:
         return None
-    return Change(tensor, placements, before, after)
+    return Change(tensor, placements, before, after, _reduction(mesh, before, after))
+
+
+def _reduction(mesh: DeviceMesh, before: Regions, after: Regions) -> Reduction | None:
+    if not before.pending:
+        return None
+    reduction = Reduction.toward(before, after)
+    axes = tuple(sorted(crossed(reduction.after, after)))
+    return reduction if len(axes) < 2 or axes in joint_axes(mesh) else Reduction.toward(before, after, elsewhere=False)
 
 
 def change_together(
@@ -82,14 +93,6 @@ def change_together(
     axes = tuple(sorted(frozenset().union(*[change.axes for change in changes])))
     if len(axes) > 1 and axes not in joint_axes(mesh):
         return None
-    left_over = room(budget, [(change.before, change.tensor.dtype.itemsize) for change in changes])
-    if left_over == budget // 2 and len(changes) > 1:  # reductions first, and their results would take too much
-        halves = [change_together(mesh, part, budget, receivers) for part in _halves(changes)]
-        return None if None in halves else [local for half in halves for local in half or ()]
-    sources: list[torch.Tensor | None] = [change.tensor._local_tensor.detach() for change in changes]
-    pending = [(n, change.tensor, change.before) for n, change in enumerate(changes) if change.before.pending]
-    for number, local in reduced(pending).items():
-        sources[number] = local
     group, ranks = _group_and_ranks(mesh, axes)
     some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
     wants = some is None or dist.get_rank() in some
@@ -98,17 +101,21 @@ def change_together(
     for change in changes:
         wanted = change.after.box(coordinate).length if wants else (0,)
         targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
-    if some == []:
-        return targets
+    tensors = [change.tensor for change in changes]
+    locals_ = [tensor._local_tensor.detach() for tensor in tensors]
     moves = _moves(changes, ranks, some)
-    schedule = kept_schedule(moves, dist.get_rank(), len(ranks.ranks))
-    exchanges = Exchanges(schedule, _count(schedule, moves, left_over, group), group, targets[0].device)
-    exchanges.run(sources, targets if wants else [None] * len(targets))
+    for parts in phases([change.reduction for change in changes], [move.itemsize for move in moves], budget):
+        sources = reduce_parts(parts, tensors, locals_)
+        if some == []:
+            free_results(parts, sources)
+            continue
+        these = moves_of(parts, moves)
+        schedule = kept_schedule(these, dist.get_rank(), len(ranks.ranks))
+        count = _count(schedule, these, room(parts, moves, budget), group)
+        exchanges = Exchanges(schedule, count, group, targets[0].device)
+        exchanges.run(sources, [targets[part.number] if wants else None for part in parts])
+        free_results(parts, sources)
     return targets
-
-
-def _halves(changes: Sequence[Change]) -> tuple[Sequence[Change], Sequence[Change]]:
-    return changes[: len(changes) // 2], changes[len(changes) // 2 :]
 
 
 def _group_and_ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[ProcessGroup | None, Ranks]:
@@ -125,6 +132,7 @@ def _group_and_ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[ProcessGr
 
 
 def _moves(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None) -> list[Move]:
+    """Each tensor's; of one that is pending, as if it weren't."""
     found = []
     alone = Ranks.of(receivers, (len(receivers),)) if receivers else None
     for change in changes:

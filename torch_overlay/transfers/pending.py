@@ -1,19 +1,23 @@
-"""Pending reductions are done before a transfer: joined by mesh, axes, operation and type, one all-reduce an axis."""
+"""Pending reductions are done before a transfer: joined by mesh, axes, operation and type, one collective an axis."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from ..distributed.tensor._pack import part
+from .runs import free
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
+    from ..distributed.tensor._planner.boxes import Box
     from ..distributed.tensor._planner.regions import Regions
+    from ._planner.reductions import Reduction
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -27,33 +31,112 @@ _OPS = {
 }
 
 
-def room(budget: int, regions: Iterable[tuple[Regions, int]]) -> int:
-    """What of a budget is left for exchanges while the results of reductions are held: half of it at least.
+class Term(NamedTuple):
+    """This rank's term of a value.
 
-    Args:
-        regions: of all tensors, with the bytes of an element. All ranks get the same.
+    Attributes:
+        number: what it is called in the answer.
+        local: of the whole box that this rank holds.
+        slab: what of the tensor is to be reduced now; None for all of it.
     """
-    results = sum([each.most * itemsize for each, itemsize in regions if each.pending])
-    return max(budget - results, budget // 2)
+
+    number: int
+    local: torch.Tensor
+    mesh: DeviceMesh
+    reduction: Reduction
+    slab: Box | None
+
+    def box(self, regions: Regions, coordinate: Sequence[int]) -> Box:
+        """What a coordinate holds of the slab."""
+        box = regions.box(coordinate)
+        return box if self.slab is None else box.meet(self.slab)
 
 
-def reduced(tensors: Iterable[tuple[int, DTensor, Regions]]) -> dict[int, torch.Tensor]:
-    """What each rank holds of these tensors when nothing is pending any more, by number; in memory of its own.
+def reduced(terms: Iterable[Term]) -> dict[int, torch.Tensor]:
+    """What each rank holds when nothing is pending any more, by number; in memory of its own.
 
     All ranks of a mesh call it with the same tensors in the same order.
     """
-    joined: dict[tuple[DeviceMesh, tuple[tuple[int, str], ...], torch.dtype], list[tuple[int, DTensor]]] = {}
-    for number, tensor, regions in tensors:
-        pending = tuple([(axis, op) for axis, op in enumerate(regions.partial) if op is not None])
-        joined.setdefault((tensor.device_mesh, pending, tensor.dtype), []).append((number, tensor))
+    joined: dict[tuple[DeviceMesh, tuple[tuple[int, str, bool], ...], torch.dtype], list[Term]] = {}
+    for term in terms:
+        joined.setdefault((term.mesh, term.reduction.steps, term.local.dtype), []).append(term)
     found: dict[int, torch.Tensor] = {}
-    for (mesh, pending, _), some in joined.items():
-        locals_ = [tensor._local_tensor for _, tensor in some]
-        flat = torch.cat([local.detach().reshape(-1) for local in locals_])
-        for axis, op in pending:
-            dist.all_reduce(flat, _OPS[op], group=mesh.get_group(axis))
-            if op == "avg":
-                flat /= mesh.size(axis)
-        for (number, _), local, piece in zip(some, locals_, flat.split([local.numel() for local in locals_])):
-            found[number] = piece.view(local.shape)
+    for some in joined.values():
+        found |= _reduced_together(some)
+    return found
+
+
+def _reduced_together(terms: Sequence[Term]) -> dict[int, torch.Tensor]:
+    mesh, steps = terms[0].mesh, terms[0].reduction.steps
+    here: Sequence[int] = mesh.get_coordinate() or ()
+    regions = [term.reduction.before for term in terms]
+    held = [part(t.local, t.box(r, here).inside(r.box(here))) for t, r in zip(terms, regions)]
+    flat = _flat(held) if not steps[0][2] else None
+    for axis, op, scatters in steps:
+        group = mesh.get_group(axis)
+        if scatters:
+            regions = [each.cut(_upto(term.reduction.after, each, axis)) for term, each in zip(terms, regions)]
+            flat = _scattered(terms, regions, held, here, axis, _OPS[op], group)
+            held = _pieces(flat, [term.box(each, here).length for term, each in zip(terms, regions)])
+        elif flat is not None and flat.numel():
+            dist.all_reduce(flat, _OPS[op], group=group)
+        if op == "avg" and flat is not None:
+            flat /= mesh.size(axis)
+    if flat is None:
+        raise AssertionError("what is pending is reduced in a step at least")
+    boxes = [term.box(term.reduction.after, here).length for term in terms]
+    return {term.number: piece for term, piece in zip(terms, _pieces(flat, boxes))}
+
+
+def _upto(after: Regions, now: Regions, axis: int) -> list[tuple[int, ...]]:
+    """The orders of `now`, with one axis more, as `after` has it."""
+    return [(*old, axis) if axis in new and axis not in old else old for old, new in zip(now.orders, after.orders)]
+
+
+def _scattered(
+    terms: Sequence[Term],
+    regions: Sequence[Regions],
+    held: Sequence[torch.Tensor],
+    here: Sequence[int],
+    axis: int,
+    op: dist.ReduceOp.RedOpType,
+    group: dist.ProcessGroup,
+) -> torch.Tensor:
+    """This rank's parts, reduced, in one buffer; each rank along the axis gets its own."""
+    coordinates = [(*here[:axis], at, *here[axis + 1 :]) for at in range(group.size())]
+    boxes = [[term.box(each, at) for term, each in zip(terms, regions)] for at in coordinates]
+    size = max([sum([box.elements for box in some]) for some in boxes])
+    flat = held[0].new_empty(size * len(boxes))
+    for number, some in enumerate(boxes):
+        pieces = _pieces(flat.narrow(0, number * size, size), [box.length for box in some])
+        for piece, local, box, term, each in zip(pieces, held, some, terms, regions):
+            piece.copy_(part(local, box.inside(term.box(_before(each, axis), here))))
+    if size and dist.get_backend(group) == "gloo":
+        # It reduces a copy of everything either way, and a thread of its own keeps that for a while.
+        dist.all_reduce(flat, op, group=group)
+        result = flat.narrow(0, here[axis] * size, size).clone()
+    else:
+        result = flat.new_empty(size)
+        if size:
+            dist.reduce_scatter_single(result, flat, op, group=group)
+    free(flat)
+    return result
+
+
+def _before(regions: Regions, axis: int) -> Regions:
+    """Without the cut by this axis, which is the innermost of its dim."""
+    return regions.cut([tuple([each for each in order if each != axis]) for order in regions.orders])
+
+
+def _flat(held: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([local.reshape(-1) for local in held])
+
+
+def _pieces(flat: torch.Tensor, lengths: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Views of these shapes, one after the other in a buffer that may have more at its end."""
+    found, at = [], 0
+    for length in lengths:
+        elements = torch.Size(length).numel()
+        found.append(flat.narrow(0, at, elements).view(length))
+        at += elements
     return found

@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed._rank_map import short
+from ._planner.reductions import Part, Reduction, phases
 from ._planner.schedule import Schedule
 from ._planner.sides import Move, Ranks, Side
 from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
 from .meeting import Meeting, silent_ranks
-from .pending import reduced, room
+from .phases import free_results, held, moves_of, reduce_parts, room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,8 @@ class Route:
         self.tensors: list[Tensor] = agreed(said, left)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
-        moves = _moves(self.tensors)
+        self._moves = moves = _moves(self.tensors)
+        self._phases: list[tuple[list[Part], Exchanges]] = []
         _check_nothing_is_lost(self.tensors, moves, left)
         self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
@@ -61,16 +63,31 @@ class Route:
             return
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
-        schedule = Schedule.of(moves, dist.get_rank(), left)
-        left_over = room(budget, [(t.source.regions, getattr(torch, t.source.dtype).itemsize) for t in self.tensors])
+        self._phases = self._planned(moves, budget, left)
+
+    def _planned(self, moves: Sequence[Move], budget: int, gone: frozenset[int]) -> list[tuple[list[Part], Exchanges]]:
+        """What is reduced and exchanged together. Ranks agree on how many exchanges there are."""
+        if self._group is None:
+            raise AssertionError("a rank that takes part is in the group")
         device = torch.device(self.tensors[0].source.device)
-        self.count, self.traffic = agreed_count(schedule, left_over, self._group, device)
-        self._exchanges = Exchanges(schedule, self.count, self._group, device)
+        found = []
+        for parts in phases([_reduction(tensor) for tensor in self.tensors], [m.itemsize for m in moves], budget):
+            schedule = Schedule.of(moves_of(parts, moves), dist.get_rank(), gone)
+            count, traffic = agreed_count(schedule, room(parts, moves, budget), self._group, device)
+            found.append((parts, Exchanges(schedule, count, self._group, device)))
+            self.count += count
+            for rank, each in traffic.items():
+                before = self.traffic.get(rank, (0, 0, 0))
+                self.traffic[rank] = before[0] + each[0], before[1] + each[1], before[2] + each[2]
+        return found
 
     @property
     def staging(self) -> int:
         """The most bytes that a run has in buffers on this rank."""
-        return self._exchanges.staging if self.traffic else 0
+        most = 0
+        for parts, exchanges in self._phases:
+            most = max(most, held(parts, self._moves) + max(exchanges.staging, sum([part.packed for part in parts])))
+        return most
 
     @torch.no_grad()
     def run(self) -> None:
@@ -80,7 +97,7 @@ class Route:
         if not self.traffic:
             return
         try:
-            self._exchanges.run(self._sources_now(), [_local(tensor) for tensor in self._targets])
+            self._run()
         except RuntimeError as error:
             torn = isinstance(error, Torn)
             state = "some targets are new and others not, or half so" if torn else "no target was written"
@@ -99,16 +116,19 @@ class Route:
         """What ranks call a failure of the run that is under way."""
         return f"{self._group.group_name if self._group is not None else ''}/run {self._runs} failed"
 
-    def _sources_now(self) -> list[torch.Tensor | None]:
-        """What this rank holds of the sources, nothing pending."""
-        found = [_local(tensor) for tensor in self._sources]
-        pending = []
-        for number, (tensor, dtensor) in enumerate(zip(self.tensors, self._sources)):
-            if tensor.source.regions.pending and dtensor is not None and found[number] is not None:
-                pending.append((number, dtensor, tensor.source.regions))
-        for number, local in reduced(pending).items():
-            found[number] = local
-        return found
+    def _run(self) -> None:
+        sources, targets = ([_local(tensor) for tensor in side] for side in (self._sources, self._targets))
+        is_written = False
+        for parts, exchanges in self._phases:
+            given = reduce_parts(parts, self._sources, sources)
+            try:
+                exchanges.run(given, [targets[part.number] for part in parts])
+            except RuntimeError as error:
+                if is_written:
+                    raise Torn(str(error)) from error
+                raise
+            is_written = True
+            free_results(parts, given)
 
     def close(self) -> None:
         """Destroy the process group; again does nothing."""
@@ -133,6 +153,15 @@ def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gon
             f"Ranks {short(sorted(gone))} are gone, and nobody else has some parts of {', '.join(map(repr, lost))}. "
             "Load these from a checkpoint, and leave them out here."
         )
+
+
+def _reduction(tensor: Tensor) -> Reduction | None:
+    source, target = tensor.sides
+    if not source.regions.pending:
+        return None
+    if (source.ranks, source.regions.sizes) == (target.ranks, target.regions.sizes):
+        return Reduction.toward(source.regions, target.regions)
+    return Reduction.apart(source.regions)
 
 
 def _local(tensor: DTensor | None) -> torch.Tensor | None:

@@ -49,6 +49,11 @@ def there(local: torch.Tensor | None) -> torch.Tensor:
     return local
 
 
+def free(buffer: torch.Tensor) -> None:
+    """Give the memory back now: a thread of the backend may hold the tensor a little longer."""
+    buffer.untyped_storage().resize_(0)
+
+
 def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
     """A view of the same memory with a type that is copied bit by bit; what is still coming is waited for."""
     if isinstance(local, AsyncCollectiveTensor):

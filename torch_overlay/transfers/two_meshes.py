@@ -11,12 +11,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._rank_map import short
 from ..distributed.tensor._specs import read_cuts
+from ._planner.reductions import Reduction, phases
 from ._planner.schedule import kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .descriptions import layout_of
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
-from .pending import reduced, room
+from .phases import free_results, moves_of, reduce_parts, room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,18 +78,22 @@ def _exchange(
         raise RuntimeError(
             f"Rank {rank} redistributes between meshes over ranks {short(members)}, and is none of them."
         )
-    schedule = kept_schedule(moves, rank, len(members))
-    left_over = room(budget, [(before, tensor.dtype.itemsize) for tensor, before in zip(tensors, sources)])
-    count, _ = agreed_count(schedule, left_over, group, made[0].device)
-    held = [
-        tensor._local_tensor.detach() if move.source.ranks.coordinate(rank) is not None else None
-        for tensor, move in zip(tensors, moves)
-    ]
-    own = [(n, tensor, before) for n, (tensor, before) in enumerate(zip(tensors, sources)) if held[n] is not None]
-    for number, local in reduced([(n, tensor, before) for n, tensor, before in own if before.pending]).items():
-        held[number] = local
-    wanted = [local if move.target.ranks.coordinate(rank) is not None else None for local, move in zip(made, moves)]
-    Exchanges(schedule, count, group, made[0].device).run(held, wanted)
+    held, wanted = (
+        [local if side.ranks.coordinate(rank) is not None else None for local, side in zip(locals_, sides)]
+        for locals_, sides in (
+            ([tensor._local_tensor.detach() for tensor in tensors], [move.source for move in moves]),
+            (made, [move.target for move in moves]),
+        )
+    )
+    reductions = [Reduction.apart(before) if before.pending else None for before in sources]
+    for parts in phases(reductions, [move.itemsize for move in moves], budget):
+        these = moves_of(parts, moves)
+        schedule = kept_schedule(these, rank, len(members))
+        count, _ = agreed_count(schedule, room(parts, moves, budget), group, made[0].device)
+        exchanges = Exchanges(schedule, count, group, made[0].device)
+        given = reduce_parts(parts, tensors, held)
+        exchanges.run(given, [wanted[part.number] for part in parts])
+        free_results(parts, given)
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:

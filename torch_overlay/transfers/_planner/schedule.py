@@ -149,7 +149,7 @@ class Schedule(NamedTuple):
         into: dict[int, list[Item]] = {}
         kept: list[tuple[int, Box, Box]] = []
         for number, move in enumerate(moves):
-            held, wanted = _held(move.source, rank), _held(move.target, rank)
+            held, wanted = _memory(move.source, rank), _memory(move.target._replace(slab=None), rank)
             if held is None and wanted is None:
                 continue
             if move not in known:
@@ -222,7 +222,8 @@ def kept_schedule(moves: Sequence[Move], rank: int, ranks: int) -> Schedule:
     return _kept_schedule(tuple(moves), rank) if len(moves) * ranks <= KEPT else Schedule.of(moves, rank)
 
 
-def _held(side: Side, rank: int) -> Box | None:
+def _memory(side: Side, rank: int) -> Box | None:
+    """What a rank has memory for."""
     coordinate: Coordinate | None = side.ranks.coordinate(rank)
     return None if coordinate is None else side.box(coordinate)
 

@@ -91,14 +91,19 @@ class Side(NamedTuple):
 
     The axes that cut the tensor say which box; ranks that differ on other axes only are replicas. A cell is a box with
     the coordinate of its first replica.
+
+    Attributes:
+        slab: the part of the tensor that it is about, if not all of it.
     """
 
     regions: Regions
     ranks: Ranks
+    slab: Box | None = None
 
     def box(self, coordinate: Coordinate) -> Box:
         """What the rank at a coordinate holds."""
-        return self.regions.box(coordinate)
+        box = self.regions.box(coordinate)
+        return box if self.slab is None else box.meet(self.slab)
 
     def cell(self, coordinate: Coordinate) -> Coordinate:
         """The coordinate of the first replica that holds the same."""
@@ -182,10 +187,10 @@ class Side(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One tensor's way from its source to its target.
+    """One tensor's way from its source to its target. Of a slab, the source's memory has that only, the target's all.
 
     Attributes:
-        source, target: of equal shape; nothing pending.
+        source, target: of equal shape, and the same slab of it; nothing pending.
         itemsize: the bytes of an element.
     """
 

@@ -1,0 +1,59 @@
+"""Phases: what is reduced and then exchanged together, so that results of reductions stay within the budget, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._planner.sides import Move, Side
+from .pending import Term, reduced
+from .runs import free
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from ._planner.reductions import Part
+    from .runs import Locals
+
+
+def moves_of(parts: Sequence[Part], moves: Sequence[Move]) -> list[Move]:
+    """The moves of one phase, when its reductions are done."""
+    found = []
+    for number, reduction, slab, _ in parts:
+        source, target, itemsize = moves[number]
+        if reduction is not None:
+            source, target = Side(reduction.after, source.ranks, slab), target._replace(slab=slab)
+        found.append(Move(source, target, itemsize))
+    return found
+
+
+def room(parts: Sequence[Part], moves: Sequence[Move], budget: int) -> int:
+    """What of a budget is left for exchanges while the results of reductions are held."""
+    return budget - held(parts, moves)
+
+
+def held(parts: Sequence[Part], moves: Sequence[Move]) -> int:
+    """The bytes of the results on a rank, at most."""
+    return sum([part.results(moves[part.number].itemsize) for part in parts])
+
+
+def reduce_parts(
+    parts: Sequence[Part], tensors: Sequence[DTensor | None], locals_: Locals
+) -> list[torch.Tensor | None]:
+    """What this rank has to give in a phase, by the place of the part; nothing is pending any more."""
+    terms = []
+    for place, (number, reduction, slab, _) in enumerate(parts):
+        tensor, local = tensors[number], locals_[number]
+        if reduction is not None and tensor is not None and local is not None:
+            terms.append(Term(place, local.detach(), tensor.device_mesh, reduction, slab))
+    results = reduced(terms)
+    return [results.get(place, locals_[part.number]) for place, part in enumerate(parts)]
+
+
+def free_results(parts: Sequence[Part], sources: Locals) -> None:
+    """Give back the memory of what `reduce_parts` made."""
+    for part, source in zip(parts, sources):
+        if part.reduction is not None and source is not None:
+            free(source)
