@@ -98,15 +98,16 @@ def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callab
 def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
     coordinate, held, wanted = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
+    ranks = len(group.places)
     if to_pack is not None:
-        send_splits = [math.prod(to_pack.times) // step.ranks] * step.ranks
+        send_splits = [math.prod(to_pack.times) // ranks] * ranks
         pack = packing(to_pack)
     else:
         sends = step.sends(coordinate)
         send_splits = _splits(sends, group)
         pack = _pack_pieces(sends, group)
     if to_unpack is not None:
-        receive_splits = [wanted.elements // step.ranks] * step.ranks
+        receive_splits = [wanted.elements // ranks] * ranks
         land = unpacking(to_unpack, wanted.length)
     else:
         receives = step.receives(coordinate)

@@ -136,7 +136,7 @@ def _copied(view: torch.Tensor) -> torch.Tensor:
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
     """Plan. Raises NotPlanned, with the reason, where the step-by-step path has to run."""
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
-    ends = read_ends(question)
+    ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)

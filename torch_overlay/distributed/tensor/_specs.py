@@ -121,10 +121,10 @@ class Ends(NamedTuple):
     norm: _NormPartial | None
 
 
-def read_ends(question: Question) -> Ends:
-    """What both specs say. Raises as `read_cuts` and `norm_ended`."""
+def read_ends(question: Question, sizes: tuple[int, ...]) -> Ends:
+    """What both specs say, on a mesh of these sizes. Raises as `read_cuts` and `norm_ended`."""
     orders = question.source_order, question.target_order
-    return _read_ends(question.source, question.target, question.kinds, *orders, len(question.shape), question.sizes)
+    return _read_ends(question.source, question.target, question.kinds, *orders, len(question.shape), sizes)
 
 
 # By class, too: a subclass of Partial calls itself equal to it.
