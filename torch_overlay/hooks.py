@@ -40,6 +40,30 @@ def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     return files, lists
 
 
+# Members of a mesh that compiled code may call: read by dynamo, or run once, when the code is compiled.
+_READ = ("permute", "submesh_at", "flatten", "unflatten", "_beside")
+_RUN = ("_trace_view", "_traced_views")
+
+
+def trace_views() -> dict[str, Any]:
+    """Register the methods that give views with dynamo, which refuses any member of a mesh that it doesn't know."""
+    from torch._library import opaque_object
+    from torch.distributed.device_mesh import DeviceMesh
+
+    known = getattr(opaque_object, "_OPAQUE_TYPES", {}).get(DeviceMesh)
+    members = known.members if known is not None and known.members else {}
+    kinds = {name: members.get(like) for names, like in ((_READ, "_flatten"), (_RUN, "size")) for name in names}
+    added = {name: kind for name, kind in kinds.items() if kind is not None and name not in members}
+    members.update(added)
+    return dict.fromkeys(added, members)
+
+
+def trace_views_no_more(added: dict[str, Any]) -> None:
+    """Take them back."""
+    for name, members in added.items():
+        del members[name]
+
+
 def _with(files: list[str], torchs: Any) -> Any:
     def files_and_torchs() -> set[str]:
         known = torchs()

@@ -40,6 +40,9 @@ _ADDED = (
     "flatten",
     "unflatten",
     "concatenate",
+    "_beside",
+    "_trace_view",
+    "_traced_views",
 )
 
 
@@ -153,6 +156,13 @@ PATCHES: tuple[Patch, ...] = (
         Kind.HOOK,
         undo="torch_overlay.transfers.norms:norm_on_one_mesh",
         unit="clip_grad_norm",
+    ),
+    Patch(
+        "torch.distributed.tensor._api",
+        "torch_overlay.hooks:trace_views",
+        Kind.HOOK,
+        undo="torch_overlay.hooks:trace_views_no_more",
+        unit="tracing",
     ),
     Patch(
         "torch._dynamo.trace_rules",

@@ -149,6 +149,64 @@ def test_compiled_code_redistributes_on_a_flattened_mesh(world):
         assert compiled(moves, placed).shape == (4 * view.size(), 4)
 
 
+# What compiled code may make of a cube, by the public names.
+VIEWS = {
+    "permute": lambda m: m.permute(("c", "b", "a")),
+    "submesh_at": lambda m: m.submesh_at(("b", "c"), at={"a": 0}),
+    "flatten": lambda m: m["a", "b"].flatten("ab"),
+    "unflatten": lambda m: m.unflatten("c", (1, 2), ("d", "e")),
+    "concatenate": lambda m: DeviceMesh.concatenate([m["c"], m["a"]]),
+    "slice of a slice": lambda m: m["b", "c"].permute(("c", "b"))["b"],
+    "beside a view": lambda m: DeviceMesh.concatenate([m.permute(("c", "b", "a"))["c"], m["a"]]),
+    "a whole mesh": lambda m: DeviceMesh.concatenate([m]),
+}
+
+
+@needs_overlay
+@pytest.mark.parametrize("what", VIEWS)
+def test_compiled_code_makes_views(world, what):
+    """In one graph, and again with an equal mesh of its own; a DTensor may lie on what it made."""
+    make, graphs = VIEWS[what], []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def uses(x, mesh):
+        view = make(mesh)
+        said = view.size() * 100 + view.size(-1) * 10 + view.get_local_rank(view.ndim - 1)
+        given = DTensor.from_local(x, view, [Shard(0)] * view.ndim, run_check=False)
+        return x + said, given.redistribute(placements=[Replicate()] * view.ndim).to_local()
+
+    torch._dynamo.reset()
+    fast = torch.compile(uses, backend=counting, fullgraph=True)
+    for mesh in (cube(), cube()):
+        view = make(mesh)
+        expected = view.size() * 100 + view.size(-1) * 10 + view.get_local_rank(view.ndim - 1)
+        for _ in range(2):
+            asked, moved = fast(torch.zeros(2, 3), mesh)
+            assert torch.equal(asked, torch.full((2, 3), float(expected)))
+            assert moved.shape == (2 * view.size(), 3)
+    assert len(graphs) <= 2, "at most one for each mesh"
+
+
+@needs_package
+def test_dynamo_knows_what_the_overlay_adds_while_it_is_on():
+    from torch._library.opaque_object import _OPAQUE_TYPES
+
+    members = _OPAQUE_TYPES[DeviceMesh].members
+    torch_overlay.disable()
+    before = {**members}
+    torch_overlay.enable()
+    assert {"permute", "submesh_at", "flatten", "unflatten"} <= {*members} - {*before}
+    with fake_world(3, 8):
+        mesh = cube()
+        compiled(lambda x: x + mesh.permute(("c", "b", "a")).ndim, torch.zeros(1))
+        saved = mesh.__getstate__()
+        torch_overlay.disable()
+        assert members == before and "_traced_views" not in {*mesh.__dict__, *saved}
+
+
 def test_compiled_code_reduces_partial_sums(world):
     """Partial to Shard on two axes of which the flattened one is known."""
     mesh = cube()["a", "b"]

@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """The public spellings do what the private ones do."""
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
@@ -33,6 +34,16 @@ class TestMeshPublic(TestCase):
     def test_concatenate(self) -> None:
         one = DeviceMesh.concatenate([self.mesh["pp"], self.mesh["tp"]])
         self.assertEqual(one, self.mesh["pp", "tp"])
+
+    def test_all_in_one_graph(self) -> None:
+        def ask(x, mesh):
+            flat, cut = mesh["dp", "tp"].flatten("model"), mesh.unflatten("pp", (2, 2), ("outer", "inner"))
+            both = DeviceMesh.concatenate([mesh["pp"], mesh["tp"]])
+            return x + flat.get_local_rank() + 100 * cut.ndim + 1000 * both.size() + both.get_local_rank("tp") * 1e5
+
+        torch._dynamo.reset()
+        compiled = torch.compile(ask, backend="aot_eager", fullgraph=True)
+        self.assertEqual(compiled(torch.zeros(1), self.mesh), ask(torch.zeros(1), self.mesh))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def test_every_row_is_carried_and_nothing_else():
     rows = [row for row in ROWS if row.kind is not Kind.HOOK]
     # Layouts are ours in the overlay; upstream their members go into torch's classes, which the overlay leaves alone.
     carried = {target for target in carried if not target.startswith(LAYOUTS)}
+    carried.remove("torch.distributed.device_mesh:_register_distributed_opaque_types")  # a hook does it in the overlay
     assert carried == {row.target for row in rows if not row.body.startswith("torch_overlay.compat:")}
 
 

@@ -5,6 +5,7 @@ file nests them. The innermost function ends with the anchor, ``name = ...``: wh
 statement of torch's function that binds the name. Definitions without an anchor are helpers, which come along if used.
 Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, and
 each ``if`` that asks them. ``NAME(..., keyword=value)`` gives the keyword to torch's calls of NAME that lack it.
+``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that has the key.
 
 A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
 its statement takes the place of the one before.
@@ -27,6 +28,7 @@ _ANCHOR = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Elli
 _DEL = matchers.SimpleStatementLine(body=[matchers.Del()])
 _CALL = matchers.Call(matchers.Name(), [matchers.Arg(value=matchers.Ellipsis()), matchers.ZeroOrMore()])
 _GIVE = matchers.SimpleStatementLine(body=[matchers.Expr(value=_CALL)])
+_ENTRIES = matchers.SimpleStatementLine(body=[matchers.Expr(value=matchers.Dict())])
 Definition = (cst.FunctionDef, cst.ClassDef)
 
 
@@ -42,6 +44,7 @@ class Insertion:
         lines: what goes before that statement.
         gone: the names whose statements go.
         given: keywords for calls that lack them, by the name that is called.
+        entries: of a dict that has their first key.
     """
 
     source: str
@@ -51,6 +54,7 @@ class Insertion:
     lines: tuple[cst.BaseStatement, ...]
     gone: frozenset[str] = frozenset()
     given: tuple[tuple[str, cst.Arg], ...] = ()
+    entries: tuple[cst.DictElement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,10 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
                 raise StackError(f"{source}: {'.'.join(place)} needs lines to insert and, at its end, one 'name = ...'")
             gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
             given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
-            lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE)]
-            yield Insertion(source, place, target, anchor, tuple(lines), gone, given)
+            dicts = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
+            entries = tuple(dicts[0].elements) if dicts else ()
+            lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
+            yield Insertion(source, place, target, anchor, tuple(lines), gone, given, entries)
     for inner in body:
         yield from _insertions(inner, place, target, source)
 
@@ -146,6 +152,8 @@ def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cs
                 f"torch/distributed/{file}: {'.'.join(one.place)} has no call of {', '.join(idle)} that lacks what "
                 f"{one.source} gives it"
             )
+        if one.entries and not visitor.filled:
+            raise StackError(f"torch/distributed/{file}: {'.'.join(one.place)} has no dict as {one.source} names it")
     return module
 
 
@@ -157,6 +165,7 @@ class _Insert(cst.CSTTransformer):
         self.found = 0
         self.gone: frozenset[str] = frozenset()
         self.told: set[tuple[str, str]] = set()
+        self.filled = False
         self.entered = False
 
     def _enter(self, node: cst.ClassDef | cst.FunctionDef) -> None:
@@ -185,6 +194,15 @@ class _Insert(cst.CSTTransformer):
                 updated = updated.with_changes(args=[*updated.args, argument])
                 self.told.add((name, argument.keyword.value))
         return updated
+
+    def leave_Dict(self, original, updated):  # type: ignore[no-untyped-def]
+        if tuple(self.at) != self.insertion.place or not self.insertion.entries:
+            return updated
+        known, *new = self.insertion.entries
+        if not any(isinstance(one, cst.DictElement) and one.key.deep_equals(known.key) for one in updated.elements):
+            return updated
+        self.filled = True
+        return updated.with_changes(elements=[*updated.elements, *new])
 
     def _filled(self, updated):  # type: ignore[no-untyped-def]
         body: list[cst.BaseStatement] = []

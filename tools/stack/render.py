@@ -154,8 +154,11 @@ class Prefix:
             if not qualname:
                 found.setdefault(file_of(module), {})[qualname] = insertions
                 continue
-            if target not in {row.target for row in (*ROWS, *added)}:
+            if target not in {row.target for row in (*ROWS, *added)} and not insertions:
                 raise StackError(f"{target}: the overlay's table has no such row")
+            if insertions and target not in {row.target for row in ROWS}:  # a function that the overlay leaves alone
+                found.setdefault(file_of(module), {})[qualname] = insertions
+                continue
             if target not in rows:
                 continue
             why = self.tree.unfit(rows[target])

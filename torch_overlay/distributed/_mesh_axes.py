@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,6 +56,44 @@ def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
     if not joint.check_orthogonal():
         raise RuntimeError(f"Slicing overlapping dim_names {names} is not allowed.")
     return layout
+
+
+def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> tuple[_MeshLayout, list[str]]:
+    """One axis as several, and the names of all axes of the mesh with them.
+
+    Raises:
+        ValueError: the sizes don't give the axis, or a name is taken.
+    """
+    axis = view_of(mesh).layout.axes[dim]
+    if math.prod(sizes) != axis.numel():
+        raise ValueError(
+            f"The product of mesh_sizes={sizes} is {math.prod(sizes)}, "
+            f"but the original dimension at dim={dim} has size {axis.numel()}. "
+            f"These must be equal for unflatten to work correctly."
+        )
+    all_names = list(mesh._mesh_dim_names or ())
+    all_names[dim : dim + 1] = names
+    if len(set(all_names)) != len(all_names):
+        raise ValueError(f"unflatten needs names that no other axis of the mesh has, got {names}: {all_names}")
+    return axis.composition(_MeshLayout.from_sizes_strides(tuple(sizes))), all_names
+
+
+def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
+    """Whether the root has a flattened view of this name and layout. Raises ValueError for a name that says another."""
+    taken = root._mesh_dim_names or ()
+    if name in taken:
+        raise ValueError(
+            f"{name} already exists for submesh of the {root}. ",
+            f"The mesh_dim_names of submesh and flattened mesh are {taken}. "
+            f"Please specify another valid mesh_dim_name.",
+        )
+    known = root._flatten_mapping.get(name)
+    if known is not None and view_of(known).layout != layout:
+        raise ValueError(
+            f"Flatten mesh with mesh_dim_name {name} has been created before, "
+            f"Please specify another valid mesh_dim_name."
+        )
+    return known is not None
 
 
 def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
 UNKNOWN = (0, None, "")
+# What a mesh keeps of its universe.
+OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What a plain DeviceMesh pickles, without what is true only in this process, and the universe."""
     shared = shared_state(mesh)
-    state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks

@@ -177,6 +177,7 @@ def hand_back() -> None:  # overlay only
         shared = held.pop("_shared_state")
         del held["_view"]
         held.pop("_apart", None)
+        held.pop("_traced_views", None)
         held.setdefault("_rank_map", shared.tensor)
         held.setdefault("_flatten_rank_map", shared.ranks)
     _living.clear()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._mesh_state import shared_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -11,3 +16,29 @@ if TYPE_CHECKING:
 def real_mesh(mesh: Any) -> DeviceMesh:
     """The mesh itself: while tracing, torch may hand over a wrapper, whose attributes aren't all the mesh's."""
     return getattr(mesh, "real_obj", mesh)
+
+
+def is_traced() -> bool:
+    """Whether dynamo reads this code. It can't make meshes, and must find a view where it can guard it."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
+    """What a method of the mesh gives, as an input of the graph: made once, when the code is compiled."""
+    name = mesh._trace_view(method, *arguments)
+    return getattr(mesh._get_root_mesh()._traced_views, name)
+
+
+def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
+    """Make a view for compiled code and keep it with the universe; returns the name by which `_traced_views` has it."""
+    view = getattr(mesh, method)(*arguments)
+    said = f"{method}{_said(arguments)} of {mesh._stable_hash()}"
+    name = f"view_{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+    setattr(shared_state(mesh).traced, name, view)
+    return name
+
+
+def _said(argument: Any) -> str:
+    if isinstance(argument, (list, tuple)):
+        return f"({', '.join(map(_said, argument))})"
+    return argument._stable_hash() if hasattr(argument, "_stable_hash") else repr(argument)

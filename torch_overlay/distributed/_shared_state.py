@@ -31,6 +31,10 @@ def plain_tensor(ranks: list[int], sizes: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(ranks, dtype=torch.int, device="cpu").reshape(sizes)
 
 
+class TracedViews:
+    """The views that compiled code made, each an attribute: dynamo reads these anew, and a dict once in a graph."""
+
+
 class SharedState:
     """One for each mesh universe.
 
@@ -40,6 +44,7 @@ class SharedState:
         registry: the groups by name, the dict that torch calls ``_pg_registry``.
         private: what tells a private universe from its equals, a part of its meshes' value; None if it isn't private.
         universe: its groups in this world; None before the first request, see `universe_of`.
+        traced: the views that compiled code made.
         saved_number: of a loaded mesh, which universe over these ranks it was saved from.
         remembered: what redistributions over its meshes found out, by who remembers it; it goes with the meshes.
     """
@@ -53,6 +58,7 @@ class SharedState:
         self.saved_number: int | None = None
         self.remembered: defaultdict[str, OrderedDict[Any, Any]] = defaultdict(OrderedDict)
         states.add(self)
+        self.traced = TracedViews()
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None
 

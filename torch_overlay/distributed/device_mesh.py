@@ -8,7 +8,6 @@ torch has one. Methods not listed here (``size``, ``shape``, ``get_coordinate``,
 from __future__ import annotations
 
 import hashlib
-import math
 from copy import _reconstruct  # type: ignore[attr-defined]
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initia
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._mesh_abort import abort_groups
-from ._mesh_axes import ascending, select, select_groups, side_by_side, start_at
+from ._mesh_axes import ascending, cut_axis, is_flattened, select, select_groups, side_by_side, start_at
 from ._mesh_group_names import group_names
 from ._mesh_groups import finish_view, group_by_name, make_groups, make_own_groups, mark_apart
 from ._mesh_input import (
@@ -36,10 +35,10 @@ from ._mesh_input import (
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import load_state, saved_state
 from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of
-from ._mesh_traced import real_mesh
+from ._mesh_traced import is_traced, keep_view, real_mesh, traced_view
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap, Window
-from ._shared_state import SharedState
+from ._shared_state import SharedState, TracedViews
 from ._torch_layout import axis_from_torch, from_torch, to_torch
 from ._universe import current_world
 from ._view import View
@@ -192,6 +191,8 @@ class _DeviceMesh:
         >>> init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp")).permute(("tp", "dp")).shape  # doctest: +SKIP
         (4, 2)
         """
+        if is_traced():
+            return traced_view(self, "permute", mesh_dim_names)
         names = tuple(mesh_dim_names)
         if sorted(names) != sorted(self._mesh_dim_names or ()):
             raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
@@ -214,6 +215,8 @@ class _DeviceMesh:
 
         >>> mesh.submesh_at("shard", at={"replicate": 1})  # what another replica's ranks see  # doctest: +SKIP
         """
+        if is_traced():
+            return traced_view(self, "submesh_at", mesh_dim_names, at)
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         layout = select(self, names)
         start = start_at(self, names, at)
@@ -232,27 +235,21 @@ class _DeviceMesh:
             for start in view_of(self).show(layout).copies()
         ]
 
+    @cached_property
+    def _traced_views(self: DeviceMesh) -> TracedViews:
+        """The views that compiled code made, by the names that `_trace_view` gives."""
+        return shared_state(self).traced
+
+    def _trace_view(self: DeviceMesh, method: str, *arguments: Any) -> str:
+        return keep_view(self, method, arguments)
+
     # --- views that need groups
 
     def _create_flatten_mesh(self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)) -> None:
         """Put the flattened view into the root's mapping, from which `_flatten` takes it."""
-        root = self._get_root_mesh()
-        taken = root._mesh_dim_names or ()
-        if mesh_dim_name in taken:
-            raise ValueError(
-                f"{mesh_dim_name} already exists for submesh of the {root}. ",
-                f"The mesh_dim_names of submesh and flattened mesh are {taken}. "
-                f"Please specify another valid mesh_dim_name.",
-            )
-        layout = _MeshLayout((view_of(self).layout.collapse(),))
-        known = root._flatten_mapping.get(mesh_dim_name)
-        if known is not None and view_of(known).layout == layout:
+        root, layout = self._get_root_mesh(), _MeshLayout((view_of(self).layout.collapse(),))
+        if is_flattened(root, mesh_dim_name, layout):
             return
-        if known is not None:
-            raise ValueError(
-                f"Flatten mesh with mesh_dim_name {mesh_dim_name} has been created before, "
-                f"Please specify another valid mesh_dim_name."
-            )
         names, overrides = (mesh_dim_name,), (backend_override,)
         groups = None if group_names(self) is None else make_groups(root, layout, names, overrides)
         flattened = make_view(root, layout, names, groups)
@@ -269,18 +266,7 @@ class _DeviceMesh:
         """One axis as several; the other axes keep their groups."""
         layout = view_of(self).layout
         dim %= len(layout.axes)
-        axis = layout.axes[dim]
-        if math.prod(mesh_sizes) != axis.numel():
-            raise ValueError(
-                f"The product of {mesh_sizes=} is {math.prod(mesh_sizes)}, "
-                f"but the original dimension at dim={dim} has size {axis.numel()}. "
-                f"These must be equal for unflatten to work correctly."
-            )
-        names = list(self._mesh_dim_names or ())
-        names[dim : dim + 1] = mesh_dim_names
-        if len(set(names)) != len(names):
-            raise ValueError(f"unflatten needs names that no other axis of the mesh has, got {mesh_dim_names}: {names}")
-        new = axis.composition(_MeshLayout.from_sizes_strides(tuple(mesh_sizes)))
+        new, names = cut_axis(self, dim, mesh_sizes, mesh_dim_names)
         groups = group_names(self)
         if groups is not None:
             groups = [*groups[:dim], *make_groups(self, new, mesh_dim_names, backend_override), *groups[dim + 1 :]]
@@ -303,7 +289,15 @@ class _DeviceMesh:
     @staticmethod
     def concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """The axes of several views of one universe side by side, in the order given; no groups are made."""
+        if is_traced():
+            return device_mesh_list[0]._beside(device_mesh_list)
         return DeviceMesh._concatenate(device_mesh_list)
+
+    def _beside(self: DeviceMesh, device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
+        """`concatenate` as a method of the first mesh: these are what a compiled graph may call."""
+        if is_traced():
+            return traced_view(self, "_beside", device_mesh_list)
+        return DeviceMesh._concatenate([real_mesh(mesh) for mesh in device_mesh_list])
 
     def flatten(self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
         """All axes as one, named; the public spelling of ``_flatten``."""
@@ -317,6 +311,8 @@ class _DeviceMesh:
         backend_override: dict[str, Any] | None = None,
     ) -> DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""
+        if is_traced():
+            return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)
         return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
 
     # --- groups

@@ -1,0 +1,29 @@
+"""Before compiled code makes views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._rank_map import RankMap
+
+
+class SharedState(...):
+    """One for a root mesh and all its views.
+
+    Attributes:
+        rank_map: index to rank and back.
+        flattened: the flattened views by name, the dict that torch calls ``_flatten_mapping``; others may write it.
+        registry: the groups by name, the dict that torch calls ``_pg_registry``.
+    """
+
+    def __init__(self, rank_map: RankMap) -> None:
+        self.rank_map = rank_map
+        self.flattened: dict[str, DeviceMesh] = {}
+        self.registry: dict[str, ProcessGroup] = {}
+        self._tensor: torch.Tensor | None = None
+        self._ranks: tuple[int, ...] | None = None
