@@ -109,7 +109,7 @@ def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
     """Timeouts are lines in torch's function until a body of ours replaces it; their test passes with both."""
     texts = [state["torch/distributed/device_mesh.py"].count("timeout_of(") for state in states]
     names = [message.name for message in MESSAGES]
-    first, last = names.index("timeouts") + 1, names.index("planned-by-default")
+    first, last = names.index("timeouts") + 1, names.index("mesh-one-way")
     assert texts == [1 * (first <= i <= last) for i in range(len(states))]
 
 

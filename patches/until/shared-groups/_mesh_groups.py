@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ._mesh_state import shared_state, view_of
 
@@ -37,8 +36,7 @@ def make_groups(
     found: list[str] = []
     for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
         name = names[number] if names else f"dim_{number}"
-        with _disable_current_modes():  # ranks are real while torch traces
-            group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
+        group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
         if group is not None:
             shared.registry[group] = _resolve_process_group(group)
             found.append(group)

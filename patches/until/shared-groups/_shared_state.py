@@ -19,13 +19,11 @@ class SharedState(...):
         rank_map: index to rank and back.
         flattened: the flattened views by name, the dict that torch calls ``_flatten_mapping``; others may write it.
         registry: the groups by name, the dict that torch calls ``_pg_registry``.
-        traced: the views that compiled code made.
     """
 
     def __init__(self, rank_map: RankMap) -> None:
         self.rank_map = rank_map
         self.flattened: dict[str, DeviceMesh] = {}
         self.registry: dict[str, ProcessGroup] = {}
-        self.traced = TracedViews()
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None
