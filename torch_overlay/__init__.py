@@ -8,9 +8,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
-    from typing import Any
+    from typing import Any, overload
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .report import Status
     from .show.drawing import Drawing
     from .show.explanation import Explanation
+    from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
     from .typing import Options
 
@@ -125,24 +126,66 @@ def status() -> Status:
     return overlay.status()
 
 
-def explain(tensor: DTensor, placements: Sequence[Placement] | str, out: str | None = None) -> Explanation:
-    """What `tensor.redistribute(placements=placements)` would do, by torch and by the overlay. Nothing is sent.
+if TYPE_CHECKING:
+
+    @overload
+    def explain(tensors: DTensor, placements: Sequence[Placement] | str, out: str | None = None) -> Explanation: ...
+
+    @overload
+    def explain(
+        tensors: DTensor,
+        placements: Any,
+        out: str | None = None,
+        *,
+        device_mesh: DeviceMesh,
+        budget: int = ...,
+    ) -> FlowExplanation: ...
+
+    @overload
+    def explain(
+        tensors: Mapping[Any, Any] | list[Any] | tuple[Any, ...],
+        placements: Any,
+        out: str | None = None,
+        *,
+        device_mesh: DeviceMesh | None = None,
+        budget: int = ...,
+    ) -> FlowExplanation: ...
+
+    @overload
+    def explain(tensors: Transfer, *, out: str | None = None) -> FlowExplanation: ...
+
+
+def explain(
+    tensors: Any,
+    placements: Any = None,
+    out: str | None = None,
+    *,
+    device_mesh: DeviceMesh | None = None,
+    budget: int = 256 << 20,
+) -> Explanation | FlowExplanation:
+    """What a redistribution would do, by torch and by the overlay. Nothing is sent.
+
+    Of one DTensor, `tensor.redistribute(placements=placements)`: both plans, step by step, with bytes, time and why.
+    Of a tree, or to another mesh, `torch_overlay.redistribute(tensors, device_mesh, placements)`; of a `Transfer`,
+    its `run`: how many exchanges, and who sends how much to whom. Each process finds that for all ranks.
 
     Args:
-        tensor: a DTensor, or anything with its `_spec`.
-        placements: torch's, one for each axis of the mesh, or words: ``"R,S1"``.
+        tensors: a DTensor (or anything with its `_spec`), a tree of them, or a Transfer.
+        placements: torch's, one for each axis of the mesh, or, of one tensor, words: ``"R,S1"``. Of more than one or
+            to another mesh, all that `redistribute` takes.
         out: a file to draw who sends what to whom in; its ending chooses the format. Needs matplotlib.
+        device_mesh, budget: see `redistribute`.
 
     Returns:
-        Both plans, step by step, with bytes, time and why. Print it.
+        A value. Print it.
 
     Raises:
-        TypeError: not a DTensor.
+        TypeError: no DTensor.
         ValueError: the placements don't fit the tensor or its mesh, or can't be drawn.
     """
-    from .show.asked import of_tensor
+    from .show.asked import of_anything
 
-    found = of_tensor(tensor, placements)
+    found = of_anything(tensors, placements, device_mesh, budget)
     if out is not None:
         found.save(out)
     return found

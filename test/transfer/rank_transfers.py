@@ -350,6 +350,13 @@ class TransferCases:
             self.assertEqual(transfer.exchanges, 3)
             self.assertIn("1 tensors from ranks 0-7 to ranks 0-7, budget 256.0 KiB", text)
             self.assertIn("224.0 KiB", text)
+            explained = torch_overlay.explain(transfer)
+            out, into = explained.sums()
+            self.assertEqual(
+                {r: (out[r], into[r]) for r in range(WORLD)}, {r: t[:2] for r, t in transfer.traffic.items()}
+            )
+            self.assertEqual(explained.flow.exchanges, 3)
+            self.assertTrue(explained.flow.staged <= 1 << 18)
             transfer.run()
             transfer.run()
 

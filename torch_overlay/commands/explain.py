@@ -8,6 +8,7 @@ In a program, `torch_overlay.explain` does the same for a DTensor.
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from ..choices import topology
@@ -17,10 +18,12 @@ from ..show import typed
 from ..show.placements import Placement, regions
 from ..show.question import Question, cost_of, groups_at_hand, laid_out
 from .answer import answer
-from .parser import Parser, add_no_strict
+from .parser import Parser, add_no_strict, whole
 
 if TYPE_CHECKING:
     from ..show.explanation import Explanation
+    from ..show.flow import FlowExplanation
+    from ..show.flow_words import End
 
 # Short names of dtypes, beside torch's own.
 SHORT = {
@@ -56,6 +59,7 @@ Examples:
 
   %(prog)s --mesh 2x4 --shape 4096x4096 S0,S1 R,S1
   %(prog)s --mesh dp=2,tp=4 --shape 64 "Shard(0), R" R,R
+  %(prog)s --mesh 2,2 --to-mesh 4 --shape 8,8 S0,R S0
 """
 
 
@@ -92,16 +96,55 @@ def add_arguments(parser: Parser) -> None:
         metavar="DEVICE",
         help="of the mesh (default: cuda); on cpu torch gathers where it can't exchange",
     )
+    other = parser.add_argument_group("to another mesh: who sends how much to whom")
+    other.add_argument("--to-mesh", metavar="MESH", help="the sizes of its axes; TO are placements on it")
+    other.add_argument("--ranks", help="of the mesh, in its order: 0-3 or 6,4,2,0 (default: from 0 on)")
+    other.add_argument("--to-ranks", metavar="RANKS", help="of the other mesh (default: from 0 on)")
+    other.add_argument("--tensors", type=whole, metavar="N", help="how many such tensors there are (default: 1)")
+    other.add_argument("--budget", type=whole, metavar="BYTES", help="of buffers on a rank (default: 256 MiB)")
     parser.add_argument("--out", metavar="FILE.png", help="also draw who sends what to whom (needs matplotlib)")
     add_no_strict(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
     """Print the explanation; 2 if it can't be made."""
-    return answer("explain", lambda: _explained(arguments), arguments.out)
+    explained = _explained if arguments.to_mesh is None else _across
+    return answer("explain", lambda: explained(arguments), arguments.out)
+
+
+def _across(arguments: argparse.Namespace) -> FlowExplanation:
+    """To another mesh. Nothing needs torch but the size of its dtype."""
+    shape = typed.integers(arguments.shape, "--shape", least=0)
+    meshes = typed.mesh(arguments.mesh, arguments.axes, arguments.permute), typed.mesh(arguments.to_mesh, None, None)
+    source = _end(meshes[0], arguments.ranks, "--ranks", arguments.source, shape)
+    target = _end(meshes[1], arguments.to_ranks, "--to-ranks", arguments.target, shape)
+    name = dtype_name(arguments.dtype)
+
+    from ..show import asked, flow_words
+
+    given = {name: getattr(arguments, name) for name in ("tensors", "budget") if getattr(arguments, name) is not None}
+    try:
+        return flow_words.of_words(shape, source, target, asked.dtype_of(name).itemsize, **given)
+    except NotPlanned as reason:
+        raise ValueError(str(reason)) from None
+
+
+def _end(
+    mesh: tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...] | None],
+    ranks: str | None,
+    option: str,
+    placed: str,
+    shape: tuple[int, ...],
+) -> End:
+    sizes, _, order = mesh
+    chosen = typed.ranks(ranks, math.prod(sizes), option)
+    return typed.placements(placed, len(sizes), len(shape)), sizes, tuple([chosen[p] for p in laid_out(sizes, order)])
 
 
 def _explained(arguments: argparse.Namespace) -> Explanation:
+    for option in ("ranks", "to_ranks", "tensors", "budget"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
     sizes, names, order = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
     flattened = [typed.chosen(text, names, "--flattened") for text in arguments.flattened]
     shape = typed.integers(arguments.shape, "--shape", least=0)

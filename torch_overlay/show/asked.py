@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +23,9 @@ from .placements import Placement as Placed
 from .question import Question, cost_of
 from .sides import explained
 from .torch_steps import make_spec, stand_in_mesh, to_torch_placement, word_of
+
+if TYPE_CHECKING:
+    from .flow import FlowExplanation
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -44,6 +47,23 @@ def of_words(
     mesh = stand_in_mesh(device_type, question.sizes, question.ranks, question.names, flattened)
     specs = [make_spec(mesh, [to_torch_placement(p) for p in end], question.shape, dtype) for end in ends]
     return explained(question, *specs)
+
+
+def of_anything(
+    tensors: Any, placements: Any, device_mesh: DeviceMesh | None, budget: int
+) -> Explanation | FlowExplanation:
+    """See `torch_overlay.explain`."""
+    from ..transfer import Transfer
+
+    if isinstance(tensors, Transfer):
+        from .flow_asked import of_transfer
+
+        return of_transfer(tensors)
+    if device_mesh is not None or isinstance(tensors, (dict, list, tuple)):
+        from .flow_asked import of_tree
+
+        return of_tree(tensors, placements, device_mesh, budget)
+    return of_tensor(tensors, placements)
 
 
 def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:

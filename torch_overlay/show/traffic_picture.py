@@ -55,12 +55,12 @@ def draw(explanation: Explanation, path: str) -> None:
             else:
                 _nothing_sent(band, side, explanation)
         if any(map(_sent, sides)):
-            bands[-1].supxlabel(_LEGEND, fontsize=9)
+            bands[-1].supxlabel(LEGEND, fontsize=9)
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
 
-_LEGEND = (
+LEGEND = (
     "A cell: the bytes that the rank of its row sends to the rank of its column, the darker the more\n"
     "(K: KiB, M: MiB, G: GiB). Bars: what each rank sends, at the right, and gets, below."
 )
@@ -147,7 +147,7 @@ def _plan(figure: Any, side: Side, explanation: Explanation, columns: int, color
         panel.axis("off")
     for number, (panel, step, line) in enumerate(zip(panels, steps, [line for line in side.lines if line.axes]), 1):
         matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(step)]
-        _matrix(panel, matrix, explanation.question.ranks, color)
+        draw_matrix(panel, matrix, explanation.question.ranks, color)
         way = " (as if in equal parts)" if isinstance(step, AllReduce) else ""
         title = f"{number}. {line.name} over {','.join(line.axes)}{way}"
         lines = [title, *textwrap.wrap(line.why, 46), f"sent in all: {amount(sum(map(sum, matrix)))}"]
@@ -178,7 +178,7 @@ def _nothing_sent(figure: Any, side: Side, explanation: Explanation) -> None:
     axes.set_title("\n".join(["the mesh, each rank in the colour of the part that it ends with", *words]), fontsize=9)
 
 
-def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: str) -> None:
+def draw_matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: str) -> None:
     """Bytes from each rank (a row) to each other one (a column), and beside it what each sends and gets in all."""
     most = max(1, max(map(max, matrix)))
     axes.imshow([[cell / most for cell in row] for row in matrix], cmap=canvas.shades(color), vmin=0, vmax=1.25)

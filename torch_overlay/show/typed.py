@@ -118,6 +118,25 @@ def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
     return found
 
 
+def ranks(text: str | None, count: int, what: str) -> tuple[int, ...]:
+    """So many ranks: from 0 on if none are given.
+
+    >>> ranks("4-6,0", 4, "--ranks")
+    (4, 5, 6, 0)
+    """
+    if text is None:
+        return tuple(range(count))
+    found: list[int] = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
+        if match is None:
+            raise ValueError(f"{what}: needed ranks, as 0-3 or 4,5,6,7, got {text!r}")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(found) != count or len(set(found)) != count:
+        raise ValueError(f"{what}: the mesh needs {count} different ranks, got {text!r}")
+    return tuple(found)
+
+
 def _sizes(text: str) -> list[str]:
     return [word.strip() for word in (text.split(",") if "," in text else _TIMES.split(text))]
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._kept import keep
 from ..patching.trampoline import trampoline
-from .one_mesh import Change, change_together, read_change
+from .one_mesh import Change, batches, change_together, read_change
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -110,17 +110,12 @@ def _change_of(tensor: DTensor) -> Change | None:
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:
     """The whole tensors, by number; empty ones on a rank that doesn't want them. Without a group there are none."""
     mesh = batch[0][1].device_mesh
-    changes = []
-    for _, tensor, change in batch:
+    changes = {}
+    for number, tensor, change in batch:
         moved = tensor if tensor._local_tensor.device.type == mesh.device_type else tensor.to(mesh.device_type)
-        changes.append(change._replace(tensor=moved))
-    made = change_together(mesh, changes, BUDGET, receivers)
-    if made is not None:
-        return {number: whole.cpu() if offloads else whole for (number, _, _), whole in zip(batch, made)}
-    parts: dict[frozenset[int], Batch] = {}
-    for each in batch:
-        parts.setdefault(each[2].axes, []).append(each)
+        changes[number] = change._replace(tensor=moved)
     found: dict[int, torch.Tensor] = {}
-    for part in parts.values() if len(parts) > 1 else ():
-        found |= _gathered(part, receivers, offloads)
+    for numbers in batches(mesh, changes)[0]:
+        made = change_together(mesh, [changes[number] for number in numbers], BUDGET, receivers)
+        found |= {number: whole.cpu() if offloads else whole for number, whole in zip(numbers, made)}
     return found

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._group_table import find_group as resolve
 from ..distributed._mesh_group_names import group_names
-from ..distributed._mesh_state import view_of
 from ..distributed.tensor._joint_groups import find_group, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
+from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .exchanges import Exchanges
-from .phases import free_results, moves_of, reduce_parts, room
+from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import ProcessGroup
 
     from .targets import Placements
 
@@ -75,14 +75,36 @@ def _reduction(mesh: DeviceMesh, before: Regions, after: Regions) -> Reduction |
     if not before.pending:
         return None
     reduction = Reduction.toward(before, after)
-    axes = tuple(sorted(crossed(reduction.after, after)))
-    return reduction if len(axes) < 2 or axes in joint_axes(mesh) else Reduction.toward(before, after, elsewhere=False)
+    if _is_at_hand(mesh, tuple(sorted(crossed(reduction.after, after)))):
+        return reduction
+    return Reduction.toward(before, after, elsewhere=False)
+
+
+def batches(mesh: DeviceMesh, changes: Mapping[int, Change]) -> tuple[list[list[int]], list[int]]:
+    """Which tensors of a mesh go together, by number, and which go alone, since no group at hand is over all axes along
+    which one of them moves."""
+    if _is_at_hand(mesh, _axes(changes.values())):
+        return [list(changes)], []
+    parts: dict[frozenset[int], list[int]] = {}
+    for number, change in changes.items():
+        parts.setdefault(change.axes, []).append(number)
+    together = [some for axes, some in parts.items() if _is_at_hand(mesh, tuple(sorted(axes)))]
+    alone = [number for axes, some in parts.items() if not _is_at_hand(mesh, tuple(sorted(axes))) for number in some]
+    return together, alone
+
+
+def _axes(changes: Iterable[Change]) -> tuple[int, ...]:
+    return tuple(sorted(frozenset().union(*[change.axes for change in changes])))
+
+
+def _is_at_hand(mesh: DeviceMesh, axes: tuple[int, ...]) -> bool:
+    return len(axes) < 2 or axes in joint_axes(mesh)
 
 
 def change_together(
     mesh: DeviceMesh, changes: Sequence[Change], budget: int, receivers: frozenset[int] = frozenset()
-) -> list[torch.Tensor] | None:
-    """The new local tensors; None if there is no group over the axes along which they move.
+) -> list[torch.Tensor]:
+    """The new local tensors of one of the `batches`.
 
     Collective over the ranks that differ along these axes only, which all give the same changes.
 
@@ -90,10 +112,9 @@ def change_together(
         receivers: the only ranks that want the results, which are whole tensors then; others get empty ones, and send.
             All ranks want theirs if none are given.
     """
-    axes = tuple(sorted(frozenset().union(*[change.axes for change in changes])))
-    if len(axes) > 1 and axes not in joint_axes(mesh):
-        return None
-    group, ranks = _group_and_ranks(mesh, axes)
+    axes = _axes(changes)
+    ranks = lane(mesh, axes, mesh.get_coordinate() or [])
+    group = resolve(find_group(mesh, axes, mesh._rank).name) if axes else None
     some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
     wants = some is None or dist.get_rank() in some
     coordinate = mesh.get_coordinate() or []
@@ -103,7 +124,7 @@ def change_together(
         targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
     tensors = [change.tensor for change in changes]
     locals_ = [tensor._local_tensor.detach() for tensor in tensors]
-    moves = _moves(changes, ranks, some)
+    moves = moves_along(changes, ranks, some)
     for parts in phases([change.reduction for change in changes], [move.itemsize for move in moves], budget):
         sources = reduce_parts(parts, tensors, locals_)
         if some == []:
@@ -118,20 +139,14 @@ def change_together(
     return targets
 
 
-def _group_and_ranks(mesh: DeviceMesh, axes: tuple[int, ...]) -> tuple[ProcessGroup | None, Ranks]:
-    """The group over these axes, and who stands where in this rank's copy of it; without axes, this rank alone."""
-    here = mesh.get_coordinate() or []
-    ranges = [range(at, at + 1) for at in here]
-    for axis in axes:
-        ranges[axis] = range(mesh.size(axis))
-    if not axes:
-        return None, Ranks([dist.get_rank()], ranges)
-    view = view_of(mesh)
-    members = view.show(view.layout.select(axes)).ranks(mesh._rank)
-    return resolve(find_group(mesh, axes, mesh._rank).name), Ranks(members, ranges)
+def lane(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
+    """Who stands where along these axes, from a coordinate."""
+    ranges = [range(mesh.size(axis)) if axis in axes else range(at, at + 1) for axis, at in enumerate(here)]
+    members = mesh.mesh[tuple([slice(part.start, part.stop) for part in ranges])]
+    return Ranks(members.flatten().tolist(), ranges)
 
 
-def _moves(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None) -> list[Move]:
+def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None = None) -> list[Move]:
     """Each tensor's; of one that is pending, as if it weren't."""
     found = []
     alone = Ranks.of(receivers, (len(receivers),)) if receivers else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._planner.sides import Move, Side
+from ._planner.flow import held
 from .pending import Term, reduced
 from .runs import free
 
@@ -15,28 +15,13 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ._planner.reductions import Part
+    from ._planner.sides import Move
     from .runs import Locals
-
-
-def moves_of(parts: Sequence[Part], moves: Sequence[Move]) -> list[Move]:
-    """The moves of one phase, when its reductions are done."""
-    found = []
-    for number, reduction, slab, _ in parts:
-        source, target, itemsize = moves[number]
-        if reduction is not None:
-            source, target = Side(reduction.after, source.ranks, slab), target._replace(slab=slab)
-        found.append(Move(source, target, itemsize))
-    return found
 
 
 def room(parts: Sequence[Part], moves: Sequence[Move], budget: int) -> int:
     """What of a budget is left for exchanges while the results of reductions are held."""
     return budget - held(parts, moves)
-
-
-def held(parts: Sequence[Part], moves: Sequence[Move]) -> int:
-    """The bytes of the results on a rank, at most."""
-    return sum([part.results(moves[part.number].itemsize) for part in parts])
 
 
 def reduce_parts(

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from .one_mesh import Change, change_together, read_change
+from .one_mesh import Change, batches, change_together, read_change
 from .targets import Placements, target_placements
 from .trees import leaves, mapped
 from .two_meshes import change_meshes, made_like
@@ -79,17 +79,12 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -
 
 
 def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:
-    made = change_together(mesh, [*changes.values()], budget)
-    if made is not None:
-        pairs = zip(changes.items(), made)
-        return {number: made_like(change.tensor, local, mesh, change.placements) for (number, change), local in pairs}
-    parts: dict[frozenset[int], dict[int, Change]] = {}
-    for number, change in changes.items():
-        parts.setdefault(change.axes, {})[number] = change
     found: dict[int, DTensor] = {}
-    for part in parts.values():
-        if len(parts) > 1:
-            found |= _on_one_mesh(mesh, part, budget)
-        else:  # no group over its axes: step by step
-            found |= {n: change.tensor.redistribute(mesh, change.placements) for n, change in part.items()}
+    together, alone = batches(mesh, changes)
+    for numbers in together:
+        some = [changes[number] for number in numbers]
+        for number, change, local in zip(numbers, some, change_together(mesh, some, budget)):
+            found[number] = made_like(change.tensor, local, mesh, change.placements)
+    for number in alone:  # step by step
+        found[number] = changes[number].tensor.redistribute(mesh, changes[number].placements)
     return found

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed._rank_map import short
+from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, Reduction, phases
 from ._planner.schedule import Schedule
 from ._planner.sides import Move, Ranks, Side
@@ -16,7 +17,7 @@ from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
 from .meeting import Meeting, silent_ranks
-from .phases import free_results, held, moves_of, reduce_parts, room
+from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,9 +53,9 @@ class Route:
         self.tensors: list[Tensor] = agreed(said, left)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
-        self._moves = moves = _moves(self.tensors)
+        self._moves, self._budget, self._gone = _moves(self.tensors), budget, left
         self._phases: list[tuple[list[Part], Exchanges]] = []
-        _check_nothing_is_lost(self.tensors, moves, left)
+        _check_nothing_is_lost(self.tensors, self._moves, left)
         self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
         self.traffic: Traffic = {}
@@ -63,17 +64,26 @@ class Route:
             return
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
-        self._phases = self._planned(moves, budget, left)
+        self._phases = self._planned()
 
-    def _planned(self, moves: Sequence[Move], budget: int, gone: frozenset[int]) -> list[tuple[list[Part], Exchanges]]:
+    def _planned_phases(self) -> list[list[Part]]:
+        reductions = [_reduction(tensor) for tensor in self.tensors]
+        return phases(reductions, [move.itemsize for move in self._moves], self._budget)
+
+    def flow(self) -> Flow:
+        """Who sends what to whom, of all ranks."""
+        types = [tensor.source.dtype for tensor in self.tensors]
+        return Flow.of(self._planned_phases(), self._moves, types, self._budget, self._gone)
+
+    def _planned(self) -> list[tuple[list[Part], Exchanges]]:
         """What is reduced and exchanged together. Ranks agree on how many exchanges there are."""
         if self._group is None:
             raise AssertionError("a rank that takes part is in the group")
         device = torch.device(self.tensors[0].source.device)
         found = []
-        for parts in phases([_reduction(tensor) for tensor in self.tensors], [m.itemsize for m in moves], budget):
-            schedule = Schedule.of(moves_of(parts, moves), dist.get_rank(), gone)
-            count, traffic = agreed_count(schedule, room(parts, moves, budget), self._group, device)
+        for parts in self._planned_phases():
+            schedule = Schedule.of(moves_of(parts, self._moves), dist.get_rank(), self._gone)
+            count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), self._group, device)
             found.append((parts, Exchanges(schedule, count, self._group, device)))
             self.count += count
             for rank, each in traffic.items():

@@ -11,20 +11,20 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._rank_map import short
 from ..distributed.tensor._specs import read_cuts
+from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import kept_schedule
 from ._planner.sides import Move, Ranks, Side
 from .descriptions import layout_of
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
-from .phases import free_results, moves_of, reduce_parts, room
+from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ..distributed.tensor._planner.regions import Regions
     from .targets import Placements
 
 Target = tuple["DeviceMesh", "Placements"]
@@ -40,22 +40,36 @@ def change_meshes(tensors: Sequence[DTensor], targets: Sequence[Target], budget:
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
-    sources = [layout_of("the tensor", tensor).regions for tensor in tensors]
-    moves, made = [], []
+    moves = moves_across(tensors, targets)
+    made = []
+    for tensor, move, (mesh, _) in zip(tensors, moves, targets):
+        here = mesh.get_coordinate()
+        # Outside of its mesh a tensor is empty; with all its dims, so that gradients can flow through it there.
+        shape_here = (0,) * max(tensor.ndim, 1) if here is None else move.target.box(tuple(here)).length
+        made.append(torch.empty(shape_here, dtype=tensor.dtype, device=tensor._local_tensor.device))
+    _exchange(tensors, moves, made, budget)
+    return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
+
+
+def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target]) -> list[Move]:
+    """Each tensor's way to its new mesh; of one that is pending, as if it weren't. Raises as `change_meshes` does."""
+    moves = []
     known: dict[DeviceMesh, Ranks] = {}
-    for tensor, before, (mesh, placements) in zip(tensors, sources, targets):
+    for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
         shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
+        before = layout_of("the tensor", tensor).regions
         after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
         ends = [_ranks(each, known) for each in (tensor.device_mesh, mesh)]
         source = Side(before.without_pending(before.pending), ends[0])
         moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
-        here = mesh.get_coordinate()
-        # Outside of its mesh a tensor is empty; with all its dims, so that gradients can flow through it there.
-        shape_here = (0,) * max(len(shape), 1) if here is None else after.box(here).length
-        made.append(torch.empty(shape_here, dtype=tensor.dtype, device=tensor._local_tensor.device))
-    _exchange(tensors, sources, moves, made, budget)
-    return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
+    return moves
+
+
+def reductions_across(tensors: Sequence[DTensor]) -> list[Reduction | None]:
+    """How each tensor that is pending is reduced on its mesh."""
+    regions = [layout_of("the tensor", tensor).regions for tensor in tensors]
+    return [Reduction.apart(each) if each.pending else None for each in regions]
 
 
 def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
@@ -64,13 +78,7 @@ def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
-def _exchange(
-    tensors: Sequence[DTensor],
-    sources: Sequence[Regions],
-    moves: Sequence[Move],
-    made: Sequence[torch.Tensor],
-    budget: int,
-) -> None:
+def _exchange(tensors: Sequence[DTensor], moves: Sequence[Move], made: Sequence[torch.Tensor], budget: int) -> None:
     members = sorted({rank for move in moves for side in (move.source, move.target) for rank in side.ranks.ranks})
     rank = dist.get_rank()
     group = kept_group(members)
@@ -85,8 +93,7 @@ def _exchange(
             (made, [move.target for move in moves]),
         )
     )
-    reductions = [Reduction.apart(before) if before.pending else None for before in sources]
-    for parts in phases(reductions, [move.itemsize for move in moves], budget):
+    for parts in phases(reductions_across(tensors), [move.itemsize for move in moves], budget):
         these = moves_of(parts, moves)
         schedule = kept_schedule(these, rank, len(members))
         count, _ = agreed_count(schedule, room(parts, moves, budget), group, made[0].device)

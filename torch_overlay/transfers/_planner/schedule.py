@@ -185,6 +185,10 @@ class Schedule(NamedTuple):
         next exchange is packed, and the last one lands, while one runs."""
         return self.sent + self.received + max(self.sent, self.received)
 
+    def buffered(self, count: int) -> int:
+        """The bytes in buffers at one time, in so many exchanges."""
+        return -(-self.staged // count) if count > 1 else self.sent + self.received
+
     def least(self, budget: int) -> int:
         """The fewest exchanges with which this rank stages at most `budget` bytes.
 

@@ -1,0 +1,154 @@
+"""Who sends what to whom when many tensors move, on one mesh or to another, as a value that prints as a table.
+
+Bytes are those of exchanges; what reductions send before isn't among them. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ..distributed._rank_map import short
+from ..transfers._planner.flow import Flow
+from . import screen
+from .columns import aligned, fitted, wrapped
+from .words import amount, counted
+
+MATRIX = 8  # ranks that fit beside each other
+SHOWN = 32  # ranks that have a row
+LISTED = 24  # characters of a list of ranks
+
+
+@dataclass(frozen=True)
+class FlowExplanation:
+    """What torch and the overlay would do with many tensors. Print it.
+
+    Attributes:
+        tensors: how many there are, those that stay among them.
+        size: the bytes of all of them, each counted once.
+        sources, targets: the ranks that hold them before and after.
+        flow: what ranks send to one another.
+        budget: for buffers, in bytes.
+        torch: the collectives of a loop on stock; None where stock can't do it.
+        alone: how many tensors go one by one, for want of a group.
+    """
+
+    tensors: int
+    size: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    flow: Flow
+    budget: int
+    torch: int | None = None
+    alone: int = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of both sides."""
+        return tuple(sorted({*self.sources, *self.targets}))
+
+    def lines(self, width: int = screen.NARROW) -> list[str]:
+        """The explanation for a terminal of this many columns."""
+        way = f"from {_ranks(self.sources)} to {_ranks(self.targets)}"
+        where = f"on {_ranks(self.sources)}" if self.sources == self.targets else way
+        title = f"{counted(self.tensors, 'tensor')}, {amount(self.size)}, {where}"
+        found = [*screen.styled(wrapped(title, "", width, "  "), "title"), *wrapped(self.stock(), "", width, "  ")]
+        found += screen.styled(wrapped(f"overlay: {self.steps()}", "", width, "  "), "side")
+        if not self.flow.sent:
+            return found
+        table = self._matrix() if len(self.ranks) <= MATRIX else self._table(width)
+        first, *others = table
+        note = "bytes that the rank of a row sends to the rank of a column" if len(self.ranks) <= MATRIX else ""
+        more = "exchanges only; what reductions send isn't counted" if self.flow.reductions else ""
+        notes = [line for text in (note, more) if text for line in wrapped(text, "", width, "  ")]
+        return [*found, "", *screen.styled([first], "head"), *others, "", *screen.styled(notes, "why")]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines()).rstrip()
+
+    __repr__ = __str__
+
+    def save(self, path: str) -> None:
+        """Write a picture of who sends what to whom.
+
+        Args:
+            path: its ending chooses the format.
+
+        Raises:
+            ValueError: too many ranks to be read.
+            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
+        """
+        from .flow_picture import draw
+
+        draw(self, path)
+
+    def stock(self) -> str:
+        """What torch does."""
+        if self.torch is None:
+            return "torch: can't, from one mesh to another"
+        return f"torch: {counted(self.torch, 'collective')}, one tensor after the other"
+
+    def steps(self) -> str:
+        """What the overlay does."""
+        exchanges, reductions = self.flow.exchanges, self.flow.reductions
+        said = [counted(reductions, "reduction")] if reductions else []
+        said += [counted(exchanges, "exchange")] if exchanges or not (reductions or self.alone) else []
+        said += [f"{counted(self.alone, 'tensor')} one by one, for want of a group over the axes"] if self.alone else []
+        total = f"; {amount(sum(self.flow.sent.values()))} in all" if self.flow.sent else ""
+        buffers = f"; buffers of {amount(self.flow.staged)} on a rank at most" if self.flow.staged else ""
+        return f"{', '.join(said)}{total}{buffers} (budget {amount(self.budget)})"
+
+    def sums(self) -> tuple[Counter[int], Counter[int]]:
+        """By rank, the bytes that it sends and those that it gets."""
+        out, into = Counter[int](), Counter[int]()
+        for (sender, receiver), size in self.flow.sent.items():
+            out[sender] += size
+            into[receiver] += size
+        return out, into
+
+    def _matrix(self) -> list[str]:
+        out, into = self.sums()
+        rows = [("from\\to", *map(str, self.ranks), "sends")]
+        for rank in self.ranks:
+            cells = [_cell(self.flow.sent[rank, peer]) if peer != rank else "" for peer in self.ranks]
+            rows.append((str(rank), *cells, _cell(out[rank])))
+        rows.append(("gets", *[_cell(into[rank]) for rank in self.ranks], ""))
+        return aligned(rows, right=range(1, len(rows[0])))
+
+    def _table(self, width: int) -> list[str]:
+        out, into = self.sums()
+        rows: list[tuple[str, ...]] = [("rank", "sends", "gets", "to", "from")]
+        for rank in self.ranks[:SHOWN]:
+            peers = [[pair[1 - side] for pair in self.flow.sent if pair[side] == rank] for side in (0, 1)]
+            rows.append((str(rank), _cell(out[rank]), _cell(into[rank]), *[self._named(some) for some in peers]))
+        found = [line for row in aligned(rows, right=(0, 1, 2)) for line in fitted(row, width)]
+        if len(self.ranks) <= SHOWN:
+            return found
+        most = f"the busiest sends {amount(max(out.values()))}, gets {amount(max(into.values()))}"
+        return [*found, f"... {len(self.ranks)} ranks; {most}"]
+
+    def _named(self, peers: list[int]) -> str:
+        """Other ranks, from one to the next as far as they follow one another; too many to be listed are counted."""
+        if len(peers) == len(self.ranks) - 1:
+            return "all others"
+        runs: list[list[int]] = []
+        for rank in sorted(peers):
+            if runs and rank == runs[-1][1] + 1:
+                runs[-1][1] = rank
+            else:
+                runs.append([rank, rank])
+        said = ", ".join([str(first) if first == last else f"{first}-{last}" for first, last in runs])
+        return said if len(said) <= LISTED else f"{len(peers)} ranks"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {short(ranks)}"
+
+
+def _cell(size: int) -> str:
+    """Bytes, as briefly as they allow.
+
+    >>> _cell(0), _cell(1000), _cell(3 << 20)
+    ('·', '1000', '3M')
+    """
+    return amount(size).replace(" ", "").removesuffix("iB").removesuffix("B") if size else "·"
