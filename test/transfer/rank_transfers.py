@@ -16,10 +16,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_overlay
-from mesh_ranks import WORLD, make_root
+from mesh_ranks import SHUFFLED, WORLD, make_root
 from torch_overlay.transfers import direct
 from torch_overlay.transfers._planner.schedule import Large
 from torch_overlay.transfers.exchanges import Exchanges
+from torch_overlay.transfers.groups import kept_group
 from transfer_twin import draw
 from twins_tensor import rows
 from width import NIGHTLY
@@ -295,31 +296,72 @@ class TransferCases:
                     found.to_local().zero_()
 
     def test_a_rank_that_fails_in_the_middle(self):
-        """The others hear of it within the timeout, and whether targets were written."""
+        """The others hear of it within the timeout, and all of them whether targets were written: whole before, whole
+        after, or said to be torn. A large piece of the first exchange may be written as soon as that begins."""
         mesh = make_root(range(WORLD), (8,), ("dp",))
-        source = [distribute_tensor(torch.ones(1 << 14), mesh, [Shard(0)], src_data_rank=None)]
-        for number, said in ((0, "no target was written"), (2, "some targets are new and others not")):
+        before, torn = "no target was written", "some targets are new and others not"
+        for what, number, elements, budget, own, said in (
+            ("_start", 0, 1 << 14, 1 << 15, before, before),
+            ("_start", 2, 1 << 14, 1 << 15, torn, torn),
+            ("_start", 0, 1 << 18, 1 << 28, before, torn),
+            ("_land", -1, 1 << 14, 1 << 15, torn, None),
+        ):
+            source = [distribute_tensor(torch.ones(elements), mesh, [Shard(0)], src_data_rank=None)]
             group = dist.new_group(timeout=timedelta(seconds=1))
-            target = [distribute_tensor(torch.zeros(1 << 14), mesh, [Replicate()], src_data_rank=None)]
-            transfer = torch_overlay.Transfer(source, target, budget=1 << 15, group=group)
-            self.assertTrue(transfer.exchanges > 3)
-            start = Exchanges._start
+            target = [distribute_tensor(torch.zeros(elements), mesh, [Replicate()], src_data_rank=None)]
+            transfer = torch_overlay.Transfer(source, target, budget=budget, group=group)
+            self.assertEqual(transfer.exchanges > 3, elements == 1 << 14)
+            original, calls = getattr(Exchanges, what), itertools.count()
 
-            def fails(self, which, packed, number=number, start=start):
-                if which == number:
+            def fails(self, *given, number=number % transfer.exchanges, original=original, calls=calls):
+                if next(calls) == number:
                     raise ValueError("a fault on this rank")
-                return start(self, which, packed)
+                return original(self, *given)
 
+            own = f"over ranks 0-7 failed, and {own}.* a fault on this rank"
             if self.rank == 6:
-                with mock.patch.object(Exchanges, "_start", fails), self.assertRaisesRegex(ValueError, "this rank"):
+                with mock.patch.object(Exchanges, what, fails), self.assertRaisesRegex(RuntimeError, own):
                     transfer.run()
+            elif said is None:
+                transfer.run()
+                self.assertEqual(target[0].to_local(), torch.ones(elements))
             else:
                 with self.assertRaisesRegex(RuntimeError, f"over ranks 0-7 failed, and {said}"):
                     transfer.run()
-            if number == 0:
-                self.assertEqual(target[0].to_local(), torch.zeros(1 << 14))
+            if said is before:
+                self.assertEqual(target[0].to_local(), torch.zeros(elements))
             dist.barrier()
             transfer.close()
+
+    def test_a_rank_that_holds_something_else_is_named(self):
+        """With its tensor, on every rank within the timeout: by a Transfer, by a tree on one mesh, and to another."""
+        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))
+        rows = 3 if self.rank == 5 else 2
+        good = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0), Replicate()], run_check=False)
+        bad = DTensor.from_local(
+            torch.ones(rows, 4), mesh, good.placements, run_check=False, shape=(8, 4), stride=(4, 1)
+        )
+        tree = {"good": good, "bad": {"w": bad}}
+        said = r"'bad.w' has shape .3, 4. on rank 5, where .Shard.dim=0., Replicate... say .2, 4."
+        with self.assertRaisesRegex(ValueError, f"don't fit: rank 5: {said}"):
+            torch_overlay.Transfer(tree, tree)
+        calls = (
+            lambda: torch_overlay.redistribute(tree, placements=[Replicate(), Replicate()]),
+            lambda: torch_overlay.redistribute(tree, other, Shard(0)),
+        )
+        for group in (mesh.get_group("dp"), kept_group(range(WORLD))):
+            distributed_c10d._set_pg_timeout(timedelta(seconds=4), group)
+        store = dist.PrefixStore("test", distributed_c10d._get_default_store())
+        for number, call in enumerate(calls):
+            # Ranks of the other tp coordinate aren't in its group on one mesh, and have what they want.
+            if number == 0 and self.rank % 2 == 0:
+                call()
+            else:
+                kind = ValueError if self.rank == 5 else RuntimeError
+                with self.assertRaisesRegex(kind, f"Nothing was redistributed: {said}"):
+                    call()
+            store.set(f"{number} {self.rank}", "")
+            store.wait([f"{number} {rank}" for rank in range(WORLD)], timedelta(seconds=20))
 
     def test_some_ranks_of_the_world_alone(self):
         """Without the others, who make one of their own meanwhile."""

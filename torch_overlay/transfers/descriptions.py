@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..distributed._rank_map import short
@@ -74,7 +75,10 @@ class Tensor(NamedTuple):
 def describe(source: Any, target: Any, names: Callable[[str], str] | None) -> Description:
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
     try:
-        return Description(_layouts(own_tensors(source, SIDES[0], names)), _layouts(own_tensors(target, SIDES[1])))
+        sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
+        layouts = [_layouts(side) for side in sides]
+        wrong = [misfit(n, t, some[n].regions) for side, some in zip(sides, layouts) for n, t in side.items()]
+        return Description(layouts[0], layouts[1], "; ".join(filter(None, wrong)) or None)
     except (TypeError, ValueError, NotPlanned) as error:
         return Description({}, {}, str(error))
 
@@ -101,6 +105,15 @@ def own_tensors(tree: Any, side: str, names: Callable[[str], str] | None = None)
 
 def _layouts(tensors: Mapping[str, DTensor]) -> dict[str, Layout]:
     return {name: layout_of(name, tensor) for name, tensor in tensors.items()}
+
+
+def misfit(name: str, tensor: DTensor, regions: Regions) -> str | None:
+    """What is wrong, in words, if this rank holds of a tensor what its placements don't say."""
+    here, held = tensor.device_mesh.get_coordinate(), tensor._local_tensor.shape
+    wanted = held if here is None else regions.box(here).length
+    if wanted == held:
+        return None
+    return f"{name!r} has shape {tuple(held)} on rank {dist.get_rank()}, where {tensor.placements} say {wanted}"
 
 
 def layout_of(name: str, tensor: DTensor) -> Layout:

@@ -87,11 +87,16 @@ class Exchanges:
         self._landed, self._is_written = 0, False
         try:
             self._exchange()
-        except RuntimeError as error:
-            kind = Torn if self._is_written else RuntimeError
-            raise kind(f"exchange {self._landed + 1} of {self.count} failed: {error}") from error
-        if self._kept[0]:
-            torch._foreach_copy_(*self._kept)
+            if self._kept[0]:
+                self._is_written = True
+                torch._foreach_copy_(*self._kept)
+        except Exception as error:
+            said = f"exchange {self._landed + 1} of {self.count} failed: {error}"
+            if self._is_written:
+                raise Torn(said) from error
+            if isinstance(error, RuntimeError):
+                raise RuntimeError(said) from error
+            raise
 
     def _exchange(self) -> None:
         running = self._start(0, self._packed(0)) if self.count else None
@@ -100,8 +105,9 @@ class Exchanges:
             came = self._came(running)  # what was sent is free before more is asked for
             if packed is not None:
                 running, packed = self._start(number, packed), None
+            self._is_written = True
             self._land(number - 1, came)
-            self._landed, self._is_written = number, True
+            self._landed = number
             free(came)
 
     def _packed(self, number: int) -> torch.Tensor:

@@ -21,7 +21,9 @@ from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
+from .descriptions import misfit
 from .exchanges import Exchanges
+from .notes import one_fate
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Change(NamedTuple):
     Attributes:
         before, after: what each coordinate holds; nothing is pending after.
         reduction: of what is pending; None if nothing is.
+        name: for errors.
     """
 
     tensor: DTensor
@@ -46,6 +49,7 @@ class Change(NamedTuple):
     before: Regions
     after: Regions
     reduction: Reduction | None
+    name: str
 
     @property
     def axes(self) -> frozenset[int]:
@@ -53,7 +57,7 @@ class Change(NamedTuple):
         return crossed(self.reduction.after if self.reduction else self.before, self.after)
 
 
-def read_change(tensor: DTensor, placements: Placements) -> Change | None:
+def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor") -> Change | None:
     """What is to be done on a mesh that has groups; None if a call for this tensor alone should do it."""
     mesh, spec, shape = tensor.device_mesh, tensor._spec, tuple(tensor.shape)
     if group_names(mesh) is None or mesh.get_coordinate() is None:
@@ -68,7 +72,7 @@ def read_change(tensor: DTensor, placements: Placements) -> Change | None:
     odd = any(placement.is_partial() and type(placement).__name__ != "Partial" for placement in spec.placements)
     if after.pending or averages or odd:
         return None
-    return Change(tensor, placements, before, after, _reduction(mesh, before, after))
+    return Change(tensor, placements, before, after, _reduction(mesh, before, after), name)
 
 
 def _reduction(mesh: DeviceMesh, before: Regions, after: Regions) -> Reduction | None:
@@ -115,6 +119,24 @@ def change_together(
     axes = _axes(changes)
     ranks = lane(mesh, axes, mesh.get_coordinate() or [])
     group = resolve(find_group(mesh, axes, mesh._rank).name) if axes else None
+    wrong = [misfit(change.name, change.tensor, change.before) for change in changes]
+    with one_fate(group or _group_of_pending(mesh, changes), wrong):
+        return _changed(mesh, changes, budget, receivers, group, ranks)
+
+
+def _group_of_pending(mesh: DeviceMesh, changes: Sequence[Change]) -> ProcessGroup | None:
+    axes = sorted(frozenset().union(*[change.before.pending for change in changes]))
+    return mesh.get_group(axes[0]) if axes else None
+
+
+def _changed(
+    mesh: DeviceMesh,
+    changes: Sequence[Change],
+    budget: int,
+    receivers: frozenset[int],
+    group: ProcessGroup | None,
+    ranks: Ranks,
+) -> list[torch.Tensor]:
     some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
     wants = some is None or dist.get_rank() in some
     coordinate = mesh.get_coordinate() or []

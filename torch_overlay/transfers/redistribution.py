@@ -27,7 +27,7 @@ def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements
     changed = [name for name, tensor in found.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]
     if changed:
         sources, targets = [found[name] for name in changed], [wanted[name] for name in changed]
-        found |= zip(changed, _Redistribute.apply(targets, budget, *sources))
+        found |= zip(changed, _Redistribute.apply(targets, budget, changed, *sources))
     return mapped(lambda name, leaf: found.get(name, leaf), tensors)
 
 
@@ -35,10 +35,12 @@ class _Redistribute(torch.autograd.Function):
     """All tensors at once, so that their gradients come back at once."""
 
     @staticmethod
-    def forward(ctx: Any, targets: Sequence[Target], budget: int, *tensors: DTensor) -> tuple[DTensor, ...]:
-        ctx.budget = budget
+    def forward(
+        ctx: Any, targets: Sequence[Target], budget: int, names: Sequence[str], *tensors: DTensor
+    ) -> tuple[DTensor, ...]:
+        ctx.budget, ctx.names = budget, names
         ctx.sources = [(tensor.device_mesh, tensor.placements) for tensor in tensors]
-        return tuple(_moved(tensors, targets, budget))
+        return tuple(_moved(tensors, targets, budget, names))
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
@@ -49,21 +51,22 @@ class _Redistribute(torch.autograd.Function):
             mesh, placements = ctx.sources[number]
             # The gradient of a term of a sum is the gradient of the sum.
             targets.append((mesh, tuple([Replicate() if p.is_partial() else p for p in placements])))
-        moved = _Redistribute.apply(targets, ctx.budget, *[gradients[number] for number in there])
+        names = [f"the gradient of {ctx.names[number]}" for number in there]
+        moved = _Redistribute.apply(targets, ctx.budget, names, *[gradients[number] for number in there])
         for number, gradient in zip(there, moved):
             # A rank outside of the mesh has nothing to accumulate, and torch can't add up nothing.
             found[number] = gradient if gradient.device_mesh.get_coordinate() is not None else None
-        return None, None, *found
+        return None, None, None, *found
 
 
-def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> list[DTensor]:
+def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]) -> list[DTensor]:
     """The new tensors, in order: those that change their mesh together, and those on one mesh as far as its
     groups allow."""
     found: dict[int, DTensor] = {}
     across: list[int] = []
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
     for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
-        change = read_change(tensor, placements) if mesh == tensor.device_mesh else None
+        change = read_change(tensor, placements, names[number]) if mesh == tensor.device_mesh else None
         if mesh != tensor.device_mesh:
             across.append(number)
         elif change is not None:
@@ -71,7 +74,8 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -
         else:
             found[number] = tensor.redistribute(mesh, placements)
     if across:
-        made = change_meshes([tensors[number] for number in across], [targets[number] for number in across], budget)
+        some = [[each[number] for number in across] for each in (tensors, targets, names)]
+        made = change_meshes(some[0], some[1], budget, some[2])  # type: ignore[arg-type]
         found |= zip(across, made)
     for (mesh, _), changes in together.items():
         found |= _on_one_mesh(mesh, changes, budget)

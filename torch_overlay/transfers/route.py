@@ -108,17 +108,19 @@ class Route:
             return
         try:
             self._run()
-        except RuntimeError as error:
+        except Exception as error:
             torn = isinstance(error, Torn)
             state = "some targets are new and others not, or half so" if torn else "no target was written"
-            silent = silent_ranks(self.ranks, self._failure, self._timeout)
+            cause: BaseException | None = error
+            while isinstance(cause, Torn):
+                cause = cause.__cause__
+            # Of a fault of its own a rank tells the others, and waits for nobody.
+            others = self.ranks if isinstance(cause, RuntimeError) else []
+            silent = silent_ranks(others, self._failure, self._timeout)
             who = f"rank {short(silent)} doesn't answer any more; " if silent else ""
             raise RuntimeError(
                 f"A Transfer over ranks {short(self.ranks)} failed, and {state}: {who}{error}"
             ) from error
-        except Exception:
-            silent_ranks([], self._failure, self._timeout)
-            raise
         self._runs += 1
 
     @property
@@ -130,10 +132,10 @@ class Route:
         sources, targets = ([_local(tensor) for tensor in side] for side in (self._sources, self._targets))
         is_written = False
         for parts, exchanges in self._phases:
-            given = reduce_parts(parts, self._sources, sources)
             try:
+                given = reduce_parts(parts, self._sources, sources)
                 exchanges.run(given, [targets[part.number] for part in parts])
-            except RuntimeError as error:
+            except Exception as error:
                 if is_written:
                     raise Torn(str(error)) from error
                 raise

@@ -15,14 +15,16 @@ from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import kept_schedule
 from ._planner.sides import Move, Ranks, Side
-from .descriptions import layout_of
+from .descriptions import layout_of, misfit
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
+from .notes import one_fate
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from .targets import Placements
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 Target = tuple["DeviceMesh", "Placements"]
 
 
-def change_meshes(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> list[DTensor]:
+def change_meshes(
+    tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]
+) -> list[DTensor]:
     """The tensors on their new meshes. A rank outside of one holds nothing of it, as torch has it.
 
     Collective over the ranks of all these meshes.
@@ -47,7 +51,15 @@ def change_meshes(tensors: Sequence[DTensor], targets: Sequence[Target], budget:
         # Outside of its mesh a tensor is empty; with all its dims, so that gradients can flow through it there.
         shape_here = (0,) * max(tensor.ndim, 1) if here is None else move.target.box(tuple(here)).length
         made.append(torch.empty(shape_here, dtype=tensor.dtype, device=tensor._local_tensor.device))
-    _exchange(tensors, moves, made, budget)
+    members = sorted({rank for move in moves for side in (move.source, move.target) for rank in side.ranks.ranks})
+    group = kept_group(members)
+    if group is None:
+        raise RuntimeError(
+            f"Rank {dist.get_rank()} redistributes between meshes over ranks {short(members)}, and is none of them."
+        )
+    wrong = [misfit(name, tensor, move.source.regions) for name, tensor, move in zip(names, tensors, moves)]
+    with one_fate(group, wrong):
+        _exchange(tensors, moves, made, budget, group)
     return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
 
 
@@ -78,14 +90,10 @@ def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
-def _exchange(tensors: Sequence[DTensor], moves: Sequence[Move], made: Sequence[torch.Tensor], budget: int) -> None:
-    members = sorted({rank for move in moves for side in (move.source, move.target) for rank in side.ranks.ranks})
+def _exchange(
+    tensors: Sequence[DTensor], moves: Sequence[Move], made: Sequence[torch.Tensor], budget: int, group: ProcessGroup
+) -> None:
     rank = dist.get_rank()
-    group = kept_group(members)
-    if group is None:
-        raise RuntimeError(
-            f"Rank {rank} redistributes between meshes over ranks {short(members)}, and is none of them."
-        )
     held, wanted = (
         [local if side.ranks.coordinate(rank) is not None else None for local, side in zip(locals_, sides)]
         for locals_, sides in (
@@ -95,7 +103,7 @@ def _exchange(tensors: Sequence[DTensor], moves: Sequence[Move], made: Sequence[
     )
     for parts in phases(reductions_across(tensors), [move.itemsize for move in moves], budget):
         these = moves_of(parts, moves)
-        schedule = kept_schedule(these, rank, len(members))
+        schedule = kept_schedule(these, rank, group.size())
         count, _ = agreed_count(schedule, room(parts, moves, budget), group, made[0].device)
         exchanges = Exchanges(schedule, count, group, made[0].device)
         given = reduce_parts(parts, tensors, held)
