@@ -1,6 +1,55 @@
 """Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
+    "2.12.1": {
+        "torch.distributed._mesh_layout": {
+            "file": "9b17d0b2cd29cab5763fff730503bd0b",
+        },
+        "torch.distributed._state_dict_utils": {
+            "file": "53538937bc68d3889978323ea050daf5",
+            "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
+        },
+        "torch.distributed.device_mesh": {
+            "file": "cb5b063b6dc95ea97a3d7035b16fc1fc",
+            "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
+            "DeviceMesh.__getitem__": "a3146ea8b2b597c700c57ae92ccdf711",
+            "DeviceMesh.__getstate__": "b242add48d163d40332096d9232fe486",
+            "DeviceMesh.__hash__": "43e9f685a182c3772efb594c3bfc3ab1",
+            "DeviceMesh.__init__": "17b859fff7f5b1c033df39af3a5a4fbe",
+            "DeviceMesh.__setstate__": "12cbfdbc1c3d5d9a1d00f85de326d14d",
+            "DeviceMesh._compute_coordinate_on_dim": "5433260100b7d7fa6c0202945cf40c8e",
+            "DeviceMesh._concatenate": "64e3f8ee5f1836a3fe5c34a9bcf0ed28",
+            "DeviceMesh._create_flatten_mesh": "4c69599c010f3e573ef015abc872835b",
+            "DeviceMesh._create_sub_mesh": "ab4e5fc83c294af0579d83574b198e95",
+            "DeviceMesh._create_unflatten_mesh": "7d2c5567a1cfde15fa146a3a8ea814a2",
+            "DeviceMesh._get_all_submeshes": "553aa1c248cdf5d1565872f0255798da",
+            "DeviceMesh._get_slice_mesh_layout": "4b4bb185db5b31726308f10cb27f2366",
+            "DeviceMesh._hash_key": "8bf3a735881e8ca7433e841af2c75c8a",
+            "DeviceMesh._init_one_process_group": "8c5625d2c34ef967763e356c091c6c95",
+            "DeviceMesh._stable_hash": "cfacd5f4abc7323694fc00760e3a22ea",
+            "DeviceMesh.get_group": "0e6c400ed1ac483e2f81c9022bd758a8",
+            "DeviceMesh.mesh": "dd5b6df4907c264cdf12c27f37604514",
+            "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",
+            "init_device_mesh": "1d4c7da1260ee370beb31dcd48b7333d",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "c03488a330d66d9b20fb9480f6c3b1bb",
+            "_process_group_name": "6168981a371c8c655264342b2c4a480b",
+        },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "7a32b3289a9a6cfcd4a51bc26535fd2c",
+            "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
+        },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "5075c39de9dd3a14d59cbe00bad22ada",
+            "DTensorSpec._stable_hash": "fb390ccb62e2b8dbfdf94aecbf3b5b74",
+        },
+        "torch.distributed.tensor._redistribute": {
+            "file": "3d698044a16f37bf062d73a4cd16a11e",
+            "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
+            "redistribute_local_tensor": "88a185afa16012bfd0afb54c2cfc5a64",
+        },
+    },
     "2.13.0": {
         "torch.distributed._state_dict_utils": {
             "file": "756954d94f807e7218aa27fcdbff1233",

@@ -3,12 +3,13 @@
 from .patching.patch import Kind, Patch
 
 C10D = "torch.distributed.distributed_c10d"
+LAYOUT = "torch.distributed._mesh_layout"
 MESH = "torch.distributed.device_mesh"
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 SPEC = "torch.distributed.tensor._dtensor_spec"
 COLLECTIVES = "torch.distributed.tensor._collective_utils"
 OURS = "torch_overlay.distributed"
-BODIES = f"{OURS}.device_mesh:_DeviceMesh"
+COMPAT = "torch_overlay.compat"
 
 _REPLACED = (
     "__init__",
@@ -23,7 +24,6 @@ _REPLACED = (
     "_get_slice_mesh_layout",
     "_create_sub_mesh",
     "_get_all_submeshes",
-    "_create_flatten_mesh",
     "_create_unflatten_mesh",
     "_concatenate",
     "_init_one_process_group",
@@ -51,12 +51,30 @@ SHARED_STATE = "pytorch/pytorch#175571"
 SAFE_MERGING = "pytorch/pytorch#194457"
 
 
-def _mesh(name: str, kind: Kind = Kind.REPLACE, releases: str = "", ends: str = SHARED_STATE) -> Patch:
+def _mesh(
+    name: str, kind: Kind = Kind.REPLACE, releases: str = "", ends: str = SHARED_STATE, home: str = OURS
+) -> Patch:
     """A row for one attribute of DeviceMesh; the mesh rows make sense only together."""
-    return Patch(f"{MESH}:DeviceMesh.{name}", f"{BODIES}.{name}", kind, releases, ends, unit="mesh")
+    body = f"{home}.device_mesh:_DeviceMesh.{name}"
+    return Patch(f"{MESH}:DeviceMesh.{name}", body, kind, releases, ends, unit="mesh")
 
 
 PATCHES: tuple[Patch, ...] = (
+    Patch(
+        f"{LAYOUT}:_FlatLayout",
+        f"{COMPAT}._mesh_layout:_FlatLayout",
+        Kind.ADD,
+        "<2.13",
+        unit="mesh",
+    ),
+    Patch(
+        LAYOUT,
+        f"{COMPAT}._mesh_layout:believe_files",
+        Kind.HOOK,
+        "<2.13",
+        undo=f"{COMPAT}._mesh_layout:disbelieve_files",
+        unit="mesh",
+    ),
     Patch(
         f"{C10D}:_process_group_name",
         f"{OURS}.distributed_c10d:_process_group_name",
@@ -65,7 +83,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
-    Patch(f"{MESH}:DeviceMesh.__hash__", "torch_overlay.compat:_DeviceMesh.__hash__", ends=SHARED_STATE, unit="mesh"),
+    _mesh("__hash__", home=COMPAT),
+    _mesh("_create_flatten_mesh", releases=">=2.13"),
+    _mesh("_create_flatten_mesh", releases="<2.13", home=COMPAT),
     Patch(
         f"{MESH}:_maybe_traced_group",
         f"{OURS}.device_mesh:_maybe_traced_group",
@@ -115,7 +135,16 @@ PATCHES: tuple[Patch, ...] = (
         f"{REDISTRIBUTE}:Redistribute.apply",
         f"{OURS}.tensor._redistribute:_Redistribute.apply",
         Kind.ADD,
-        ends="pytorch/pytorch#187380",
+        ">=2.13",
+        "pytorch/pytorch#187380",
+        unit="redistribute",
+    ),
+    Patch(
+        f"{REDISTRIBUTE}:Redistribute.apply",
+        f"{COMPAT}.tensor:_Redistribute.apply",
+        Kind.ADD,
+        "<2.13",
+        "pytorch/pytorch#187380",
         unit="redistribute",
     ),
     Patch(

@@ -15,3 +15,7 @@ def to_torch(layout):
 
 def from_torch(layout):
     return layout
+
+
+def as_here(layout):
+    return layout

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
 from mesh_harness import STOCK, fake_world, group_ranks, make_root, permuted, quiet
+from torch_overlay.distributed._torch_layout import from_torch
 from twins import MeshTwin
 
 MOST_RANKS = 24
@@ -128,7 +129,7 @@ def check_shared(mesh: DeviceMesh) -> None:
     """Its tensor is a view of the one that the universe shares, unless an axis steps in more than one way."""
     shown, shared = mesh.mesh, mesh._get_root_mesh()._rank_map
     assert (shown.dtype, shown.device.type, shown.shape) == (torch.int32, "cpu", mesh.shape)
-    if all(len(axis.stride) <= 1 for axis in mesh._layout):
+    if all(len(axis.stride) <= 1 for axis in from_torch(mesh._layout).axes):
         assert shown.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
     assert mesh._rank_map is shared
 

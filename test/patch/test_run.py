@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 
+from torch_overlay import versions
 from torch_overlay.commands import run
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -144,7 +145,7 @@ def test_a_sitecustomize_that_was_there_still_runs(command, tmp_path):
 
 def test_a_refusal_stops_the_program_and_no_strict_lets_it_run(command):
     done = command("run", "script.py", files={"script.py": ON, **FAKE_TORCH})
-    refusal = "torch_overlay run: torch 2.99.0 isn't supported; torch_overlay supports torch 2.13.0, "
+    refusal = f"torch_overlay run: torch 2.99.0 isn't supported; torch_overlay supports torch {versions.SUPPORTED[0]}, "
     assert done.returncode == 2 and done.stderr.startswith(refusal) and done.stderr.count("\n") == 1, done.stderr
     done = command("run", "--no-strict", "script.py")
     assert done.stdout == "on\n", done.stderr

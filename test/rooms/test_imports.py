@@ -53,7 +53,10 @@ def beyond_pure(source):
 
 
 def out_of_upstream(source):
-    """What goes upstream names itself by relative imports, and nothing of the house outside its folder."""
+    """What goes upstream names itself by relative imports, and nothing of the house outside its folder. The folder's
+    own __init__ stays behind: it says which modules older releases have in place of these."""
+    if source.module == UPSTREAM:
+        return lines(source, lambda i: i.under(house.PACKAGE) and i.name != "torch_overlay.versions.older_folders")
     inside = house.Import(source.module, 0, False, True).under(UPSTREAM)
     return lines(source, lambda i: i.under(house.PACKAGE) and not (i.relative and i.under(UPSTREAM))) if inside else []
 
@@ -143,6 +146,8 @@ TRIED = [
     (out_of_upstream, "distributed/tensor/_redistribute.py", "from .. import device_mesh\nfrom ._plan import plan", 0),
     (out_of_upstream, "distributed/tensor/_redistribute.py", "def f():\n  from ... import options", 1),
     (out_of_upstream, "parallel_dims.py", "from . import errors", 0),
+    (out_of_upstream, "distributed/__init__.py", "from ..versions import older_folders", 0),
+    (out_of_upstream, "distributed/__init__.py", "from ..overlay import enable", 1),
     (tools_or_tests, "explain.py", "def f():\n  from tools.bench import main\n  import twins", 2),
     (tools_or_tests, "explain.py", "import testing, toolsmith", 0),
     (torch_too_soon, "__init__.py", "from torch.distributed import device_mesh", 1),

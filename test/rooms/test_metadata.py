@@ -9,7 +9,8 @@ import pytest
 import house
 from torch_overlay import versions
 
-RELEASED = ("2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")  # of torch, around those that are supported
+# Of torch, around those that are supported.
+RELEASED = ("2.8.0", "2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ def misplaced(patch):
     """
     module, _, qualname = patch.body.partition(":")
     home = patch.module.replace("torch.", f"{house.PACKAGE}.", 1)
-    right = module in (home, f"{house.PACKAGE}.compat") and qualname.rpartition(".")[2] == patch.name
+    at_home = module == home or module.startswith(f"{house.PACKAGE}.compat.")
+    right = at_home and qualname.rpartition(".")[2] == patch.name
     return None if right or patch.kind is Kind.HOOK else (home, patch.name)
 
 

@@ -14,9 +14,14 @@ pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip ins
 pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[dev]'")
 
 from stack.render import file_of  # noqa: E402
+from stack.tree import OLDEST  # noqa: E402
 
+from torch_overlay import versions  # noqa: E402
 from torch_overlay.patching.patch import Kind  # noqa: E402
 from torch_overlay.series import PATCHES as ROWS  # noqa: E402
+
+if versions.running().number < OLDEST:
+    pytest.skip("the stack is rendered onto torch 2.13 and later", allow_module_level=True)
 
 INSTALLED = pathlib.Path(torch.__file__).parent
 # Files of torch that the stack reads; a tree of these alone is quick to copy and to commit.

@@ -203,7 +203,8 @@ def test_what_the_ranks_of_a_run_write_comes_back(tmp_path):
         assert notes["overlay"] is True
         assert notes["phases"]["sum"]["kinds"] == {"all-reduce": 1} and len(notes["phases"]["sum"]["seconds"]) == 2
         assert found.kept[rank]["mine"]["rank"] == rank
-    assert [line.endswith("UserWarning: mind the gap") for line in found.warnings] == [True, True]
+    of_script = [line for line in found.warnings if "small.py" in line]  # torch's profiler may have a word, too
+    assert [line.endswith("UserWarning: mind the gap") for line in of_script] == [True, True]
 
 
 def test_the_first_cause_is_named_and_not_its_echo():

@@ -44,6 +44,12 @@ def test_a_changed_upstream_function_is_refused_by_name(tmp_path, path, old, new
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
 
 
+def test_a_tree_from_before_the_layouts_is_refused(tmp_path):
+    (small_tree(tmp_path) / "torch/version.py").write_text("__version__ = '2.12.1'\n")
+    with pytest.raises(StackError, match=r"is torch 2.12.1. The stack is for 2.13 and later"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
+
+
 def test_a_name_that_torch_uses_for_something_else_is_refused(tmp_path):
     file = small_tree(tmp_path) / "torch/distributed/tensor/_redistribute.py"
     file.write_text(file.read_text() + "\n\ndef find_answer():\n    pass\n")

@@ -17,6 +17,7 @@ from torch_overlay.patching.patch import Kind, Patch
 
 from .message import StackError
 
+OLDEST = (2, 13, 0)  # the release from which on a tree can be patched
 HOME = "torch/distributed/device_mesh.py"
 
 
@@ -47,8 +48,13 @@ class Tree:
         """What the tree says that it is. Raises StackError if nothing says it."""
         for name, pattern in (("torch/version.py", r"__version__ = '([^']+)'"), ("version.txt", r"(\S+)")):
             found = re.search(pattern, self.read(name)) if self.exists(name) else None
+            if found and (release := versions.parse(found[1])).number < OLDEST:
+                raise StackError(
+                    f"{self.root} is torch {release.text}. The stack is for 2.13 and later: before, layouts are built "
+                    "otherwise, and upstream takes no changes there."
+                )
             if found:
-                return versions.parse(found[1])
+                return release
         raise StackError(f"{self.root} has neither torch/version.py nor version.txt, so its release isn't known")
 
     def read(self, path: str) -> str:

@@ -16,7 +16,7 @@ from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import axis_names, shared_state, thread_id, view_of
 from ._rank_map import RankMap
-from ._torch_layout import from_torch
+from ._torch_layout import as_here, from_torch
 from ._universe import current_world, join_universe
 from ._view import View
 
@@ -54,7 +54,8 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
-    view = View(RankMap(state["_flatten_rank_map"]), from_torch(state["_layout"]))
+    mesh._layout = as_here(state["_layout"])
+    view = View(RankMap(state["_flatten_rank_map"]), from_torch(mesh._layout))
     if is_initialized():
         mesh._rank = get_rank()
         mesh._thread_id = thread_id()

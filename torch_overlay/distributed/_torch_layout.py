@@ -8,6 +8,7 @@ sides. Upstream there is one side only, and these functions, which give back wha
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from torch.distributed import _mesh_layout as torchs
 
@@ -33,3 +34,13 @@ def to_torch(layout: _MeshLayout) -> torchs._MeshLayout:
 def from_torch(layout: torchs._MeshLayout) -> _MeshLayout:
     """The same axes in ours. Law: ``from_torch(to_torch(x)) == x``, and the other way round."""
     return _MeshLayout(tuple(axis_from_torch(axis) for axis in layout))
+
+
+def as_here(layout: Any) -> torchs._MeshLayout:
+    """A layout from a file, in the form that torch has here: releases before 2.13 save nested tuples."""
+    held = vars(layout)
+    if "axes" in held:
+        return layout
+    sizes, strides = held["shape"], held["stride"]
+    pairs = zip(sizes, strides, strict=True) if isinstance(sizes, tuple) else [(sizes, strides)]
+    return torchs._MeshLayout([torchs._FlatLayout(*pair) for pair in pairs])

@@ -20,9 +20,9 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from ..compat import shards_become_terms
-from ..distributed._mesh_layout import _MeshLayout
-from ..distributed._torch_layout import from_torch, to_torch
+from ..compat._mesh_layout import flattened_layout
+from ..compat.tensor import shards_become_terms
+from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.boxes import chunk
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import (
@@ -66,8 +66,8 @@ def stand_in_mesh(
     layout = from_torch(mesh._layout)
     for axes in flattened:
         # All that torch's merging asks of a flattened mesh is its layout.
-        joint = to_torch(_MeshLayout((layout.select(sorted(axes)).collapse(),)))
-        mesh._flatten_mapping["_".join(names[axis] for axis in sorted(axes))] = _Flattened(joint)
+        joint = layout.select(sorted(axes)).collapse()
+        mesh._flatten_mapping["_".join(names[axis] for axis in sorted(axes))] = _Flattened(flattened_layout(joint))
     return mesh
 
 

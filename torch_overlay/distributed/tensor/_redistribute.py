@@ -133,25 +133,32 @@ class _Redistribute:
         cls, input: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool, dtype_config: dict[str, Any]
     ) -> DTensor:
         """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
-        local, spec = input._local_tensor, input._spec
-        kinds = tuple(map(type, (*spec.placements, *placements)))
-        if (
-            cls is not torch_redistribute.Redistribute
-            or not dtype_config["op_dtype"] == dtype_config["out_dtype"] == local.dtype
-            or not is_known(kinds)
-            or _wants_node(input)
-        ):
-            return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
-                input, device_mesh, placements, async_op, dtype_config
-            )
-        target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
-        if target is not None:
-            local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
-            spec = target
-        asked = input.requires_grad and local.requires_grad  # else torch warns: the two should say the same
-        # Its __init__ does nothing, slowly.
-        made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
-        return made.requires_grad_(False) if asked else made
+        made = None
+        if dtype_config["op_dtype"] == dtype_config["out_dtype"] == input._local_tensor.dtype:
+            made = without_node(cls, input, device_mesh, placements, async_op)
+        if made is not None:
+            return made
+        return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
+            input, device_mesh, placements, async_op, dtype_config
+        )
+
+
+def without_node(
+    function: type, source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
+) -> DTensor | None:
+    """The redistributed DTensor of the same type; None where autograd, or a subclass of torch's, has a say."""
+    local, spec = source._local_tensor, source._spec
+    kinds = tuple(map(type, (*spec.placements, *placements)))
+    if function is not torch_redistribute.Redistribute or not is_known(kinds) or _wants_node(source):
+        return None
+    target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
+    if target is not None:
+        local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
+        spec = target
+    asked = source.requires_grad and local.requires_grad  # else torch warns: the two should say the same
+    # Its __init__ does nothing, slowly.
+    made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
+    return made.requires_grad_(False) if asked else made
 
 
 def _wants_node(source: DTensor) -> bool:

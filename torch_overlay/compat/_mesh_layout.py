@@ -1,0 +1,38 @@
+"""What a file of a later release names, and the torch that runs doesn't know."""
+
+from __future__ import annotations
+
+import torch
+
+from ..distributed import _mesh_layout as ours
+from ..distributed import _torch_layout
+
+
+class _FlatLayout:
+    """One axis of a layout, as torch saves it since 2.13. Only files make one: the layout of a mesh isn't made of these
+    before."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+_FlatLayout.__module__ = "torch.distributed._mesh_layout"  # as files say, and as torch's reader of weights asks
+
+
+def believe_files() -> list[type]:
+    """Let ``torch.load(weights_only=True)`` make one."""
+    torch.serialization.add_safe_globals([_FlatLayout])
+    return [_FlatLayout]
+
+
+def disbelieve_files(believed: list[type]) -> None:
+    """Take it back."""
+    from torch._weights_only_unpickler import _remove_safe_globals
+
+    _remove_safe_globals(believed)
+
+
+def flattened_layout(axis: ours._FlatLayout) -> Any:
+    """The layout that torch gives to a mesh which was flattened to this axis, and by which it finds it."""
+    spelled = getattr(_torch_layout, "flattened_layout", None)  # before 2.13 it isn't that of an equal mesh
+    return spelled(axis) if spelled else _torch_layout.to_torch(ours._MeshLayout((axis,)))

@@ -1,0 +1,1 @@
+"""For torch 2.10 to 2.12, whose layouts are nested tuples."""

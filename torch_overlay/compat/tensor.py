@@ -1,0 +1,42 @@
+"""What differs between releases in DTensor and its redistribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor.placement_types import Shard
+
+from ..distributed.tensor._redistribute import without_node
+
+
+class _Redistribute:
+    """Never instantiated: its method is set on torch's autograd function of this name."""
+
+    @classmethod
+    def apply(
+        cls,
+        input: DTensor,
+        device_mesh: DeviceMesh,
+        placements: Any,
+        async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
+        backward_dtype: torch.dtype | None = None,
+    ) -> DTensor:
+        """Before 2.13, where the types are arguments of their own; see the body for later ones."""
+        made = None
+        if forward_dtype in (None, input._local_tensor.dtype):
+            made = without_node(cls, input, device_mesh, placements, async_op)
+        if made is not None:
+            return made
+        return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
+            input, device_mesh, placements, async_op, forward_dtype, backward_dtype
+        )
+
+
+def shards_become_terms() -> bool:
+    """Whether torch has a step from a shard to a term of a sum; since 2.14."""
+    return hasattr(Shard, "_to_partial_tensor")
