@@ -1,6 +1,50 @@
 """Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
+    "2.11.0": {
+        "torch.distributed._mesh_layout": {
+            "file": "42e059ee0c175d27474e51f3754328e1",
+        },
+        "torch.distributed._state_dict_utils": {
+            "file": "eb33c83fe56efd82b0975d5809389788",
+            "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
+        },
+        "torch.distributed.device_mesh": {
+            "file": "2dfdefd9679d344dd6408c6871e43197",
+            "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
+            "DeviceMesh.__getitem__": "4cfb3c4cd274969ce94989842982c910",
+            "DeviceMesh.__getstate__": "b242add48d163d40332096d9232fe486",
+            "DeviceMesh.__hash__": "0193a47b4ee664f7d229ed1c84a2c411",
+            "DeviceMesh.__init__": "7decd8b18b6120ab4fb079b0eca8163a",
+            "DeviceMesh.__setstate__": "12cbfdbc1c3d5d9a1d00f85de326d14d",
+            "DeviceMesh._compute_coordinate_on_dim": "5433260100b7d7fa6c0202945cf40c8e",
+            "DeviceMesh._concatenate": "64e3f8ee5f1836a3fe5c34a9bcf0ed28",
+            "DeviceMesh._create_flatten_mesh": "00a80cd88e6e579250699b0dccdb4c3a",
+            "DeviceMesh._create_sub_mesh": "72cbea0d4455a0ca2546dcdb975b8d37",
+            "DeviceMesh._create_unflatten_mesh": "7d2c5567a1cfde15fa146a3a8ea814a2",
+            "DeviceMesh._get_all_submeshes": "553aa1c248cdf5d1565872f0255798da",
+            "DeviceMesh._get_slice_mesh_layout": "4b4bb185db5b31726308f10cb27f2366",
+            "DeviceMesh._init_one_process_group": "48a2073dc300f78c058bf5feae1969ff",
+            "DeviceMesh._unflatten": "680a2d600c7042933a726ed037158b31",
+            "DeviceMesh.get_group": "0e6c400ed1ac483e2f81c9022bd758a8",
+            "DeviceMesh.mesh": "dd5b6df4907c264cdf12c27f37604514",
+            "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",
+            "init_device_mesh": "87ad829ad9d027ad7fdb8b95d9071513",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "796ffcd9664734a85c0045a1657cbecf",
+            "_process_group_name": "6168981a371c8c655264342b2c4a480b",
+        },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "542ad8f7c1faeaaf24969eb0db1d89bb",
+            "redistribute_cost": "09b22554e4ca83865cc5d71c1324ab47",
+        },
+        "torch.distributed.tensor._redistribute": {
+            "file": "8ac90e76830597ddb7ac68be1d4c1abd",
+            "_optimize_transform_infos": "a21d925724513ec091a5bea0753c0717",
+            "redistribute_local_tensor": "4f757321a203060778281893ec7a8c7f",
+        },
+    },
     "2.12.1": {
         "torch.distributed._mesh_layout": {
             "file": "9b17d0b2cd29cab5763fff730503bd0b",

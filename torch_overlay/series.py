@@ -15,9 +15,7 @@ _REPLACED = (
     "__init__",
     "mesh",
     "_compute_coordinate_on_dim",
-    "_hash_key",
     "__eq__",
-    "_stable_hash",
     "__getstate__",
     "__setstate__",
     "__getitem__",
@@ -59,6 +57,12 @@ def _mesh(
     return Patch(f"{MESH}:DeviceMesh.{name}", body, kind, releases, ends, unit="mesh")
 
 
+def _older_mesh(name: str, releases: str) -> Patch:
+    """A row for one attribute of DeviceMesh whose body only old releases need."""
+    body = f"{COMPAT}.device_mesh:_OlderDeviceMesh.{name}"
+    return Patch(f"{MESH}:DeviceMesh.{name}", body, releases=releases, ends=SHARED_STATE, unit="mesh")
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         f"{LAYOUT}:_FlatLayout",
@@ -81,11 +85,25 @@ PATCHES: tuple[Patch, ...] = (
         ends="pytorch/pytorch#190431",
         unit="mesh",
     ),
+    Patch(
+        C10D,
+        f"{COMPAT}.distributed_c10d:take_sort_ranks",
+        Kind.HOOK,
+        "<2.12",
+        undo=f"{COMPAT}.distributed_c10d:forget_sort_ranks",
+        unit="mesh",
+    ),
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
     _mesh("__hash__", home=COMPAT),
+    _mesh("_hash_key", releases=">=2.12"),
+    _mesh("_hash_key", Kind.ADD, "<2.12"),
+    _mesh("_stable_hash", releases=">=2.12"),
+    _mesh("_stable_hash", Kind.ADD, "<2.12"),
     _mesh("_create_flatten_mesh", releases=">=2.13"),
-    _mesh("_create_flatten_mesh", releases="<2.13", home=COMPAT),
+    _mesh("_create_flatten_mesh", releases=">=2.12,<2.13", home=COMPAT),
+    _older_mesh("_create_flatten_mesh", "<2.12"),
+    _older_mesh("_unflatten", "<2.12"),
     Patch(
         f"{MESH}:_maybe_traced_group",
         f"{OURS}.device_mesh:_maybe_traced_group",
@@ -156,6 +174,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         f"{SPEC}:DTensorSpec._stable_hash",
         f"{OURS}.tensor._dtensor_spec:_DTensorSpec._stable_hash",
+        releases=">=2.12",
         ends=SAFE_MERGING,
         unit="redistribute",
     ),

@@ -86,7 +86,7 @@ def counted_groups():
                 undo.append((home, name, original))
                 setattr(home, name, counting)
 
-    count("new_group", lambda ranks=None, *a, **k: [tuple(ranks) if ranks is not None else all_ranks()])
+    count("new_group", lambda ranks=None, *a, **k: [tuple(map(int, ranks)) if ranks is not None else all_ranks()])
     count("split_group", lambda parent_pg=None, split_ranks=None, *a, **k: list(map(tuple, split_ranks or ())))
     try:
         yield calls

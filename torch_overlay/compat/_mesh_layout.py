@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
+from torch import _weights_only_unpickler as reader
 
 from ..distributed import _mesh_layout as ours
 from ..distributed import _torch_layout
@@ -19,17 +21,18 @@ class _FlatLayout:
 _FlatLayout.__module__ = "torch.distributed._mesh_layout"  # as files say, and as torch's reader of weights asks
 
 
-def believe_files() -> list[type]:
+def believe_files() -> set[Any]:
     """Let ``torch.load(weights_only=True)`` make one."""
-    torch.serialization.add_safe_globals([_FlatLayout])
-    return [_FlatLayout]
+    believed = reader._marked_safe_globals_set
+    reader._add_safe_globals([_FlatLayout])
+    return believed
 
 
-def disbelieve_files(believed: list[type]) -> None:
-    """Take it back."""
-    from torch._weights_only_unpickler import _remove_safe_globals
-
-    _remove_safe_globals(believed)
+def disbelieve_files(believed: set[Any]) -> None:
+    """Take it back: the very set that was there, unless more came meanwhile."""
+    reader._remove_safe_globals([_FlatLayout])
+    if reader._marked_safe_globals_set == believed:
+        reader._marked_safe_globals_set = believed
 
 
 def flattened_layout(axis: ours._FlatLayout) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..distributed import device_mesh as bodies
+from ..distributed._mesh_input import normalize_overrides
 from ..distributed._mesh_state import shared_state, view_of
 from ..distributed._torch_layout import to_torch
 from ._mesh_layout import flattened_layout
@@ -26,7 +27,7 @@ class _DeviceMesh:
 
     def __hash__(self: DeviceMesh) -> int:
         """As torch hashes an equal mesh, which may be in a dict since before enable(); from its ranks as a tuple."""
-        if self._hash is None:
+        if self.__dict__.get("_hash") is None:
             ranks = _Hashed(view_of(self).rank_map.ranks_hash)
             layout = to_torch(view_of(self).layout)  # its own may be spelled otherwise, which some releases do
             key: tuple[Any, ...] = (ranks, layout, self._device_type, self._mesh_dim_names, self._thread_id)
@@ -34,6 +35,42 @@ class _DeviceMesh:
                 key = (*key, shared_state(self).private)
             self._hash = hash((*key, self._preserve_rank_order) if ORDER_IS_HASHED else key)
         return self._hash
+
+
+class _OlderDeviceMesh:
+    """The same, for releases in which the methods that call these, or are called, are others."""
+
+    def _create_flatten_mesh(
+        self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Override = (None, None)
+    ) -> DeviceMesh:
+        """Before 2.12, where this finds the name and answers with the mesh."""
+        names = self._mesh_dim_names or ()
+        name = mesh_dim_name or "_".join(names)
+        if self.ndim == 1 and name in names:
+            return self
+        _DeviceMesh._create_flatten_mesh(self, name, backend_override)
+        return self._get_root_mesh()._flatten_mapping[name]
+
+    def _unflatten(
+        self: DeviceMesh,
+        dim: int | str,
+        mesh_sizes: tuple[int, ...],
+        mesh_dim_names: tuple[str, ...],
+        backend_override: dict[str, Any] | None = None,
+    ) -> DeviceMesh:
+        """Before 2.12, where an axis can't be named: torch refuses the names that the mesh has."""
+        names = self._mesh_dim_names or ()
+        if dim not in (names if isinstance(dim, str) else range(-self.ndim, self.ndim)):
+            where = f"not in {names}" if isinstance(dim, str) else f"out of range {self.ndim}"
+            raise ValueError(f"dim {dim} specified in `_unflatten` is {where}")
+        dim = names.index(dim) if isinstance(dim, str) else dim
+        if len(mesh_sizes) != len(mesh_dim_names):
+            raise RuntimeError(
+                f"mesh_dim_names must have same length as mesh_sizes in _unflatten, got {tuple(mesh_dim_names)} for "
+                f"{tuple(mesh_sizes)}"
+            )
+        overrides = normalize_overrides(backend_override or {}, len(mesh_sizes), mesh_dim_names)
+        return self._create_unflatten_mesh(dim, tuple(mesh_sizes), tuple(mesh_dim_names), overrides)
 
 
 class _Hashed:

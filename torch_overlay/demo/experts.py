@@ -46,7 +46,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, width) to the same shape; on each rank its own tokens."""
         tokens = x.reshape(-1, x.shape[-1])
-        odds = F.softmax(self.router(x).reshape(-1, self.count), dim=-1)
+        odds = F.softmax(self.router(tokens), dim=-1)
         weights, chosen = odds.topk(self.top_k, dim=-1)
         order = chosen.flatten().argsort(stable=True)  # pairs (token, choice), sorted by expert
         source = order // self.top_k

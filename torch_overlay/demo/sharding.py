@@ -51,8 +51,8 @@ def _block_plan(block: Block) -> dict:
         "mixer_norm": SequenceParallel(use_local_output=True),
     }
     if isinstance(block.mixer, MixtureOfExperts):
-        # The router sees this rank's share of the sequence; its weight's gradient is summed over tp like a norm's.
-        return plan | {"mixer.router": SequenceParallel(use_local_output=True)}
+        # The router sees this rank's tokens; its weight's gradient is summed over tp like a norm's.
+        return plan | {"mixer.router": SequenceParallel(sequence_dim=0, use_local_output=True)}
     return plan | {
         "mixer": PrepareModuleInput(**gathered),
         "mixer.up": ColwiseParallel(),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
 from .one_mesh import Change, batches, change_together, read_change
@@ -40,6 +41,7 @@ class _Redistribute(torch.autograd.Function):
     ) -> tuple[DTensor, ...]:
         ctx.budget, ctx.names = budget, names
         ctx.sources = [(tensor.device_mesh, tensor.placements) for tensor in tensors]
+        ctx.strides = [tensor.stride() for tensor in tensors]
         return tuple(_moved(tensors, targets, budget, names))
 
     @staticmethod
@@ -55,8 +57,19 @@ class _Redistribute(torch.autograd.Function):
         moved = _Redistribute.apply(targets, ctx.budget, names, *[gradients[number] for number in there])
         for number, gradient in zip(there, moved):
             # A rank outside of the mesh has nothing to accumulate, and torch can't add up nothing.
-            found[number] = gradient if gradient.device_mesh.get_coordinate() is not None else None
+            if gradient.device_mesh.get_coordinate() is not None:
+                found[number] = _with_stride(gradient, ctx.strides[number])
         return None, None, None, *found
+
+
+def _with_stride(gradient: DTensor, stride: tuple[int, ...]) -> DTensor:
+    """The gradient with the strides of what it is for. On a rank that held nothing of the result they are none, so that
+    torch would copy the gradient there and keep it elsewhere; and before 2.12 copying uneven shards communicates."""
+    if gradient.stride() == stride or gradient.requires_grad:
+        return gradient
+    meta = TensorMeta(gradient.shape, stride, gradient.dtype)
+    spec = DTensorSpec(gradient.device_mesh, gradient.placements, tensor_meta=meta)
+    return DTensor(gradient._local_tensor, spec, requires_grad=False)
 
 
 def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, names: Sequence[str]) -> list[DTensor]:
