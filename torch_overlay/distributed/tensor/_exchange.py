@@ -20,6 +20,7 @@ from ._pack import (
     as_bytes,
     assembled,
     is_large,
+    is_small,
     joined,
     may_change,
     packing,
@@ -63,6 +64,8 @@ def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Sta
     """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
     pack, exchange, land = _everything(step, place, group, finish)
     elements = max(place.held.elements, place.wanted.elements)
+    if is_small(elements, place.itemsize):
+        return pack, exchange, land
     made: list[Callable[[torch.Tensor], Apart] | None] = []  # for the first large one
 
     def start(local: torch.Tensor) -> torch.Tensor | Apart:
@@ -96,7 +99,7 @@ def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callab
 
 
 def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    coordinate, held, wanted = place
+    coordinate, held, wanted, _ = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     ranks = len(group.places)
     if to_pack is not None:

@@ -35,6 +35,11 @@ MOVED = {
 LARGE = 1 << 20
 
 
+def is_small(elements: int, itemsize: int) -> bool:
+    """Whether so many elements never are worth more calls than one copy takes; no if their number isn't known."""
+    return isinstance(elements, int) and elements * itemsize < LARGE
+
+
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
     """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed."""
     return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and may_change(tensor)
@@ -46,11 +51,13 @@ def may_change(tensor: torch.Tensor) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a step runs: this rank's coordinate, and what it holds before the step and after it."""
+    """Where a step runs: this rank's coordinate, what it holds before the step and after it, and the bytes of each
+    element."""
 
     coordinate: Coordinate
     held: Box
     wanted: Box
+    itemsize: int
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:

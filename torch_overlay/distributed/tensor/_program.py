@@ -85,7 +85,7 @@ class Program:
             return used[axes]
 
         ask, coordinate = self.question, self.question.site.coordinate
-        functions = runners(self.steps, coordinate, self.held, group_of, ask.async_op)
+        functions = runners(self.steps, coordinate, self.held, ask.dtype.itemsize, group_of, ask.async_op)
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
         copy = self._last_copy()

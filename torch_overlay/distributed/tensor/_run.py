@@ -62,6 +62,7 @@ def runners(
     steps: Sequence[Step],
     coordinate: Coordinate,
     held: Box,
+    itemsize: int,
     group_of: Callable[[tuple[int, ...]], Group],
     async_op: bool = False,
 ) -> Stages:
@@ -75,7 +76,7 @@ def runners(
         if isinstance(step, Divide):
             made.append(_divide(step))
             continue
-        place = Place(coordinate, held, step.after.box(coordinate))
+        place = Place(coordinate, held, step.after.box(coordinate), itemsize)
         if isinstance(step, Collective):
             finish = _later if async_op and number == last else _wait
             made += _COLLECTIVES[type(step)](step, place, group_of(step.axes), finish)
