@@ -59,6 +59,7 @@ SWITCHES = {
     "check_mesh": "mesh_check",
     "cost": "redistribute_cost",
     "topology": "mesh_topology",
+    "plan": "plan_redistribution",  # the overlay has no such option: it is on
 }
 
 

@@ -308,6 +308,12 @@ def test_every_handle_of_an_aborted_mesh_is_gone():
     assert grid().get_group("tp") in open_groups()
 
 
+@pytest.mark.parametrize("given", ["fake", ("fake", None), ["fake", None]])
+def test_a_backend_may_be_given_in_a_tuple_or_a_list(given):
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": given})
+    assert mesh.get_group("tp").size() == 4 and dist.get_backend(mesh.get_group("tp")) == "fake"
+
+
 def test_a_part_that_another_rank_sees_ends_no_group():
     mesh = grid()
     for part in (mesh.submesh_at("tp", {}), mesh.submesh_at("tp", {"dp": 1}), *mesh._get_all_submeshes("tp")):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from datetime import timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed import distributed_c10d
 
 from . import _settings
 from ._settings import get_settings
 from ._universe import current_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Words(NamedTuple):
@@ -35,11 +38,11 @@ MESH = Words("build the same mesh", "build")
 PROCESS = Words("run the same release with the same options", "run")
 
 
-def check_same_mesh(mesh: str) -> None:
+def check_same_mesh(describe: Callable[[], str]) -> None:
     """Raise on every rank unless all ranks of the world come here with the same line; off unless asked for.
 
     Args:
-        mesh: what must agree, readable and complete.
+        describe: gives what must agree, readable and complete; called only if it is asked for.
 
     Raises:
         RuntimeError: ranks differ, or some didn't come within the default group's timeout; names the ranks.
@@ -51,7 +54,7 @@ def check_same_mesh(mesh: str) -> None:
     ours.compared += 1  # before anything is compared: keys are used once
     if ours.compared == 1:
         _compare("mesh_check/process", _process(), PROCESS)
-    _compare(f"mesh_check/{ours.compared}", mesh, MESH)
+    _compare(f"mesh_check/{ours.compared}", describe(), MESH)
 
 
 def _process() -> str:

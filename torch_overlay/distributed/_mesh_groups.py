@@ -57,7 +57,7 @@ def make_groups(
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
     shared = shared_state(mesh)
-    check_same_mesh(_describe(mesh, layout, names, overrides))
+    check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     universe = universe_of(shared)
     found: list[str] = []
     for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):

@@ -159,7 +159,7 @@ def normalize_overrides(
         value = given[names[dim]] if named else given.get(dim, (None, None))
         if isinstance(value, str):
             value = (value, None)
-        found.append(value if isinstance(value, tuple) else (None, value))
+        found.append(tuple(value) if isinstance(value, (tuple, list)) else (None, value))
     left = [key for key in given if key not in names and key not in range(ndim)]
     if left:
         raise RuntimeError(

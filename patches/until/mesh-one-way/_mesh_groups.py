@@ -46,7 +46,7 @@ def make_groups(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
-    check_same_mesh(_describe(mesh, layout, names, overrides))
+    check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     if get_settings().share_groups == "off":
         return _make_each(mesh, layout, names, overrides)
     shared = shared_state(mesh)

@@ -16,7 +16,7 @@ from .._mesh_groups import joint_group_name, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
 from ._planner.regions import NotPlanned
-from ._question import Site
+from ._site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,13 +3,16 @@
 A step knows the regions `before` and `after` it. What one rank copies, sends and receives follows from its coordinate:
 
     Narrow        cut `box(coordinate)` out of the local tensor
-    Embed         zeros of the new shape, with the local tensor's part copied into `box(coordinate)`
+    Embed         zeros of the new shape, the local tensor's part in `box(coordinate)`
     Divide        true division by a whole number
-    AllGather     pack the local tensor, padded to `chunk`; all_gather_into_tensor; copy each piece into its box
+    AllGather     pack the local tensor, padded to `chunk`; all_gather_into_tensor;
+                  copy each piece into its box
     AllReduce     all_reduce of the local tensor
-    ReduceScatter pack `pieces(coordinate)`, each padded to `chunk`; reduce_scatter_tensor; its first elements are ours
-    AllToAll      pack `sends(coordinate)`, in the order of the members; all_to_all_single with their sizes; copy (or,
-                  with `op`, reduce) each of `receives(coordinate)` into its box, in the order given
+    ReduceScatter pack `pieces(coordinate)`, each padded to `chunk`;
+                  reduce_scatter_tensor; its first elements are ours
+    AllToAll      pack `sends(coordinate)`, in the order of the members;
+                  all_to_all_single with their sizes; copy (or, with `op`, reduce)
+                  each of `receives(coordinate)` into its box, in the order given
 
 Each piece is packed row-major, and a member has one piece at most. Pieces name their peer by its place in
 `members(coordinate)`: the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the

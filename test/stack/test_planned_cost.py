@@ -1,0 +1,56 @@
+# Owner(s): ["oncall: distributed"]
+"""Sharding propagation may price what runs: the plan, and not the steps that it replaces."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._collective_utils import redistribute_cost
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed import config
+
+BY_PLAN = {"plan_redistribution": True, "mesh_share_groups": "names", "redistribute_cost": "plan"}
+
+
+class TestPlannedCost(TestCase):
+    """On a mesh of 8 x 8 whose axes are flattened, in a world of 64 of which this process plays one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))
+        self.mesh._flatten("ab")
+
+    def _cost(self, source, target) -> float:
+        meta = TensorMeta(torch.Size((64, 64)), (64, 1), torch.float32)
+        return redistribute_cost(*(DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)))
+
+    def test_a_move_over_two_axes_costs_what_one_collective_costs(self) -> None:
+        moves = ((Shard(0), Shard(0)), (Replicate(), Shard(0)), (Shard(0), Replicate()))
+        with config.patch(**BY_PLAN):
+            both, outer, inner = (self._cost(source, (Replicate(), Replicate())) for source in moves)
+        self.assertGreater(both, max(outer, inner))
+        self.assertLess(both, outer + inner)
+
+    def test_what_stays_costs_nothing(self) -> None:
+        with config.patch(**BY_PLAN):
+            self.assertEqual(self._cost((Shard(0), Replicate()), (Shard(0), Replicate())), 0)
+            self.assertEqual(self._cost((Replicate(), Replicate()), (Replicate(), Shard(1))), 0)
+
+    def test_by_default_the_steps_are_priced(self) -> None:
+        before = self._cost((Partial(), Shard(0)), (Replicate(), Replicate()))
+        with config.patch(plan_redistribution=True):
+            self.assertEqual(self._cost((Partial(), Shard(0)), (Replicate(), Replicate())), before)
+
+    def test_another_word_is_refused(self) -> None:
+        if not hasattr(config, "SETTINGS"):  # out of the tree, whoever sets an option checks it
+            with config.patch(redistribute_cost="plans"), self.assertRaisesRegex(ValueError, "steps, plan"):
+                self._cost((Shard(0), Replicate()), (Replicate(), Replicate()))
+
+
+if __name__ == "__main__":
+    run_tests()
