@@ -6,6 +6,7 @@
     python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py transfer               340 parameters made whole, one by one and all at once
+    python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
     python tools/bench.py enable                 turning the overlay on and off
@@ -29,7 +30,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the r
 
 from benchmarks import report, table  # noqa: E402
 
-BENCHES = ("mesh", "groups", "dims", "plans", "redistribute", "transfer", "memory", "overhead", "enable", "gpu")
+BENCHES = (
+    "mesh",
+    "groups",
+    "dims",
+    "plans",
+    "redistribute",
+    "transfer",
+    "full_state",
+    "memory",
+    "overhead",
+    "enable",
+    "gpu",
+)
 
 
 def parse() -> argparse.Namespace:

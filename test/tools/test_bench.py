@@ -135,6 +135,16 @@ def test_transfer(tmp_path):
     assert one["wrong"] == 0 and one["collectives"]["stock"] >= 12 and min(one["seconds"].values()) > 0
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="starts a job of eight ranks twice: only at night")
+def test_full_state(tmp_path):
+    found = bench(tmp_path, "full_state", "--width", "16")
+    for kind in ("on every rank", "offload"):
+        one, other = (found["facts"][side][kind] for side in ("stock", "overlay"))
+        assert one["wrong"] == other["wrong"] == 0
+        assert other["collectives"] == 2 < one["collectives"]
+    assert other["peaks"][3] < one["peaks"][3]
+
+
 def test_memory(tmp_path):
     """Of 4 MB: stock gathers one axis, then the other; ours sorts one gather where it lies, in two parts."""
     found = bench(tmp_path, "memory", "--size", "4194304", "--only", "S0,R,S1 -> R,R,R", "--each")

@@ -15,7 +15,7 @@ from transfer_twin import End, Tensor, carry_out, draw, lacking
 from width import NIGHTLY
 
 TIMES = 10 if NIGHTLY else 1
-LONG = (0, 1, 24, 30, 48, 50)  # so that one element more or less makes no difference
+LONG = (0, 1, 24, 30, 48, 50)
 
 
 @pytest.mark.parametrize("seed", range(6 * TIMES))
@@ -66,15 +66,20 @@ def test_many_exchanges_stay_within_the_budget(seed, budget):
 
 @pytest.mark.parametrize("seed", range(30 * TIMES))
 def test_the_busiest_port_is_near_the_optimum_of_the_flow(seed):
-    """Within a tenth, over all tensors together; the flow may cut an element, so one of each tensor is let go."""
-    for number in range(10):
+    """Within a tenth, over all tensors together, on 300 pairs of meshes. The flow may cut an element, so where a rank
+    has fewer than twenty of them to send, one of each tensor is let go; these pairs are none of the 300."""
+    large = itertools.count()
+    for number in itertools.count():
         tensors = draw(10_000 + 100 * seed + number, lengths=LONG, dims=2)
-        moves = [tensor.move() for tensor in tensors]
-        schedules = [Schedule.of(moves, rank) for rank in range(8)]
+        schedules = [Schedule.of([tensor.move() for tensor in tensors], rank) for rank in range(8)]
         wanted, lacked = lacking(tensors, 8)
-        elements = sum([tensor.itemsize for tensor in tensors])
-        assert max([schedule.sent for schedule in schedules]) <= 1.1 * least_sent(wanted, 8) + elements, tensors
         assert [schedule.received for schedule in schedules] == lacked
+        elements = sum([tensor.itemsize for tensor in tensors])
+        is_large = sum(wanted.values()) >= 8 * 20 * elements
+        most = 1.1 * least_sent(wanted, 8) + (0 if is_large else elements)
+        assert max([schedule.sent for schedule in schedules]) <= most, tensors
+        if is_large and next(large) == 9:
+            return
 
 
 @pytest.mark.parametrize("seed", range(4 * TIMES))
