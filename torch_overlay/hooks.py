@@ -33,7 +33,7 @@ def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
     here = os.path.dirname(__file__)
-    files = [os.path.join(here, "distributed", "").replace(os.sep, "/")]
+    files = [os.path.join(here, name, "").replace(os.sep, "/") for name in ("distributed", "compat")]
     lists = {name: getattr(trace_rules, name) for name in ("get_mod_inlinelist", "get_mod_skiplist")}
     for name, torchs in lists.items():
         setattr(trace_rules, name, _with(files, torchs))

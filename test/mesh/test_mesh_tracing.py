@@ -109,9 +109,13 @@ def test_compiled_code_uses_the_groups_of_a_mesh(world):
     assert compiled(reduces, torch.ones(2)).shape == (4,)
 
 
-@pytest.mark.skipif(
-    not hasattr(device_mesh, "_register_distributed_opaque_types"), reason="before 2.12 no graph gives a group back"
+traces_meshes = pytest.mark.skipif(
+    not hasattr(device_mesh, "_register_distributed_opaque_types"),
+    reason="before 2.12 dynamo knows of a mesh its sizes, its coordinates and its groups, and no more",
 )
+
+
+@traces_meshes
 def test_compiled_code_asks_a_mesh_for_its_groups():
     """Where the world was made after dynamo was imported: init_process_group empties dynamo's lists of files."""
     import torch._dynamo
@@ -166,6 +170,7 @@ VIEWS = {
 }
 
 
+@traces_meshes
 @needs_overlay
 @pytest.mark.parametrize("what", VIEWS)
 def test_compiled_code_makes_views(world, what):
@@ -194,6 +199,7 @@ def test_compiled_code_makes_views(world, what):
     assert len(graphs) <= 2, "at most one for each mesh"
 
 
+@traces_meshes
 @needs_package
 def test_dynamo_knows_what_the_overlay_adds_while_it_is_on():
     from torch._library.opaque_object import _OPAQUE_TYPES
