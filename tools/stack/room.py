@@ -155,8 +155,11 @@ def without_absent(
 
     A call of a function that is the ``same`` as its argument is that argument.
     """
-    names = _names_of(room, absent)
-    transparent = _names_of(room, same)
+    return _without(room, frozenset(_names_of(room, absent)), frozenset(_names_of(room, same)))
+
+
+@functools.lru_cache(maxsize=1024)  # each prefix has most rooms as the one before
+def _without(room: Room, names: frozenset[str], transparent: frozenset[str]) -> Room:
     if not names | transparent:
         return room
     kept = [s for s in room.body if not (bound(s) and bound(s) <= names | transparent)]
@@ -175,7 +178,7 @@ def _names_of(room: Room, definitions: frozenset[tuple[str, str]]) -> set[str]:
 class _Unwrap(cst.CSTTransformer):
     """Puts the argument of a call of these names in place of the call."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
         super().__init__()
         self.names = names
 
@@ -191,7 +194,7 @@ _ABSENT = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Elli
 class _WithoutCalls(cst.CSTTransformer):
     """Takes out ``name(...)`` as a statement, and ``if name(...):`` with what it guards."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
         super().__init__()
         called = matchers.OneOf(*(matchers.Call(func=matchers.Name(name)) for name in sorted(names)))
         self.alone = matchers.SimpleStatementLine(body=[matchers.Expr(value=called)])
@@ -206,6 +209,7 @@ class _WithoutCalls(cst.CSTTransformer):
         return cst.RemoveFromParent() if gone and updated.orelse is None else updated
 
 
+@functools.lru_cache(maxsize=1024)
 def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
     forms = {name: statement for statement in earlier.body for name in bound(statement)}
     unknown = sorted(set(forms) - room.defined)
