@@ -47,11 +47,13 @@ _RUN = ("_trace_view", "_traced_views")
 
 def trace_views() -> dict[str, Any]:
     """Register the methods that give views with dynamo, which refuses any member of a mesh that it doesn't know."""
-    from torch._library import opaque_object
     from torch.distributed.device_mesh import DeviceMesh
 
-    known = getattr(opaque_object, "_OPAQUE_TYPES", {}).get(DeviceMesh)
-    members = known.members if known is not None and known.members else {}
+    try:
+        from torch._library.opaque_object import _OPAQUE_TYPES as known
+    except ImportError:  # before 2.12 dynamo knows meshes in another way, and breaks the graph
+        known = {}
+    members = getattr(known.get(DeviceMesh), "members", None) or {}
     kinds = {name: members.get(like) for names, like in ((_READ, "_flatten"), (_RUN, "size")) for name in names}
     added = {name: kind for name, kind in kinds.items() if kind is not None and name not in members}
     members.update(added)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
-from way import needs_package
+from way import needs_members, needs_package
 
 
 @pytest.fixture
@@ -172,6 +172,7 @@ VIEWS = {
 
 @traces_meshes
 @needs_overlay
+@needs_members
 @pytest.mark.parametrize("what", VIEWS)
 def test_compiled_code_makes_views(world, what):
     """In one graph, and again with an equal mesh of its own; a DTensor may lie on what it made."""
@@ -183,7 +184,7 @@ def test_compiled_code_makes_views(world, what):
 
     def uses(x, mesh):
         view = make(mesh)
-        said = view.size() * 100 + view.size(-1) * 10 + view.get_local_rank(view.ndim - 1)
+        said = view.size() * 100 + view.size(view.ndim - 1) * 10 + view.get_local_rank(view.ndim - 1)
         given = DTensor.from_local(x, view, [Shard(0)] * view.ndim, run_check=False)
         return x + said, given.redistribute(placements=[Replicate()] * view.ndim).to_local()
 
@@ -191,7 +192,7 @@ def test_compiled_code_makes_views(world, what):
     fast = torch.compile(uses, backend=counting, fullgraph=True)
     for mesh in (cube(), cube()):
         view = make(mesh)
-        expected = view.size() * 100 + view.size(-1) * 10 + view.get_local_rank(view.ndim - 1)
+        expected = view.size() * 100 + view.size(view.ndim - 1) * 10 + view.get_local_rank(view.ndim - 1)
         for _ in range(2):
             asked, moved = fast(torch.zeros(2, 3), mesh)
             assert torch.equal(asked, torch.full((2, 3), float(expected)))
@@ -201,6 +202,7 @@ def test_compiled_code_makes_views(world, what):
 
 @traces_meshes
 @needs_package
+@needs_members
 def test_dynamo_knows_what_the_overlay_adds_while_it_is_on():
     from torch._library.opaque_object import _OPAQUE_TYPES
 

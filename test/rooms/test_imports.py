@@ -20,7 +20,7 @@ TORCH_ROOMS = (
     "_group_table",
     "_process_groups",
 )  # meshes and groups
-TORCH_ROOMS += ("_kept",)
+TORCH_ROOMS += ("_kept", "_timeouts")
 LAYOUTS = "_mesh_layout"  # named as in torch
 PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
 TRANSFERS = "torch_overlay.transfers._planner"  # pure as well

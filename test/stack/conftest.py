@@ -2,7 +2,14 @@
 
 import pytest
 
-from way import WAY, overlay
+from way import WAY, needs_members, overlay
+
+
+def pytest_collection_modifyitems(items):
+    """Upstream's compiled code makes views; before 2.12 dynamo knows meshes in another way."""
+    for item in items:
+        if item.name.endswith("in_one_graph"):
+            item.add_marker(needs_members)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Process groups of meshes."""
+"""Process groups of meshes: look the group up, else create it. Nobody else creates groups for a mesh."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ._group_table import Entry, GroupTable, Key, Kind, compact, describe
 from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
+from ._timeouts import timeout_of
 from ._universe import Universe, making_for_mesh, making_private
 
 if TYPE_CHECKING:
@@ -203,16 +204,6 @@ def _timeout(request: Request) -> timedelta | None:
     """The timeout that the user gave for the axis, else the default group's; None where a backend doesn't say."""
     options = request.override[1]
     return options._timeout if options is not None else timeout_of(distributed_c10d._get_default_group())
-
-
-def timeout_of(group: ProcessGroup) -> timedelta | None:
-    """How long the collectives of a group wait; None if no backend of it says so."""
-    for device in group._device_types:
-        try:
-            return group._get_backend(device).options._timeout
-        except (RuntimeError, AttributeError):
-            continue  # a backend without options
-    return None
 
 
 def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]) -> bool:

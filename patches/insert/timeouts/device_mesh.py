@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._process_groups import timeout_of
+from ._timeouts import timeout_of
 
 
 class DeviceMesh:
