@@ -103,20 +103,6 @@ needs_mesh_check = pytest.mark.skipif(
 )
 
 
-def _members_are_known():
-    """Whether dynamo is told which members of a mesh compiled code may use: from torch 2.12 on."""
-    try:
-        known = importlib.import_module("torch._library.opaque_object")._OPAQUE_TYPES
-        importlib.import_module("torch.distributed.tensor")
-    except (ImportError, AttributeError):
-        return False
-    found = known.get(importlib.import_module("torch.distributed.device_mesh").DeviceMesh)
-    return bool(getattr(found, "members", None))
-
-
-needs_members = pytest.mark.skipif("not __import__('way')._members_are_known()", reason="a release before 2.12")
-
-
 def inherits_timeouts():
     """Whether groups of meshes take the default group's timeout: ours do, and so does stock with the patch for that."""
     return not STOCK or hasattr(importlib.import_module("torch.distributed.device_mesh"), "timeout_of")

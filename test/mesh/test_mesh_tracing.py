@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
-from way import needs_members, needs_package
+from way import needs_package
 
 
 @pytest.fixture
@@ -172,7 +172,6 @@ VIEWS = {
 
 @traces_meshes
 @needs_overlay
-@needs_members
 @pytest.mark.parametrize("what", VIEWS)
 def test_compiled_code_makes_views(world, what):
     """In one graph, and again with an equal mesh of its own; a DTensor may lie on what it made."""
@@ -202,7 +201,6 @@ def test_compiled_code_makes_views(world, what):
 
 @traces_meshes
 @needs_package
-@needs_members
 def test_dynamo_knows_what_the_overlay_adds_while_it_is_on():
     from torch._library.opaque_object import _OPAQUE_TYPES
 
