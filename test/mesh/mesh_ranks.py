@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import unittest
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,10 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
     @classmethod
     def device_type(cls) -> str:
         return "cpu"
+
+    def assertRaisesRegex(self, *args, **kwargs):
+        """torch's own lets any message pass, since `device_type` is a method here and no name of a device."""
+        return unittest.TestCase.assertRaisesRegex(self, *args, **kwargs)
 
     def setUp(self) -> None:
         type(self).poison_pill = False

@@ -30,6 +30,8 @@ _OPS = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name since torch 2.13
+
 
 class Term(NamedTuple):
     """This rank's term of a value.
@@ -118,7 +120,7 @@ def _scattered(
     else:
         result = flat.new_empty(size)
         if size:
-            dist.reduce_scatter_single(result, flat, op, group=group)
+            _reduce_scatter(result, flat, op, group=group)
     free(flat)
     return result
 
