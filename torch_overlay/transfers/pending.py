@@ -30,8 +30,6 @@ _OPS = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name since torch 2.13
-
 
 class Term(NamedTuple):
     """This rank's term of a value.
@@ -120,7 +118,8 @@ def _scattered(
     else:
         result = flat.new_empty(size)
         if size:
-            _reduce_scatter(result, flat, op, group=group)
+            scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # the name since torch 2.13
+            scatter(result, flat, op, group=group)
     free(flat)
     return result
 
