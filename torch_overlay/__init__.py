@@ -61,8 +61,8 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
         check_mesh: False or True: whether ranks compare their meshes before they make groups.
         cost: "stock" or "plan": which cost of a redistribution torch's sharding decisions see.
         topology: None or ``{"tp": (450e9, 2e-6)}``: bytes per second and seconds of latency, by axis.
-        leave_out: patches to do without: any of "cross_mesh" (``DTensor.redistribute(device_mesh=other)``),
-            "full_state_dict" (the gathering of full state dicts) and "clip_grad_norm" (norms of several meshes).
+        leave_out: () or names of patches to do without: "cross_mesh" (``DTensor.redistribute(device_mesh=other)``),
+            "full_state_dict" (the gathering of full state dicts), "clip_grad_norm" (norms of several meshes).
 
     Enabling twice is enabling once: the second call only changes the options that it names. What is left out stays so
     until `disable`.
@@ -166,7 +166,7 @@ def explain(
     """What a redistribution would do, by torch and by the overlay. Nothing is sent.
 
     Of one DTensor, `tensor.redistribute(placements=placements)`: both plans, step by step, with bytes, time and why.
-    Of a tree, or to another mesh, `torch_overlay.redistribute(tensors, device_mesh, placements)`; of a `Transfer`,
+    Of a tree, or to another mesh, ``torch_overlay.redistribute(tensors, device_mesh, placements)``; of a `Transfer`,
     its `run`: how many exchanges, and who sends how much to whom. Each process finds that for all ranks.
 
     Args:

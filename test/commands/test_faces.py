@@ -15,7 +15,7 @@ import pytest
 import torch_overlay
 from torch_overlay import choices, series
 from torch_overlay import typing as ours
-from torch_overlay.distributed._settings import DEFAULT
+from torch_overlay.choices import DEFAULT
 from torch_overlay.errors import OptionError
 
 OPTIONS = [field.name for field in dataclasses.fields(DEFAULT)]
