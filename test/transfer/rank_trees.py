@@ -10,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
-from width import NIGHTLY
+from width import NIGHTLY, sample
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
 
@@ -60,9 +60,9 @@ class TreeCases:
         with CommDebugMode() as together:
             found = torch_overlay.redistribute(tree, placements=R)
         with CommDebugMode() as alone:
-            wholes = {name: tensor.full_tensor() for name, tensor in tree.items()}
+            wholes = {name: tensor.full_tensor() for name, tensor in sample(tree.items(), 5)}
         self.assertTrue(all(torch.equal(found[name].to_local(), whole) for name, whole in wholes.items()))
-        self.assertTrue(together.get_total_counts() <= 4 < 340 <= alone.get_total_counts())
+        self.assertTrue(together.get_total_counts() <= 4 < len(wholes) <= alone.get_total_counts())
 
     def test_a_run_stays_within_its_budget(self):
         """By the events of the allocator, beyond sources and targets; in as many exchanges as the budget asks for."""
