@@ -86,7 +86,8 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
             super()._run_test_given_id(test_id, **kwargs)
 
     def reopen_world(self) -> None:
-        """Destroy the world and make another, as elastic jobs do."""
+        """Destroy the world and make another, as elastic jobs do. Not while a rank still connects to the others."""
+        dist.barrier()
         dist.destroy_process_group()
         self._open_world()
 
