@@ -80,7 +80,7 @@ class Ranks:
         self._folder.cleanup()
 
     def _answers(self, size: int) -> dict[int, str]:
-        """What each rank said in time; of one that died, how. Who was first comes first."""
+        """What each rank said in time; of one that died, how. Who died comes first, then who was first."""
         answers: dict[int, str] = {}
         deadline = time.monotonic() + self._seconds
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes[:size])}
@@ -91,7 +91,7 @@ class Ranks:
                     answers[rank] = pipe.recv()
                 except (EOFError, OSError):
                     self._processes[rank].join(1)
-                    answers[rank] = f"its process ended, exit code {self._processes[rank].exitcode}"
+                    answers = {rank: f"its process ended, exit code {self._processes[rank].exitcode}", **answers}
                 if answers[rank]:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return answers

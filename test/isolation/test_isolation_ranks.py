@@ -24,7 +24,9 @@ def hangs_on_one_rank(rank, size):
 
 def dies_on_one_rank(rank, size):
     if rank == 3:
+        time.sleep(1)
         os._exit(7)
+    raise ConnectionError("what the others see, and say first")
 
 
 @pytest.fixture(scope="module")
