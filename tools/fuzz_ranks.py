@@ -130,7 +130,7 @@ class Ranks:
         for rank in range(self.size):
             here, there = context.Pipe()
             world = (os.path.join(folder, "store"), self.backend, self.device)
-            how = (rank, self.size, world, self.stock, self.unplanned, there)
+            how = (rank, self.size, world, self.stock, self.unplanned, self.starts % 2 == 0, there)
             process = context.Process(target=_rank, args=how, daemon=True)
             process.start()
             there.close()
@@ -140,8 +140,11 @@ class Ranks:
         assert len(ready) == self.size, f"only ranks {sorted(ready)} came up"
 
 
-def _rank(rank: int, size: int, world: tuple[str, str, str], stock: bool, unplanned: bool, pipe: Connection) -> None:
-    """One rank: a world, then case after case, with the meshes kept."""
+def _rank(
+    rank: int, size: int, world: tuple[str, str, str], stock: bool, unplanned: bool, rounds: bool, pipe: Connection
+) -> None:
+    """One rank: a world, then case after case, with the meshes kept; with `rounds`, small tensors go in as many as
+    large ones do."""
     import torch
     import torch.distributed as dist
 
@@ -155,6 +158,8 @@ def _rank(rank: int, size: int, world: tuple[str, str, str], stock: bool, unplan
         torch_overlay.enable()
         if unplanned:
             _plan_nothing()
+        if rounds:
+            _in_rounds()
     file, backend, device = world
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -181,6 +186,12 @@ def _plan_nothing() -> None:
     from torch_overlay.distributed.tensor._answers import Fallback
 
     _redistribute.find_answer = lambda *_: Fallback("the search asks for torch's own steps")
+
+
+def _in_rounds() -> None:
+    from torch_overlay.distributed.tensor._planner import cost
+
+    cost._ASSUMED = cost.Cost(least_round=1)
 
 
 def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[str, str]:

@@ -41,6 +41,15 @@ def runs_as_large(really: bool):
     return mock.patch.object(_pack, "LARGE", 0)
 
 
+def in_rounds():
+    """Small tensors go in as many rounds as large ones; on all ranks alike."""
+    if STOCK:
+        return contextlib.nullcontext()
+    from torch_overlay.distributed.tensor._planner import cost
+
+    return mock.patch.object(cost, "_ASSUMED", Cost(least_round=1))
+
+
 class MoveCases:
     """Cases for ``EightRanks``."""
 
@@ -70,6 +79,21 @@ class MoveCases:
     def test_moves_and_reductions_of_a_grid(self):
         self.assertEqual(self.check_pairs(GRID, pending=False, most=1), 9 * 8)
         self.assertEqual(self.check_pairs(GRID, pending=True, most=2), 7 * 9)
+
+    @needs_package
+    def test_in_rounds_they_give_the_same(self):
+        """Small tensors in as many rounds as large ones; pieces with fewer elements than rounds, and without any."""
+        with in_rounds(), CommDebugMode() as comm:
+            cases = 0
+            for number, shape in enumerate(((16, 16), (9, 7), (4, 3, 2))):
+                mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
+                for pending in (False, True):
+                    for source, target in sample(pairs(3, pending), 17, number):
+                        kind = {} if pending else {"dtype": DTYPES[number]}
+                        case = Case(CUBE, source, target, shape, **kind)
+                        self.assertIsNone(case.difference(case.run(mesh, case.given(here)), here), repr(case))
+                        cases += 1
+        self.assertGreater(comm.get_total_counts(), 2 * cases)
 
     @needs_package
     def test_pieces_from_balanced_senders(self):

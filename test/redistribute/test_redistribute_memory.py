@@ -14,15 +14,6 @@ from benchmarks.sides import OVERLAY, STOCK
 
 pytestmark = needs_package
 
-# One collective where stock takes two or more, and each of stock's has less to hold: the price of the plan, in pieces
-# that must lie one after the other to be sent. Over stock's: from 1.06 to 1.8.
-MORE = """
-    P,P,P -> S0,S0,S1   P,P,R -> S0,S0,S0   P,P,R -> S0,S0,S1   S0,S0,S0 -> R,R,S1   S0,P,S0 -> R,R,S1
-    S0,R,P -> R,S0,S1   S0,P,R -> R,S1,S0   R,S0,P -> S0,R,S1   S1,S0,S0 -> S1,R,S1  S0,S1,S0 -> R,S1,S1
-    S0,S0,S0 -> S0,R,S1 S0,S0,R -> R,S1,R   S0,R,S0 -> R,R,S1   R,S0,S0 -> R,R,S1    S0,S0,P -> R,S1,R
-    P,S0,S0 -> R,R,S1
-"""
-
 
 @pytest.fixture(autouse=True)
 def overlay_on():
@@ -30,15 +21,16 @@ def overlay_on():
 
 
 def test_no_pair_takes_more_memory_than_stock(monkeypatch):
-    """As large tensors run, on a small one: below a megabyte a second copy is cheaper than more calls."""
+    """As large tensors run, on a small one: below a megabyte a second copy is cheaper than more calls, and a round has
+    16 MB at least."""
     from torch_overlay.distributed.tensor import _pack
+    from torch_overlay.distributed.tensor._planner import cost
 
     monkeypatch.setattr(_pack, "LARGE", 0)
+    monkeypatch.setattr(cost, "_ASSUMED", cost.Cost(least_round=1))
     pairs = all_pairs()
-    stock, ours = (peaks_of(side, pairs, (64, 64), rank=0, gpu=False) for side in (STOCK, OVERLAY))
-    more = {str(pair) for pair, one, other in zip(pairs, stock, ours, strict=True) if other.peak > one.peak}
-    known = {f"2,2,2: {source} -> {target}" for source, _, target in zip(*[iter(MORE.split())] * 3, strict=True)}
+    stock, ours = (peaks_of(side, pairs, (512, 64), rank=0, gpu=False) for side in (STOCK, OVERLAY))
     assert len(pairs) == 1701
-    assert more == known
-    assert sum(one.peak for one in ours) < 0.45 * sum(one.peak for one in stock)
+    assert [str(pair) for pair, one, other in zip(pairs, stock, ours, strict=True) if other.peak > one.peak] == []
+    assert sum(one.peak for one in ours) < 0.36 * sum(one.peak for one in stock)
     assert [str(pair) for pair, one, other in zip(pairs, stock, ours, strict=True) if other.kept > one.kept] == []

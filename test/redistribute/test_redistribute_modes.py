@@ -6,6 +6,8 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.distributed as dist
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,6 +19,7 @@ from torch.utils._debug_mode import DebugMode
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
+from torch_overlay.distributed.tensor._planner import cost as planner_cost
 from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial()
@@ -51,6 +54,35 @@ def moves(mesh, local):
     swapped = placed.redistribute(placements=(S(1), S(0)))
     total = DTensor.from_local(local, mesh, (P, P), run_check=False).redistribute(placements=(S(0), R))
     return whole.to_local() * 2, swapped.to_local() + 1, total.to_local()
+
+
+@needs_overlay
+@pytest.mark.parametrize("columns", [9, 15])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypatch, rounds, columns):
+    """Two tensors of which this rank has no rows and wants columns or none: it takes part in each exchange, and
+    in each round, as those do that send something."""
+    if rounds:
+        monkeypatch.setattr(planner_cost, "_ASSUMED", planner_cost.Cost(least_round=1))
+
+    def swapped(*locals):
+        shape = dict(shape=torch.Size((4, columns)), stride=(columns, 1))
+        placed = [DTensor.from_local(x, mesh, (S(0), S(0)), run_check=False, **shape) for x in locals]
+        return sum(tensor.redistribute(placements=(S(1), S(1))).to_local().sin().sum() for tensor in placed)
+
+    found = []
+
+    def keep(graph, _):
+        found.extend(node.name for node in graph.graph.nodes if node.name.startswith("all_to_all"))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+    leaves = [torch.ones(0, columns, requires_grad=True) for _ in range(2)]
+    with CommDebugMode() as comm:
+        swapped(*leaves).backward()
+    torch.compile(swapped, backend=backend, fullgraph=True)(*leaves).backward()
+    assert len(found) == comm.get_total_counts()
+    assert len(found) > 4 if rounds else len(found) == 4
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

@@ -40,6 +40,7 @@ class Line:
         seconds: the estimate.
         why: one sentence.
         trouble: what goes wrong here, or nothing.
+        rounds: how many collectives the step is, one after the other.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Line:
     seconds: float | None
     why: str
     trouble: str = ""
+    rounds: int = 1
 
     def cells(self, number: int) -> tuple[str, ...]:
         """The step as a row of the table."""
@@ -61,7 +63,10 @@ class Line:
 
     def below(self, width: int) -> list[str]:
         """What stands under the row: why the step is there, and what goes wrong."""
-        why = screen.styled(wrapped(self.why, _UNDER, width), "why")
+        rounds = (
+            f", in {self.rounds} rounds, so that no more is held at once than stock holds" if self.rounds > 1 else ""
+        )
+        why = screen.styled(wrapped(self.why + rounds, _UNDER, width), "why")
         if self.trouble:
             why += screen.styled(wrapped(f"!! {self.trouble}", _UNDER, width), "trouble")
         return why
@@ -85,8 +90,8 @@ class Side:
 
     @property
     def collectives(self) -> int:
-        """How many steps communicate."""
-        return sum(bool(line.axes) for line in self.lines)
+        """How many there are, each round of a step counted."""
+        return sum(line.rounds for line in self.lines if line.axes)
 
     @property
     def incoming(self) -> int | None:

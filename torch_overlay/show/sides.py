@@ -105,4 +105,5 @@ def _line(question: Question, step: Step, why: str, trouble: str = "", sent: Col
     incoming, outgoing = arriving(sent) * question.itemsize, leaving(sent) * question.itemsize
     seconds = question.cost.seconds(sent, question.itemsize)
     axes = tuple(question.names[axis] for axis in step.axes)
-    return Line(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble)
+    rounds = getattr(step, "rounds", 1)
+    return Line(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble, rounds)

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.distributed._functional_collectives import _are_we_tracing
 
 from ._pack import (
     MOVED,
@@ -49,6 +50,9 @@ _REDUCE = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
+
+
+Landing = tuple[int | None, "Box", bool]  # where a piece begins in what arrived, or None; its box; whether it is added
 
 
 class Apart(NamedTuple):
@@ -92,9 +96,9 @@ def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callab
     if not sent or not received or len(received) == len(receives):
         return None
     (kept,) = [piece.box for piece in sends if piece.member == own]
-    splits = _splits(sent, group), _splits(received, group)
-    pack, exchange = _pack_pieces(sent, group), _swap(*splits, group, finish)
-    land = _landing(step, receives, splits[1], group, place.wanted.length, own)
+    exchanged = splits(sent, group), splits(received, group)
+    pack, exchange = pack_pieces(sent, group), swap(*exchanged, group, finish)
+    land = _landing(step, receives, exchanged[1], group, place.wanted.length, own)
     return lambda local: Apart(pack(local), part(local, kept), exchange, land)
 
 
@@ -107,24 +111,24 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
         pack = packing(to_pack)
     else:
         sends = step.sends(coordinate)
-        send_splits = _splits(sends, group)
-        pack = _pack_pieces(sends, group)
+        send_splits = splits(sends, group)
+        pack = pack_pieces(sends, group)
     if to_unpack is not None:
         receive_splits = [wanted.elements // ranks] * ranks
         land = unpacking(to_unpack, wanted.length)
     else:
         receives = step.receives(coordinate)
-        receive_splits = _splits(receives, group)
+        receive_splits = splits(receives, group)
         if any(receive_splits) and not any(send_splits):
             # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
             own = group.places[step.members(coordinate).index(tuple(coordinate))]
             send_splits[own] = receive_splits[own] = 1
-            pack = lambda local: local.new_empty(1)  # noqa: E731
+            pack = lambda local: unread(1, local)  # noqa: E731
         land = _landing(step, receives, receive_splits, group, wanted.length)
-    return pack, _swap(send_splits, receive_splits, group, finish), land
+    return pack, swap(send_splits, receive_splits, group, finish), land
 
 
-def _swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:
+def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:
     def run(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
             return finish(_functional.all_to_all_single(flat, receive_splits, send_splits, group.name))
@@ -135,59 +139,76 @@ def _swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Grou
     return run
 
 
-def _pack_pieces(sends: Sequence[Piece], group: Group) -> Local:
+def pack_pieces(sends: Sequence[Piece], group: Group) -> Local:
     boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        return joined([part(local, box) for box in boxes]) if boxes else local.new_empty(0)
+        return joined([part(local, box) for box in boxes]) if boxes else unread(0, local)
 
     return run
+
+
+def unread(elements: int, *made_from: torch.Tensor) -> torch.Tensor:
+    """None or one element that nobody reads. It depends on these tensors: a compiler takes two exchanges of the same
+    for one, and the other ranks, who send something, would wait for the second."""
+    none = [tensor.reshape(-1).narrow(0, 0, 0) for tensor in made_from]
+    return torch.cat([*none, none[0].new_zeros(elements)])
 
 
 def _landing(
     step: AllToAll,
     receives: Sequence[Piece],
-    splits: Sequence[int],
+    receive_splits: Sequence[int],
     group: Group,
     shape: Sequence[int],
     own: int | None = None,
 ) -> Callable[..., torch.Tensor]:
     """From what arrived to the local tensor; with `own`, that member's part is the second argument."""
-    starts = [0, *itertools.accumulate(splits)]
-    pieces = [
-        (starts[group.places[piece.member]] if piece.member != own else None, piece.box, piece.add)
-        for piece in receives
-    ]
+    pieces = offsets(receives, receive_splits, group, own)
     if step.op is None:
         blocks = [(at, box) for at, box, _ in pieces]
         return lambda flat, kept=None: assembled(flat, blocks, shape, kept)
     return lambda flat, kept=None: _reduced(flat, pieces, shape, step, kept)
 
 
+def offsets(receives: Sequence[Piece], receive_splits: Sequence[int], group: Group, own: int | None) -> list[Landing]:
+    """Where each piece lies in what arrived; `own`, a member, didn't send its piece."""
+    starts = [0, *itertools.accumulate(receive_splits)]
+    return [
+        (starts[group.places[piece.member]] if piece.member != own else None, piece.box, piece.add)
+        for piece in receives
+    ]
+
+
 def _reduced(
-    flat: torch.Tensor,
-    pieces: Sequence[tuple[int | None, Box, bool]],
-    shape: Sequence[int],
-    step: AllToAll,
-    kept: torch.Tensor | None,
+    flat: torch.Tensor, pieces: Sequence[Landing], shape: Sequence[int], step: AllToAll, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """Every term into its box; all ranks add in the same order."""
     whole = flat.new_empty(shape)
-    combine = _REDUCE[step.op or "sum"]
-    out = may_change(flat) and (kept is None or may_change(kept))
-    for at, box, add in pieces:
-        target = part(whole, box)
-        term = view_of(flat, at, box, kept)
-        if add and out:
-            combine(target, term, out=target)
-        else:
-            target.copy_(combine(target, term) if add else term)
+    combine(whole, flat, pieces, step.op, kept)
     if step.op == "avg":
         whole = whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
     return whole
 
 
-def _splits(pieces: Sequence[Piece], group: Group) -> list[int]:
+def combine(
+    whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing], op: str | None, kept: torch.Tensor | None
+) -> None:
+    """Every term into its box of a contiguous tensor; all ranks add in the same order."""
+    if all(at is None for at, _, _ in pieces) and _are_we_tracing():
+        # A compiler drops what nobody reads, and the other ranks would wait for this one.
+        whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
+    reduce = _REDUCE[op or "sum"]
+    out = may_change(flat) and (kept is None or may_change(kept))
+    for at, box, add in pieces:
+        target = part(whole, box)
+        term = view_of(flat, at, box, kept)
+        if add and out:
+            reduce(target, term, out=target)
+        else:
+            target.copy_(reduce(target, term) if add else term)
+
+
+def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
     """How many elements go to, or come from, each rank of the group."""
     counts = [0] * len(group.places)
     for piece in pieces:

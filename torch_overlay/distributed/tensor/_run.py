@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 
+from . import _rounds
 from ._exchange import all_to_all
 from ._pack import (
     MOVED,
@@ -160,7 +161,13 @@ def _padded(more: int) -> Local:
     return lambda local: torch.cat([flattened(local), local.new_zeros(more)])
 
 
+def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
+    return (_rounds.exchanged(step, place, group),) if step.rounds > 1 else all_to_all(step, place, group, finish)
+
+
 def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Local) -> Stages:
+    if step.rounds > 1:
+        return (_rounds.scattered(step, place, group),)
     shape = place.wanted.length
     op, size, name, mine = step.op, step.ranks, group.name, place.wanted.elements
     spelled = scattered(step, place.held, place.wanted) if group.in_order else None
@@ -199,5 +206,5 @@ _COLLECTIVES: dict[type, Callable[..., Stages]] = {
     AllGather: _all_gather,
     AllReduce: _all_reduce,
     ReduceScatter: _reduce_scatter,
-    AllToAll: all_to_all,
+    AllToAll: _all_to_all,
 }

@@ -14,13 +14,13 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from ._pack import MOVED, Local
 from ._planner.boxes import chunk
+from ._planner.regions import cut_last
 from ._planner.steps import AllGather, AllToAll, Collective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ._planner.boxes import Box
-    from ._planner.regions import Regions
     from ._planner.steps import ReduceScatter, Step
     from ._question import Question
 
@@ -37,7 +37,7 @@ def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | No
     Args:
         held, wanted: this rank's boxes before the step and after it.
     """
-    dim = _cut_last(step.after, step.before, step.axes)
+    dim = cut_last(step.after, step.before, step.axes)
     if dim is None or not wanted.elements:
         return None
     length, size = wanted.length[dim], step.ranks
@@ -75,21 +75,13 @@ def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
 def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
     """What goes into the reduction where the axes of the step cut one dim, last and evenly, as torch has it; what comes
     out is the new tensor. Else None."""
-    dim = _cut_last(step.before, step.after, step.axes)
+    dim = cut_last(step.before, step.after, step.axes)
     size = step.ranks
     if dim is None or not wanted.elements or wanted.length[dim] * size != held.length[dim]:
         return None
     if dim == 0:
         return torch.Tensor.contiguous
     return lambda local: torch.cat(local.chunk(size, dim)).contiguous()  # cat may keep another memory format
-
-
-def _cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
-    """The dim whose shards the axes cut once more, where no other dim is cut otherwise."""
-    others = [dim for dim, (before, after) in enumerate(zip(whole.orders, cut.orders)) if before != after]
-    if len(others) != 1 or cut.orders[others[0]] != (*whole.orders[others[0]], *axes):
-        return None
-    return others[0]
 
 
 def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bool:
@@ -104,7 +96,7 @@ def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bo
         return False
     orders = [pair for pair in zip(step.before.orders, step.after.orders) if pair[0] != pair[1]]
     bare = [[order[:-1] if order[-1:] == step.axes else order for order in pair] for pair in orders]
-    return all(old == new for old, new in bare) and _even(step.before) and _even(step.after)
+    return all(old == new for old, new in bare) and step.before.is_even and step.after.is_even
 
 
 def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]) -> bool:
@@ -114,7 +106,7 @@ def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], s
     if not isinstance(step, AllGather):
         return False
     before, axes = step.before, step.axes
-    dim = _cut_last(step.after, before, axes)
+    dim = cut_last(step.after, before, axes)
     if dim is None or before.orders[dim] != axes or len(shape) != len(held):
         return False
     others = all(length == wanted for d, (length, wanted) in enumerate(zip(shape, held)) if d != dim)
@@ -131,9 +123,3 @@ def _one_step(steps: Sequence[Step], question: Question) -> Collective | None:
     orders = (question.source_order, question.target_order)
     plain = changed == step.axes and all(map(DTensorSpec.is_default_device_order, orders))
     return step if plain else None
-
-
-def _even(regions: Regions) -> bool:
-    """Whether all coordinates hold shards of one size."""
-    cuts = zip(regions.shape, regions.orders, strict=True)
-    return all(length % math.prod([regions.sizes[axis] for axis in order]) == 0 for length, order in cuts)

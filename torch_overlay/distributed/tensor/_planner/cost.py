@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .boxes import shortest
-from .steps import AllToAll, Collective, Step
+from .steps import AllToAll, Collective, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,6 +32,7 @@ class Cost:
             doubles.
         axes: (latency, bandwidth) of each axis; a joint group is as slow as its slowest axis.
         exchange: how much longer an all-to-all takes than an all-gather that brings the same bytes.
+        least_round: bytes by which the rounds of a large exchange are counted; see `rounds`.
         thrift: a plan that reduces may bring at most this many times the bytes of the leanest one. At 1 no plan pays
             for fewer collectives with bytes; at infinity time alone decides.
     """
@@ -41,6 +42,7 @@ class Cost:
     axes: tuple[tuple[float, float], ...] = ()
     exchange: float = 1.25
     thrift: float = 1.0
+    least_round: int = 16 << 20
 
     @staticmethod
     def of(names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None) -> Cost:
@@ -62,7 +64,8 @@ class Cost:
             bandwidth = min(self.axes[a][1] for a in step.axes)
         weight = self.exchange if isinstance(step, AllToAll) else 1.0
         size = max(arriving(step), leaving(step)) * itemsize
-        return latency * (1 + math.log2(step.ranks)) / 2 + weight * size / bandwidth
+        rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
+        return rounds * latency * (1 + math.log2(step.ranks)) / 2 + weight * size / bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """The fastest of the plans; of equals the one with fewer collectives, then fewer bytes, then the first."""

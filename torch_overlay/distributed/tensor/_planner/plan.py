@@ -19,6 +19,7 @@ from .groups import Groups
 from .moves import misplaced, move
 from .reductions import Reduction
 from .regions import NotPlanned, Regions
+from .rounds import in_rounds
 from .steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
@@ -60,8 +61,15 @@ def plan(
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
     if source.partial == target.partial:
-        return move(source, target, have, itemsize, cost)
-    tried = set() if tried is None else tried
+        steps = move(source, target, have, itemsize, cost)
+    else:
+        steps = _with_reductions(source, target, have, itemsize, cost, set() if tried is None else tried)
+    return in_rounds(steps, itemsize, cost)
+
+
+def _with_reductions(
+    source: Regions, target: Regions, have: Groups, itemsize: int, cost: Cost, tried: set[int]
+) -> tuple[Step, ...]:
     made = _made_pending(source, target)
     if not made:
         return _reduce_and_move(source, target, have, itemsize, cost, tried)
@@ -185,7 +193,9 @@ def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
     axes = ",".join(names[a] if names else chr(ord("a") + a) for a in step.axes)
     op = getattr(step, "op", None)
     label = "" if op in (None, "sum") and not getattr(step, "reduced", ()) else f" {op}"
-    return f"{name}({axes}){label} {arriving(step) * itemsize} B"
+    rounds = getattr(step, "rounds", 1)
+    several = f" in {rounds} rounds" if rounds > 1 else ""
+    return f"{name}({axes}){label} {arriving(step) * itemsize} B{several}"
 
 
 def flatten_call(axes: Sequence[int], names: Sequence[str] | None) -> str:

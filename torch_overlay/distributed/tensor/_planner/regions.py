@@ -135,6 +135,12 @@ class Regions(NamedTuple):
         return length
 
     @property
+    def is_even(self) -> bool:
+        """Whether all boxes are of one size."""
+        cuts = zip(self.shape, self.orders)
+        return all(length % math.prod([self.sizes[axis] for axis in order]) == 0 for length, order in cuts)
+
+    @property
     def sharded(self) -> frozenset[int]:
         """The axes that cut some dim."""
         return frozenset(itertools.chain.from_iterable(self.orders))
@@ -167,6 +173,14 @@ class Regions(NamedTuple):
             for depth, axis in enumerate(order):
                 words[axis] = f"S{dim}" if list(order) == sorted(order) else f"S{dim}#{depth}"
         return "·".join(words) or "(no axes)"
+
+
+def cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
+    """The dim whose shards the axes cut once more, where no other dim is cut otherwise."""
+    others = [dim for dim, (before, after) in enumerate(zip(whole.orders, cut.orders)) if before != after]
+    if len(others) != 1 or cut.orders[others[0]] != (*whole.orders[others[0]], *axes):
+        return None
+    return others[0]
 
 
 def overlaps(before: Regions, after: Regions, dim: int) -> Iterator[tuple[int, list[int], list[int]]]:

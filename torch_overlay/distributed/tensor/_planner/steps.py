@@ -14,6 +14,8 @@ A step knows the regions `before` and `after` it. What one rank copies, sends an
                   all_to_all_single with their sizes; copy (or, with `op`, reduce)
                   each of `receives(coordinate)` into its box, in the order given
 
+A ReduceScatter or an AllToAll of more than one of its `rounds` does so with one part of each piece after the other.
+
 Each piece is packed row-major, and a member has one piece at most. Pieces name their peer by its place in
 `members(coordinate)`: the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the
 ranks of these coordinates up and lays the pieces out in the order of the group that it really has, so that a group that
@@ -146,6 +148,7 @@ class ReduceScatter(Collective):
     """The reduction `op` over the group, to each rank its own target box, which lies in its source box."""
 
     op: str
+    rounds: int = 1
 
     @property
     def chunk(self) -> int:
@@ -174,6 +177,7 @@ class AllToAll(Collective):
     op: str | None = None
     reduced: tuple[int, ...] = ()
     diagonals: tuple[Diagonal, ...] = ()
+    rounds: int = 1
 
     @property
     def exchange(self) -> Exchange:
