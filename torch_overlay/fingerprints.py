@@ -44,6 +44,11 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "_optimize_transform_infos": "a21d925724513ec091a5bea0753c0717",
             "redistribute_local_tensor": "4f757321a203060778281893ec7a8c7f",
         },
+        "torch.nn.utils.clip_grad": {
+            "file": "d3df2a8ff98f579529b95a3863ad3e8f",
+            "_clip_grads_with_norm_": "69b40ef6b4fa3a4433bd575074bbd92a",
+            "_get_total_norm": "8dc5a374b6996befadd300b03bb89c47",
+        },
     },
     "2.12.1": {
         "torch.distributed._mesh_layout": {
@@ -93,6 +98,11 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "88a185afa16012bfd0afb54c2cfc5a64",
         },
+        "torch.nn.utils.clip_grad": {
+            "file": "5e30dac17eb0311ab1a12e46ed2484de",
+            "_clip_grads_with_norm_": "69b40ef6b4fa3a4433bd575074bbd92a",
+            "_get_total_norm": "8dc5a374b6996befadd300b03bb89c47",
+        },
     },
     "2.13.0": {
         "torch.distributed._state_dict_utils": {
@@ -138,6 +148,11 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "39ee270d5c24b77b81217daad22d9376",
             "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "88a185afa16012bfd0afb54c2cfc5a64",
+        },
+        "torch.nn.utils.clip_grad": {
+            "file": "5e30dac17eb0311ab1a12e46ed2484de",
+            "_clip_grads_with_norm_": "69b40ef6b4fa3a4433bd575074bbd92a",
+            "_get_total_norm": "8dc5a374b6996befadd300b03bb89c47",
         },
     },
     "2.14.1": {
@@ -185,6 +200,11 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
         },
+        "torch.nn.utils.clip_grad": {
+            "file": "5e30dac17eb0311ab1a12e46ed2484de",
+            "_clip_grads_with_norm_": "69b40ef6b4fa3a4433bd575074bbd92a",
+            "_get_total_norm": "8dc5a374b6996befadd300b03bb89c47",
+        },
     },
     "2.15.0": {
         "torch.distributed._state_dict_utils": {
@@ -231,6 +251,11 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "4027e2ccf1fc7ef27a599657122e5306",
             "_optimize_transform_infos": "9cb1246afcc8d54b73f30bdd3995a481",
             "redistribute_local_tensor": "5468669c343e05414dc0f13fa992aa2d",
+        },
+        "torch.nn.utils.clip_grad": {
+            "file": "5e30dac17eb0311ab1a12e46ed2484de",
+            "_clip_grads_with_norm_": "69b40ef6b4fa3a4433bd575074bbd92a",
+            "_get_total_norm": "8dc5a374b6996befadd300b03bb89c47",
         },
     },
 }

@@ -199,10 +199,17 @@ PATCHES: tuple[Patch, ...] = (
         unit="full_state_dict",
     ),
     Patch(
-        "torch.nn.utils.clip_grad",
+        "torch.nn.utils.clip_grad:_get_total_norm",
         "torch_overlay.transfers.norms:norm_by_mesh",
         Kind.HOOK,
         undo="torch_overlay.transfers.norms:norm_on_one_mesh",
+        unit="clip_grad_norm",
+    ),
+    Patch(
+        "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
+        "torch_overlay.transfers.norms:clip_by_mesh",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.norms:clip_on_one_mesh",
         unit="clip_grad_norm",
     ),
     Patch(

@@ -51,5 +51,5 @@ def _order(patch: Patch) -> tuple[int, int]:
 def said(patch: Patch) -> str:
     """A row in a cell: the name of its target, and the releases that it is limited to."""
     module = patch.module.rpartition(".")[2]
-    name = module if patch.kind is Kind.HOOK else patch.qualname
+    name = patch.qualname or module
     return f"`{name}`" + (f" (torch {patch.releases})" if patch.releases else "")

@@ -33,14 +33,22 @@ scale_one: Callable[..., None] = _cell(clip_grad._clip_grads_with_norm_).cell_co
 
 
 def norm_by_mesh() -> None:
-    """Let torch's functions take gradients on several meshes."""
+    """Let torch's function take the norm of gradients on several meshes."""
     _cell(clip_grad._get_total_norm).cell_contents = total_norm
-    _cell(clip_grad._clip_grads_with_norm_).cell_contents = clip_with_norm
 
 
 def norm_on_one_mesh(_: None) -> None:
     """Take it back."""
     _cell(clip_grad._get_total_norm).cell_contents = one_norm
+
+
+def clip_by_mesh() -> None:
+    """Let torch's function scale gradients on several meshes."""
+    _cell(clip_grad._clip_grads_with_norm_).cell_contents = clip_with_norm
+
+
+def clip_on_one_mesh(_: None) -> None:
+    """Take it back."""
     _cell(clip_grad._clip_grads_with_norm_).cell_contents = scale_one
 
 
