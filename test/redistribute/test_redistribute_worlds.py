@@ -174,7 +174,7 @@ def test_a_local_tensor_that_doesnt_fit_is_an_error_before_anything_is_sent():
             with CommDebugMode() as comm, pytest.raises(ValueError, match="Nothing was sent") as error:
                 given(source).redistribute(mesh, [target])
             assert f"A local tensor of shape {expected} is expected at (1,)" in str(error.value)
-            assert "it has shape (3, 5)" in str(error.value) and not comm.get_total_counts()
+            assert "on rank 1 it has shape (3, 5)" in str(error.value) and not comm.get_total_counts()
         given(Replicate()).redistribute(mesh, [Shard(0)])
 
 

@@ -5,13 +5,14 @@ from torch.testing._internal.common_utils import run_tests
 from mesh_ranks import EightRanks
 from rank_loops import LoopCases
 from rank_recipes import RecipeCases
+from rank_refusals import RefusalCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
 from way import needs_package
 
 
 @needs_package
-class TestTransferOnEightRanks(TransferCases, TreeCases, LoopCases, RecipeCases, EightRanks):
+class TestTransferOnEightRanks(TransferCases, TreeCases, LoopCases, RecipeCases, RefusalCases, EightRanks):
     """Each method runs on all eight ranks, in a world of its own."""
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from ..distributed._rank_map import short
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
 from ._planner.sides import Ranks
+from .pending import refusal
 from .trees import leaves
 
 if TYPE_CHECKING:
@@ -120,9 +122,12 @@ def layout_of(name: str, tensor: DTensor) -> Layout:
     """How a DTensor lies.
 
     Raises:
-        NotPlanned: its shards are no boxes.
+        NotPlanned: its shards are no boxes, or what is pending is no plain reduction.
     """
     spec, mesh = tensor._spec, tensor.device_mesh
+    odd = [type(each).__name__ for each in spec.placements if each.is_partial() and type(each) is not Partial]
+    if odd:  # its terms aren't brought together by its operation alone
+        raise NotPlanned(f"{name!r} has a pending {odd[0]}. Redistribute it on its mesh first")
     shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
     try:
         regions = read_cuts(spec.placements, spec.shard_order, len(shape), sizes).on(shape, sizes)
@@ -178,6 +183,10 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
         return [f"{name!r} is {source.dtype} in the source and {target.dtype} in the target"]
     if source.device != target.device:
         return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
+    for op in sorted({source.regions.partial[axis] or "" for axis in source.regions.pending}):
+        why = refusal(op, getattr(torch, source.dtype), source.device)
+        if why is not None:
+            return [f"the source {name!r} has a pending {op} of {source.dtype}, and {why}"]
     if target.regions.pending:
         return [f"the target {name!r} has a pending reduction ({target.regions}), which nothing can be written into"]
     return []

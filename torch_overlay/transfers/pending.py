@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
 
 from ..distributed.tensor._pack import part
 from .runs import free
@@ -29,6 +30,36 @@ _OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
+
+_ON_BITS = {"band", "bor", "bxor"}
+_ON_GLOO = {torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.complex64, torch.complex128}
+_ON_GLOO |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+def refusal(op: str, dtype: torch.dtype, device: str) -> str | None:
+    """Why ranks can't bring terms of this type together by this operation; None if they can. The same on every rank.
+
+    It is what torch refuses, too; by a reduce-scatter torch takes the maximum of complex numbers for each part.
+    """
+    number = dtype.is_floating_point or dtype.is_complex
+    if op not in _OPS:
+        return "no group reduces like this"
+    if op == "avg" and not number:
+        return "an average of whole numbers may be none"
+    if op in _ON_BITS and number:
+        return "only whole numbers are taken bit by bit"
+    if dtype.is_complex and op not in ("sum", "avg"):
+        return "complex numbers are only added"
+    if dtype not in _ON_GLOO and _is_on_gloo(device):
+        return "gloo has no reductions of this type"
+    return None
+
+
+def _is_on_gloo(device: str) -> bool:
+    try:
+        return _get_default_group()._get_backend(torch.device(device)).name() == "gloo"
+    except RuntimeError:
+        return False
 
 
 class Term(NamedTuple):

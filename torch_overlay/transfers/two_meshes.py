@@ -19,6 +19,7 @@ from .descriptions import layout_of, misfit
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
 from .notes import one_fate
+from .pending import refusal
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def change_meshes(
     Collective over the ranks of all these meshes.
 
     Raises:
-        ValueError: a target with a pending reduction, meshes for different devices, or a budget that is too small.
+        ValueError: a target with a pending reduction, a reduction that torch doesn't do, meshes for different devices,
+            or a budget that is too small.
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
@@ -71,6 +73,10 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target]) -> list[
         _check(tensor, mesh, placements)
         shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
         before = layout_of("the tensor", tensor).regions
+        for axis in sorted(before.pending):
+            why = refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type)
+            if why is not None:
+                raise ValueError(f"A tensor of {tensor.dtype} with {tensor.placements} can't change its mesh: {why}.")
         after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
         ends = [_ranks(each, known) for each in (tensor.device_mesh, mesh)]
         source = Side(before.without_pending(before.pending), ends[0])

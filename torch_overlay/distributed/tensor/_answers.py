@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -132,9 +133,9 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
     if collectives(program.steps) and not padded:
         raise ValueError(
             f"A local tensor of shape {program.held.length} is expected at {ask.site.coordinate} of a mesh of shape "
-            f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and placements {ask.source}; it has shape "
-            f"{tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the true global shape= and stride=, or "
-            "the local tensor that they ask for."
+            f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and placements {ask.source}; on rank "
+            f"{dist.get_rank()} it has shape {tuple(local.shape)}. Nothing was sent. Give DTensor.from_local the true "
+            "global shape= and stride=, or the local tensor that they ask for."
         )
     return Fallback("a local tensor of another shape than its spec says")
 
