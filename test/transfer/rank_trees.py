@@ -147,8 +147,10 @@ class TreeCases:
             cube = make_root(range(WORLD), (2, 2, 2), ("a", "b", "c"))
             mesh = cube["a", "c"]
             tree = {f"{n}": filled(mesh, (8, 6), (S(n % 2), S(n // 2 % 2))) for n in range(8)}
-            tree["one"] = filled(mesh, (8, 6), (S(0), R))
-            self.check_tree(tree, R, most=1 + 2 * 8)
+            # What moves along one axis needs no other group: one exchange for all that move along it.
+            tree |= {f"dp {n}": filled(mesh, (8 + n, 6), (S(n % 2), R)) for n in range(6)}
+            tree |= {f"tp {n}": filled(mesh, (8 + n, 6), (R, S(n % 2))) for n in range(6)}
+            self.check_tree(tree, R, most=2 + 2 * 8)
 
     def test_gradients_come_back_together(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))

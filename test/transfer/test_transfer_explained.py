@@ -74,6 +74,30 @@ def test_tensors_without_a_group_are_counted(world):
         assert "1 exchange, 2 tensors one by one, for want of a group" in str(said)
 
 
+@pytest.mark.parametrize(
+    "sizes, sources, exchanges, alone",
+    [
+        ((8,), [(S(0),), (S(1),)], 1, 0),  # FSDP only, or TP only
+        ((4, 2), [(S(0), R), (S(1), R)], 1, 0),  # along dp; every tp rank beside the other
+        ((4, 2), [(R, S(0)), (R, S(1))], 1, 0),  # along tp
+        ((4, 2), [(S(0), R), (R, S(1))], 2, 0),  # some along dp, some along tp: one each
+        ((4, 2), [(S(0), R), (R, S(1)), (S(0), S(1))], 2, 10),
+    ],
+)
+def test_what_moves_along_one_axis_goes_together_without_joint_groups(world, sizes, sources, exchanges, alone):
+    """Of ten tensors of each kind. What moves along both axes takes torch's own two collectives, one by one."""
+    with torch_overlay.enabled(flatten="existing"):
+        mesh = grid(*sizes)
+        tree = [tensor(mesh, source) for source in sources * 10]
+        said = torch_overlay.explain(tree, R)
+        assert (said.flow.exchanges, said.alone) == (exchanges, alone)
+        assert ran(lambda: torch_overlay.redistribute(tree, placements=R)) == exchanges + 2 * alone
+        if alone:
+            mesh["dp", "tp"].flatten("dp_tp")
+            assert torch_overlay.explain(tree, R).flow.exchanges == 1
+            assert ran(lambda: torch_overlay.redistribute(tree, placements=R)) == 1
+
+
 def test_a_small_budget_makes_more_exchanges(world):
     tree = [tensor(grid(4, 2), (S(0), S(1))) for _ in range(10)]
     said = torch_overlay.explain(tree, R, budget=1 << 19)

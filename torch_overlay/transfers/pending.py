@@ -31,9 +31,11 @@ _OPS = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
-_ON_BITS = {"band", "bor", "bxor"}
-_ON_GLOO = {torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.complex64, torch.complex128}
-_ON_GLOO |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_ON_BITS = ("band", "bor", "bxor")
+_ON_GLOO = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
 
 
 def refusal(op: str, dtype: torch.dtype, device: str) -> str | None:
