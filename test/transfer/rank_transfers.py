@@ -419,13 +419,13 @@ class TransferCases:
             transfer.run()
 
 
-# Eighty at night, and each part in a world of its own, since meshes keep their groups' threads as long as it lives.
-for first in range(0, 80, 20) if NIGHTLY else (0,):
+# Four hundred at night, each part in a world of its own, since meshes keep their groups' threads as long as it lives.
+for first in range(0, 400, 20) if NIGHTLY else (0,):
 
     def check(self, seeds=range(first, first + (20 if NIGHTLY else 8))):
         self.check_random_reductions(seeds)
 
-    setattr(TransferCases, f"test_random_reductions_{first:02}", check)
+    setattr(TransferCases, f"test_random_reductions_{first:03}", check)
 
 # Two thousand at night, in parts that each stay within a test's time limit.
 for first in range(0, 2000, 100) if NIGHTLY else (0,):

@@ -106,6 +106,15 @@ class TreeCases:
                         self.assertEqual(found[name].to_local(), want)
                         self.assertEqual(empty[name].to_local(), want)
 
+    def test_results_of_reductions_leave_less_for_what_goes_with_them(self):
+        """Tensors with nothing pending go with the first reductions, whatever part of the budget they would fill."""
+        mesh, budget = make_root(range(WORLD), (4, 2), ("dp", "tp")), 1 << 17
+        for rows in range(64, 128, 8):
+            source = [filled(mesh, (128, 64), (P, P)), filled(mesh, (rows, 256), (S(0), S(1)))]
+            target = [filled(mesh, (128, 64), (R, R)), filled(mesh, (rows, 256), (R, R))]
+            with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+                self.assertTrue(budget // 4 < transfer.staging <= budget, (rows, transfer.staging))
+
     def test_reductions_are_joined(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         sources = [(P, R), (P, S(0)), (P, S(1)), (S(0), R)] * 3

@@ -98,6 +98,14 @@ def test_what_moves_along_one_axis_goes_together_without_joint_groups(world, siz
             assert ran(lambda: torch_overlay.redistribute(tree, placements=R)) == 1
 
 
+def test_without_a_joint_group_terms_are_reduced_so_that_one_axis_is_enough(world):
+    """Parts that other ranks want would have to go along both axes; so all is reduced, and moves along tp."""
+    with torch_overlay.enabled(flatten="existing"):
+        tree = [tensor(grid(4, 2), (P, S(0))) for _ in range(6)]
+        assert torch_overlay.explain(tree, S(0)).alone == 0
+        assert ran(lambda: torch_overlay.redistribute(tree, placements=S(0))) == 2
+
+
 def test_a_small_budget_makes_more_exchanges(world):
     tree = [tensor(grid(4, 2), (S(0), S(1))) for _ in range(10)]
     said = torch_overlay.explain(tree, R, budget=1 << 19)
