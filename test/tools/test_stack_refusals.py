@@ -189,6 +189,17 @@ def test_files_that_a_head_names_come_without_a_caller(tmp_path):
         Prefix(tree, [dataclasses.replace(pure, files=("nowhere.py",))], later).files()
 
 
+def test_a_probe_that_asks_for_what_is_not_there_yet_gets_the_rest(tmp_path):
+    """`--check` gives the copies what tests look into; a definition that needs a later one can't come along."""
+    count = [message.name for message in MESSAGES].index("mesh-views") + 1
+    later = [message.name for message in MESSAGES[count:]]
+    probes = [("torch", "from torch.distributed import _mesh_groups")]
+    files = Prefix(Tree.at(small_tree(tmp_path)), MESSAGES[:count], later, probes=probes).files()
+    text = files["torch/distributed/_mesh_groups.py"]
+    assert "def prepare(" in text, "which no patch brings"
+    assert "def joint_group_name(" not in text, "which asks is_apart, and that comes with shared-groups"
+
+
 def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path):
     (tmp_path / "one.py").write_text("one\n")
     (tmp_path / "two.py").mkdir()

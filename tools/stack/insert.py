@@ -168,9 +168,12 @@ class _Insert(cst.CSTTransformer):
         self.filled = False
         self.entered = False
 
-    def _enter(self, node: cst.ClassDef | cst.FunctionDef) -> None:
+    def _enter(self, node: cst.ClassDef | cst.FunctionDef) -> bool:
+        """Whether the place is in there, or is this."""
         self.at.append(node.name.value)
-        self.entered |= tuple(self.at) == self.insertion.place
+        at, place = tuple(self.at), self.insertion.place
+        self.entered |= at == place
+        return at == place[: len(at)] or at[: len(place)] == place != ()
 
     def _leave(self, original, updated):  # type: ignore[no-untyped-def]
         self.at.pop()

@@ -107,6 +107,9 @@ class _Place(cst.CSTTransformer):
         self.knows_checking = "TYPE_CHECKING" in there
         self.new = [i for i in laid.imports if i.bound not in (typed if i.typed else there)]
 
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        return False  # nothing is placed inside a function
+
     def leave_ClassDef(self, original, updated):  # type: ignore[no-untyped-def]
         members = self.laid.members.get(updated.name.value)
         if not members:

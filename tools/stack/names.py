@@ -9,52 +9,32 @@ from dataclasses import dataclass
 
 import libcst as cst
 
+from .walk import Skipped, walk
+
 _TYPE = re.compile(r"[\w.\[\]]+(?:(?:, ?| \| )[\w.\[\]]+)*")  # no prose
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
 
-class _Used(cst.CSTVisitor):
-    """Names that are looked up: not attributes, not keywords of calls."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def visit_Name(self, node: cst.Name) -> None:
-        self.names.add(node.value)
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        node.value.visit(self)
-        return False
-
-    def visit_Arg(self, node: cst.Arg) -> bool:
-        node.value.visit(self)
-        return False
-
-    def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        """A quoted annotation uses names, too; other text at worst keeps an import too many."""
-        text = str(node.evaluated_value)
-        if _TYPE.fullmatch(text):
-            self.names |= set(_NAME.findall(text))
+# What is no look-up: an attribute's name, the keyword of a call.
+_NO_NAMES = frozenset({(cst.Attribute, "attr"), (cst.Arg, "keyword")})
 
 
 @functools.cache  # nodes hash by identity, and never change
-def used(node: cst.CSTNode) -> frozenset[str]:
-    """Every name that the node looks up."""
-    visitor = _Used()
-    node.visit(visitor)
-    return frozenset(visitor.names)
+def used(node: cst.CSTNode, skipped: Skipped = frozenset()) -> frozenset[str]:
+    """Every name that the node looks up, outside its ``skipped`` fields.
+
+    A quoted annotation uses names, too; other text at worst keeps an import too many.
+    """
+    names = unquoted(node, skipped)
+    for inner in walk(node, _NO_NAMES | skipped):
+        if isinstance(inner, cst.SimpleString) and _TYPE.fullmatch(text := inner.raw_value):
+            names |= set(_NAME.findall(text))
+    return frozenset(names)
 
 
-class _Unquoted(_Used):
-    def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        pass
-
-
-def unquoted(node: cst.CSTNode) -> set[str]:
+def unquoted(node: cst.CSTNode, skipped: Skipped = frozenset()) -> set[str]:
     """Every name that the node looks up when it is run."""
-    visitor = _Unquoted()
-    node.visit(visitor)
-    return visitor.names
+    return {inner.value for inner in walk(node, _NO_NAMES | skipped) if isinstance(inner, cst.Name)}
 
 
 def bound(statement: cst.BaseStatement | cst.BaseSmallStatement) -> set[str]:
@@ -146,20 +126,11 @@ def imports_of(statement: cst.BaseStatement, package: str, typed: bool = False) 
                 yield Import(_dotted(alias.asname.name) if alias.asname else name, home, name, typed)
 
 
-class _Inner(cst.CSTVisitor):
-    def __init__(self, package: str) -> None:
-        self.package = package
-        self.found: list[Import] = []
-
-    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
-        self.found += imports_of(node, self.package)
-
-
-def imports_within(node: cst.CSTNode, package: str) -> list[Import]:
+@functools.cache  # nodes hash by identity, and never change
+def imports_within(node: cst.CSTNode, package: str) -> tuple[Import, ...]:
     """What functions import when they run."""
-    visitor = _Inner(package)
-    node.visit(visitor)
-    return visitor.found
+    lines = [inner for inner in walk(node) if isinstance(inner, cst.SimpleStatementLine)]
+    return tuple(found for line in lines for found in imports_of(line, package))
 
 
 def is_import(statement: cst.BaseStatement) -> bool:

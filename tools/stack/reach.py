@@ -14,7 +14,9 @@ import libcst as cst
 
 from .names import Import, bound, imports_of, imports_within, used
 from .room import Room
+from .walk import walk
 
+_ANNOTATIONS = frozenset({(cst.Param, "annotation"), (cst.FunctionDef, "returns"), (cst.AnnAssign, "annotation")})
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -26,28 +28,19 @@ class Uses:
     attributes: frozenset[str] = frozenset()
 
 
-class _Attributes(cst.CSTVisitor):
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def visit_Attribute_attr(self, node: cst.Attribute) -> None:
-        self.names.add(node.attr.value)
-
-    def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        text = str(node.evaluated_value)
-        if _IDENTIFIER.fullmatch(text):
-            self.names.add(text)
-
-
 @functools.cache  # nodes hash by identity, and never change
 def attributes(node: cst.CSTNode) -> frozenset[str]:
     """The attributes that a piece of code looks up on whatever objects."""
-    visitor = _Attributes()
-    node.visit(visitor)
-    return frozenset(visitor.names)
+    names = set()
+    for inner in walk(node):
+        if isinstance(inner, cst.Attribute):
+            names.add(inner.attr.value)
+        elif isinstance(inner, cst.SimpleString) and _IDENTIFIER.fullmatch(text := inner.raw_value):
+            names.add(text)
+    return frozenset(names)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def uses_of(text: str, package: str) -> Uses:
     """Of a file that isn't a room, a test for example."""
     module = cst.parse_module(text)
@@ -68,6 +61,7 @@ class Reach:
         self._seen: dict[str, set[int]] = {}  # by file, the places of the statements
         self._attributes: set[str] = set()
         self._methods: dict[str, list[tuple[str, cst.FunctionDef]]] = {}  # waiting for a use of their name
+        self._ready: dict[tuple[str, str | None], bool] = {}
         self._kept: set[int] = set()  # the ids of the methods that came
         self._waiting: list[tuple[str, cst.CSTNode]] = []
 
@@ -79,9 +73,23 @@ class Reach:
         self._follow()
 
     def add_known(self, uses: Uses) -> None:
-        """The same for uses of files that are there already; what else they use isn't brought."""
-        known = [found for found in uses.imports if (named := self._room_file(found)) and named[0] in self._seen]
-        self.add(Uses(known, uses.attributes))
+        """The same for uses of files that are there already; what else they use isn't brought.
+
+        Nor is what needs a definition that comes later: who asks for it looks into something that isn't there yet.
+        """
+        known: list[Import] = []
+        for found in uses.imports:
+            named = self._room_file(found)
+            if named and named[0] in self._seen:
+                room = self._room(named[0])
+                whole = [Import(name, room.module, name) for name in sorted(room.defined)]
+                known += whole if named[1] else [found]
+        methods = {
+            name
+            for name in uses.attributes & {*self._methods}
+            if all(self._is_ready(file, method) for file, method in self._methods[name])
+        }
+        self.add(Uses([found for found in known if self._has_all(found)], frozenset(methods)))
 
     def add_bodies(self, room: Room, bodies: Iterable[cst.CSTNode]) -> None:
         """Bring what these bodies, which lie in torch's file of the room, need."""
@@ -117,6 +125,24 @@ class Reach:
         for place, statement in enumerate(self._room(file).body):
             if whole or found.name in bound(statement):
                 self._bring(file, place)
+
+    def _has_all(self, found: Import) -> bool:
+        """Whether an imported definition, with all that it needs, is there or can come."""
+        named = self._room_file(found)
+        if named is None or found.name is None:
+            return True
+        file = named[0]
+        if (file, found.name) not in self._ready:
+            self._ready[file, found.name] = True  # for definitions that use each other
+            there = [s for s in self._room(file).body if found.name in bound(s)]
+            self._ready[file, found.name] = all(self._is_ready(file, statement) for statement in there)
+        return self._ready[file, found.name]
+
+    def _is_ready(self, file: str, node: cst.CSTNode) -> bool:
+        room = self._room(file)
+        names = used(node)
+        own = [Import(name, room.module, name) for name in sorted(names & room.defined)]
+        return not names & room.absent and all(map(self._has_all, [*own, *room.needed_by([node])]))  # type: ignore[list-item]
 
     def _touch(self, file: str) -> None:
         """What stands in a file without a name comes with the file."""
@@ -167,8 +193,8 @@ class Reach:
     def _cut(self, file: str, places: set[int]) -> Room:
         room = self._room(file)
         body = [self._without_methods(room.body[place]) for place in sorted(places)]
-        needed = [set().union(*(_run(s) for s in body)), *map(used, body)]
-        imports = [i if i.bound in needed[0] else replace(i, typed=True) for i in room.used_by(body)]
+        at_run_time = {"Any"}.union(*(used(s, _ANNOTATIONS) for s in body))  # no guard for what typing has
+        imports = [i if i.bound in at_run_time else replace(i, typed=True) for i in room.used_by(body)]
         return replace(room, body=tuple(body), imports=tuple(imports))
 
     def _without_methods(self, statement: cst.BaseStatement) -> cst.BaseStatement:
@@ -176,23 +202,6 @@ class Reach:
             return statement
         left = [part for part in statement.body.body if not _is_method(part) or id(part) in self._kept]
         return statement.with_changes(body=statement.body.with_changes(body=left))
-
-
-class _Unannotated(cst.CSTTransformer):
-    def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated.with_changes(annotation=None)
-
-    def leave_FunctionDef(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated.with_changes(returns=None)
-
-    def leave_AnnAssign(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated.with_changes(annotation=cst.Annotation(cst.Name("Any")))
-
-
-@functools.cache
-def _run(node: cst.CSTNode) -> frozenset[str]:
-    """What the code looks up when it runs: annotations aside."""
-    return used(node.visit(_Unannotated()))
 
 
 def _is_method(part: cst.CSTNode) -> bool:

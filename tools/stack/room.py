@@ -47,12 +47,17 @@ class _Upstream(cst.CSTTransformer):
 
 @dataclass(frozen=True)
 class Room:
-    """A module: what it says of itself, what it imports, its other top-level statements in their order."""
+    """A module: what it says of itself, what it imports, its other top-level statements in their order.
+
+    Attributes:
+        absent: what isn't there yet: names that some of its statements may still use, which then aren't ready.
+    """
 
     file: str
     docstring: str
     imports: tuple[Import, ...]
     body: tuple[cst.BaseStatement, ...]
+    absent: frozenset[str] = frozenset()
 
     @property
     def package(self) -> str:
@@ -166,7 +171,7 @@ def _without(room: Room, names: frozenset[str], transparent: frozenset[str]) -> 
     imports = tuple(i for i in room.imports if i.bound not in names | transparent)
     body = [s.visit(_Unwrap(transparent)) for s in kept] if transparent else kept
     body = [s.visit(_WithoutCalls(names)) for s in body] if names else body  # type: ignore[union-attr]
-    return replace(room, body=tuple(body), imports=imports)  # type: ignore[arg-type]
+    return replace(room, body=tuple(body), imports=imports, absent=names)  # type: ignore[arg-type]
 
 
 def _names_of(room: Room, definitions: frozenset[tuple[str, str]]) -> set[str]:
