@@ -7,7 +7,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch_overlay.distributed import _mesh_check
 
 
-class TestCompare(TestCase):
+class TestMeshCheck(TestCase):
     """What rank 0 says when the lines of all ranks are in the store."""
 
     def _verdict(self, lines: dict[int, str], size: int) -> str:

@@ -7,11 +7,11 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 
 from torch_overlay.distributed._mesh_layout import _FlatLayout, _MeshLayout
 
-AXES = [((4,), (2,)), ((2, 2), (4, 1)), ((2, 3), (1, 2)), ((3,), (4,)), ((2, 2, 2), (2, 8, 1)), ((), ())]
-
 
 class TestMeshLayouts(TestCase):
     """Layouts of one and of several modes, in order and not."""
+
+    AXES = [((4,), (2,)), ((2, 2), (4, 1)), ((2, 3), (1, 2)), ((3,), (4,)), ((2, 2, 2), (2, 8, 1)), ((), ())]
 
     @parametrize("sizes, strides", AXES)
     def test_an_index_is_read_back(self, sizes, strides) -> None:

@@ -11,15 +11,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-WORLD, RANK = 4096, 1234
-
 
 class TestMeshViews(TestCase):
     """In a world of 4,096 of which this process plays one; no bytes move."""
 
+    WORLD, RANK = 4096, 1234
+
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=WORLD)
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=self.WORLD)
         self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
 
     def tearDown(self) -> None:
@@ -28,7 +28,7 @@ class TestMeshViews(TestCase):
 
     def _ranks(self, names) -> list[int]:
         """The twin: ranks of this rank's copy of these axes, picked from the whole array."""
-        whole = torch.arange(WORLD).reshape(64, 8, 8)
+        whole = torch.arange(self.WORLD).reshape(64, 8, 8)
         own = self.mesh.get_coordinate()
         index = tuple(slice(None) if name in names else own[i] for i, name in enumerate(("pp", "dp", "tp")))
         return whole[index].flatten().tolist()

@@ -10,7 +10,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
-class TestPlannedByDefault(TestCase):
+class TestDefaultPlans(TestCase):
     """In a world of 64 of which this process plays one; no bytes move."""
 
     def setUp(self) -> None:

@@ -12,11 +12,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
 
-BY_PLAN = {"plan_redistribution": True, "mesh_share_groups": "names", "redistribute_cost": "plan"}
-
 
 class TestPlannedCost(TestCase):
     """On a mesh of 8 x 8 whose axes are flattened, in a world of 64 of which this process plays one."""
+
+    BY_PLAN = {"plan_redistribution": True, "mesh_share_groups": "names", "redistribute_cost": "plan"}
 
     def setUp(self) -> None:
         super().setUp()
@@ -31,13 +31,13 @@ class TestPlannedCost(TestCase):
 
     def test_a_move_over_two_axes_costs_what_one_collective_costs(self) -> None:
         moves = ((Shard(0), Shard(0)), (Replicate(), Shard(0)), (Shard(0), Replicate()))
-        with config.patch(**BY_PLAN):
+        with config.patch(**self.BY_PLAN):
             both, outer, inner = (self._cost(source, (Replicate(), Replicate())) for source in moves)
         self.assertGreater(both, max(outer, inner))
         self.assertLess(both, outer + inner)
 
     def test_what_stays_costs_nothing(self) -> None:
-        with config.patch(**BY_PLAN):
+        with config.patch(**self.BY_PLAN):
             self.assertEqual(self._cost((Shard(0), Replicate()), (Shard(0), Replicate())), 0)
             self.assertEqual(self._cost((Replicate(), Replicate()), (Replicate(), Shard(1))), 0)
 

@@ -8,12 +8,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
 from torch_overlay.distributed import config
-
-RANKS = 8
 
 
 def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
@@ -26,16 +24,12 @@ def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
     return whole
 
 
-class TestPlannedRedistribution(MultiThreadedTestCase):
+class TestPlannedMoves(DTensorOpTestBase):
     """Eight threads play the ranks."""
 
     @property
     def world_size(self) -> int:
-        return RANKS
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_threads()
+        return 8
 
     def _mesh(self) -> DeviceMesh:
         mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))

@@ -7,10 +7,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import run_tests
-
-RANKS = 4
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
 
 def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
@@ -23,19 +21,18 @@ def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
     return whole
 
 
-class TestSafeMerging(MultiThreadedTestCase):
+class TestSafeMerging(DTensorOpTestBase):
     """On a 2 x 2 mesh whose axes are flattened, so that torch may merge."""
 
     @property
     def world_size(self) -> int:
-        return RANKS
+        return 4
 
     def setUp(self) -> None:
-        super().setUp()
         # Keyed by meshes, which belong to threads; the next threads may have the numbers of those before.
         _redistribute._gen_transform_infos.cache_clear()
         _redistribute.clear_redistribute_planner_cache()
-        self._spawn_threads()
+        super().setUp()
 
     def _check(self, mesh: DeviceMesh, length: int, source, target) -> None:
         whole = torch.arange(length * 3, dtype=torch.float32).reshape(length, 3)

@@ -149,7 +149,7 @@ def test_a_second_rendering_onto_the_same_tree_is_refused(tmp_path, capsys):
     assert render_stack.main(asked) == 0
     before = {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
     assert render_stack.main(asked) == 1
-    assert "test_safe_merging.py, so the stack was rendered onto it already" in capsys.readouterr().err
+    assert "test_redistribute.py, so the stack was rendered onto it already" in capsys.readouterr().err
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
 
 

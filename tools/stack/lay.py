@@ -141,7 +141,7 @@ class _Place(cst.CSTTransformer):
     def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
         if self._has_targets(updated.body):
             return updated.with_changes(body=self._block(updated.body, self.new))
-        return updated.with_changes(body=_with_imports(updated.body, [i for i in self.new if _standard(i)], True))
+        return updated.with_changes(body=with_imports(updated.body, [i for i in self.new if _standard(i)], True))
 
     def _has_targets(self, statements: Sequence[cst.BaseStatement]) -> bool:
         return any(bound(s) & self.laid.targets for s in statements)
@@ -156,7 +156,7 @@ class _Place(cst.CSTTransformer):
             if helpers and self._has_targets([statement]):
                 body, helpers = [*body, *helpers], []
             body += self._replaced(statement)
-        return _with_imports(body, imports, self.knows_checking)
+        return with_imports(body, imports, self.knows_checking)
 
     def _replaced(self, statement: cst.BaseStatement) -> list[cst.BaseStatement]:
         name = next(iter(bound(statement)), "")
@@ -169,7 +169,7 @@ class _Place(cst.CSTTransformer):
         return [kept, ours.with_changes(leading_lines=_blank(2))]
 
 
-def _with_imports(
+def with_imports(
     statements: Sequence[cst.BaseStatement], new: Sequence[Import], checks: bool
 ) -> list[cst.BaseStatement]:
     """The block with more imports after the first run of its own; ``checks``: it knows TYPE_CHECKING."""

@@ -20,6 +20,7 @@ from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import Import, bound, import_lines, used
 from .reach import Reach, attributes, uses_of
 from .room import OURS, Room, absent_names, identities, read_room, without_absent
+from .suites import classes, joined
 from .tree import Tree
 
 CONFIG = "torch.distributed.config"  # the stack's switches go there; the overlay has options
@@ -60,7 +61,7 @@ class Prefix:
             reach.add_bodies(self.room(file), bodies)
         for file in self._named_files():
             reach.add_file(file, *self._used_anywhere)
-        for text in self.tests().values():
+        for text in self._own_tests().values():
             reach.add(uses_of(text, "torch.distributed"))
         for package, text in self.probes:
             reach.add_known(uses_of(text, package))
@@ -89,12 +90,20 @@ class Prefix:
         absent = [home for home in homes if not self.tree.exists(f"torch/distributed/{home}")]
         return {f"torch/distributed/{home}": (self.ours / home).read_text(encoding="utf-8") for home in absent}
 
-    def tests(self) -> dict[str, str]:
-        """The tests of these patches, ``ours=theirs``, which there import torch's modules in place of ours."""
+    def _own_tests(self) -> dict[tuple[str, str], str]:
+        """The tests of these patches, by ``theirs, ours``; there they import torch's modules in place of ours."""
         found = {}
         for ours, _, theirs in (test.partition("=") for message in self.messages for test in message.tests):
             text = (ROOT / "test" / ours).read_text(encoding="utf-8")
-            found[f"test/{theirs}"] = text.replace("torch_overlay.distributed", "torch.distributed")
+            found[f"test/{theirs}", ours] = text.replace("torch_overlay.distributed", "torch.distributed")
+        return found
+
+    def tests(self) -> dict[str, str]:
+        """The test files after these patches: upstream's with our classes, and new ones."""
+        found: dict[str, str] = {}
+        for (path, _), text in self._own_tests().items():
+            there = found.get(path) or (self.tree.read(path) if self.tree.exists(path) else None)
+            found[path] = _joined(path, there, text)
         return found
 
     def room(self, file: str) -> Room:
@@ -131,8 +140,8 @@ class Prefix:
 
     def _check_tree(self) -> None:
         """The tree doesn't have the stack yet, and can be read."""
-        for path in self.tests():
-            if self.tree.exists(path):
+        for (path, _), text in self._own_tests().items():
+            if self.tree.exists(path) and classes(text) & classes(self.tree.read(path)):
                 raise StackError(
                     f"{self.tree.root} has {path}, so the stack was rendered onto it already. Give a tree as upstream "
                     "has it: check the files out again, or make another copy with --copy."
@@ -207,7 +216,7 @@ class Prefix:
         files = [path.relative_to(self.ours).as_posix() for path in self.ours.rglob("*.py")]
         bodies = [statement for file in files for statement in self.room(file).body]
         taken = {i.name for file in files for i in self.room(file).imports if i.name}
-        for text in self.tests().values():
+        for text in self._own_tests().values():
             taken |= {i.name for i in uses_of(text, "torch.distributed").imports if i.name}
         return taken.union(*(used(s) - bound(s) for s in bodies)), set().union(*map(attributes, bodies))
 
@@ -234,6 +243,9 @@ def _laid(
     """Torch's file with these bodies and insertions, and all that went into it."""
     laid = gather(text, room, qualnames, insertions)
     return lay(text, room, laid), tuple(laid.bodies)
+
+
+_joined = functools.lru_cache(maxsize=64)(joined)
 
 
 def file_of(module: str) -> str:

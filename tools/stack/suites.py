@@ -1,0 +1,68 @@
+"""Our tests in upstream's test files: classes at their end, with the imports and helpers that these need.
+
+What upstream has in the file stays as it is, and nothing of it is kept in this repository. On a tree without the file,
+such as a copy of an installed torch, the same classes make a file by themselves.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst import matchers
+
+from .lay import with_imports
+from .message import StackError
+from .names import Import, bound, imports_of, is_import
+
+_MAIN = matchers.If(test=matchers.Comparison(left=matchers.Name("__name__")))
+
+
+def classes(text: str) -> set[str]:
+    """The names of the classes at the top of a file."""
+    return {s.name.value for s in cst.parse_module(text).body if isinstance(s, cst.ClassDef)}
+
+
+def joined(path: str, there: str | None, ours: str) -> str:
+    """The file with our tests before what runs it as a program.
+
+    Args:
+        path: of the file, which is ``there`` or, if that is None, comes with ``ours``.
+
+    Raises:
+        StackError: a name that stands for something else in the file.
+    """
+    if there is None:
+        return ours
+    theirs, added = cst.parse_module(there), cst.parse_module(ours)
+    imported = {found.bound: found for s in theirs.body for found in imports_of(s, "")}
+    defined = {name: s for s in theirs.body for name in bound(s)}
+    body: list[cst.BaseStatement] = []
+    imports: list[Import] = []
+    for statement in added.body[1:] if added.get_docstring() is not None else added.body:
+        imports += _lacking(path, imports_of(statement, ""), imported, defined)
+        taken = sorted(bound(statement) & {*defined, *imported})
+        if taken and not (taken[0] in defined and _same(defined[taken[0]], statement)):
+            raise StackError(f"{path} has a {', '.join(taken)} of its own, so our tests need another name")
+        if not (taken or is_import(statement) or matchers.matches(statement, _MAIN)):
+            body.append(statement)  # type: ignore[arg-type]
+    at = next((i for i, s in enumerate(theirs.body) if matchers.matches(s, _MAIN)), len(theirs.body))
+    checks = "TYPE_CHECKING" in imported
+    return theirs.with_changes(
+        body=with_imports([*theirs.body[:at], *body, *theirs.body[at:]], imports, checks)  # type: ignore[list-item]
+    ).code
+
+
+def _lacking(path: str, wanted, imported, defined) -> list[Import]:  # type: ignore[no-untyped-def]
+    """What the file doesn't import yet; one name taken from two modules, as torch re-exports many, is one thing."""
+    found: list[Import] = []
+    for one in wanted:
+        other = imported.get(one.bound)
+        if one.bound in defined or (other is not None and other.name != one.name):
+            raise StackError(f"{path} calls something else {one.bound} than {one.line()}")
+        found += [] if other is not None else [one]
+    return found
+
+
+def _same(one: cst.BaseStatement, other: cst.BaseStatement) -> bool:
+    """Two files of ours may bring one helper; what stands before it doesn't count."""
+    bare = [s.with_changes(leading_lines=()) for s in (one, other)]  # type: ignore[call-arg]
+    return bare[0].deep_equals(bare[1])
