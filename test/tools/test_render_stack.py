@@ -140,6 +140,14 @@ def test_a_definition_comes_with_its_first_use(states):
     assert not any("def prepare(" in text for text in tables), "which nothing upstream calls"
 
 
+def test_c10d_does_not_import_the_mesh(states):
+    """What it asks for the name of a group is a file that imports the standard library only."""
+    texts = [states[-1][f"torch/distributed/{name}.py"] for name in ("distributed_c10d", "_member_names")]
+    ours = {path.removesuffix(".py").replace("/", ".") for path in states[-1] if states[0][path] is None}
+    asked = [{line.split()[1] for line in t.splitlines() if re.match(r" *(from|import) torch", line)} for t in texts]
+    assert asked[0] & ours == {"torch.distributed._member_names"} and asked[1] == set()
+
+
 def test_torchs_own_words_stay(states):
     """Where torch documents a function, its docstring and the types of its parameters do not change."""
     import ast

@@ -215,7 +215,8 @@ class Prefix:
         """Every name that the stack, all of it, looks up somewhere: as a name, and as an attribute."""
         files = [path.relative_to(self.ours).as_posix() for path in self.ours.rglob("*.py")]
         bodies = [statement for file in files for statement in self.room(file).body]
-        taken = {i.name for file in files for i in self.room(file).imports if i.name}
+        rooms = [self.room(file) for file in files]
+        taken = {i.name for room in rooms for i in room.used_by(list(room.body)) if i.name}
         for text in self._own_tests().values():
             taken |= {i.name for i in uses_of(text, "torch.distributed").imports if i.name}
         return taken.union(*(used(s) - bound(s) for s in bodies)), set().union(*map(attributes, bodies))

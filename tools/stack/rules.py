@@ -18,6 +18,7 @@ from .message import PatchMessage, StackError
 
 WIDTH, MESSAGE_WIDTH, SIZE = 88, 72, 500
 WORDS = re.compile(r"torch's own|\bstock\b|overlay|NotOurs|\bthe room\b", re.IGNORECASE)
+_CHANGES = {"add", "append", "clear", "discard", "extend", "setdefault", "update"}
 State = Mapping[str, "str | None"]  # path: text, None where the file isn't there
 
 
@@ -202,7 +203,7 @@ def _tree(text: str) -> ast.Module:
 
 @functools.lru_cache(maxsize=512)
 def _definitions(text: str) -> dict[str, ast.stmt]:
-    """Functions, classes and values of a file, and the methods of its classes, by qualified name."""
+    """Functions, classes and values of a file, and the methods and attributes of its classes, by qualified name."""
     found: dict[str, ast.stmt] = {}
     waiting: list[tuple[str, ast.stmt]] = [("", s) for s in _tree(text).body]
     while waiting:
@@ -212,26 +213,50 @@ def _definitions(text: str) -> dict[str, ast.stmt]:
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.setdefault(f"{outer}{node.name}", node)
             if isinstance(node, ast.ClassDef):
-                waiting += [(f"{node.name}.", s) for s in node.body if isinstance(s, ast.FunctionDef)]
-        elif isinstance(node, ast.Assign) and not outer:
-            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+                waiting += [(f"{node.name}.", s) for s in node.body]
+            elif outer:
+                found = {**{f"{outer}{name}": s for name, s in _attributes_set(node)}, **found}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {f"{outer}{target.id}": node for target in targets if isinstance(target, ast.Name)}
     return found
+
+
+def _attributes_set(method: ast.FunctionDef) -> Iterator[tuple[str, ast.stmt]]:
+    """What a method sets of its ``self``."""
+    for node in ast.walk(method):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                    yield target.attr, node
 
 
 @functools.lru_cache(maxsize=512)
 def _uses(text: str) -> dict[str, frozenset[int]]:
-    """The lines in which each name is looked up; an import, or a place in ``__all__``, is no use."""
+    """The lines in which each name is looked up: not an import, a place in ``__all__``, or what only changes it."""
     found: dict[str, set[int]] = {}
     listed = [n for n in _tree(text).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
     skipped = {id(inner) for node in listed for inner in ast.walk(node)}
+    skipped |= {id(changed) for node in ast.walk(_tree(text)) if (changed := _only_changed(node))}
     for node in ast.walk(_tree(text)):
         names: list[str] = []
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        if id(node) in skipped or not isinstance(getattr(node, "ctx", None), (ast.Load, type(None))):
+            continue
+        if isinstance(node, ast.Name):
             names = [node.id]
         elif isinstance(node, ast.Attribute):
             names = [node.attr]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = re.findall(r"[A-Za-z_]\w*", node.value) if re.fullmatch(r"[\w.\[\], |]+", node.value) else []
         for name in names:
             found.setdefault(name, set()).add(node.lineno)
     return {name: frozenset(lines) for name, lines in found.items()}
+
+
+def _only_changed(node: ast.AST) -> ast.expr | None:
+    """What is changed and not asked: of ``x[key] = value``, of ``x[key] += 1``, of ``x.add(value)`` alone."""
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return node.value
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        return node.value.func.value if node.value.func.attr in _CHANGES else None
+    return None

@@ -54,12 +54,6 @@ class Key(NamedTuple):
     number: int = 0
 
 
-def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
-    """Ranks as a value; consecutive ones, of which there may be a million, as a range."""
-    run = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
-    return run if ranks and list(run) == list(ranks) else tuple(ranks)
-
-
 @dataclass
 class Entry:
     """A group that was made.

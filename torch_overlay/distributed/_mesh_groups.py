@@ -75,10 +75,10 @@ def make_joint_groups(mesh: DeviceMesh) -> None:
     if len(large) < 2 or is_apart(mesh):
         return
     if policy == "create":
-        _make_joint(mesh, sets_of_axes(mesh), asked_for=False)
+        _make_joint(mesh, sets_of_axes(mesh))
     # With sharing off, views of one universe share nothing, and they would share this one.
     elif policy == "whole" and get_settings().share_groups != "off" and not _costs_memory_at_once():
-        _make_joint(mesh, [large], asked_for=False)
+        _make_joint(mesh, [large])
 
 
 def _costs_memory_at_once() -> bool:
@@ -104,7 +104,10 @@ def prepare(mesh: DeviceMesh) -> None:
             f"prepare makes groups that all views of a mesh share, and {mesh} was made inside private_groups() from a "
             "mesh that isn't private. Make the root mesh inside, and prepare that."
         )
-    _make_joint(mesh, sets_of_axes(mesh), asked_for=True)
+    universe = universe_of(shared_state(mesh))
+    for made in _make_joint(mesh, sets_of_axes(mesh)):
+        universe.version += not made.asked_for
+        made.asked_for = True
 
 
 def _large(mesh: DeviceMesh) -> tuple[int, ...]:
@@ -117,25 +120,26 @@ def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
     return itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
 
 
-def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]], asked_for: bool) -> None:
+def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]) -> list[Joint]:
+    """The groups over these sets of axes, made where there is none."""
     universe, view = universe_of(shared_state(mesh)), view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     overrides = [override_of(mesh, universe, axis) for axis in range(len(view.layout.axes))]
+    found: list[Joint] = []
     for axes in subsets:
         kind = _common_kind([overrides[axis] for axis in axes])
         if kind is None:
             continue  # groups that can do different things can't be joined
         layout = view.layout.select(axes).collapse().ascending()
         made = universe.joint.get((layout, kind))
-        if made is not None:
-            universe.version += asked_for and not made.asked_for
-            made.asked_for |= asked_for
-            continue
-        name, override = ",".join(names[axis] for axis in axes), overrides[axes[0]]
-        request = Request(view.show(_MeshLayout((layout,))), name, override, mesh._device_type, joint=True)
-        group = axis_group(universe, request)
-        universe.joint[layout, kind] = Joint(group.group_name if group is not None else "", asked_for)
-        universe.version += 1
+        if made is None:
+            name, override = ",".join(names[axis] for axis in axes), overrides[axes[0]]
+            request = Request(view.show(_MeshLayout((layout,))), name, override, mesh._device_type, joint=True)
+            group = axis_group(universe, request)
+            made = universe.joint[layout, kind] = Joint(group.group_name if group is not None else "")
+            universe.version += 1
+        found.append(made)
+    return found
 
 
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
@@ -171,7 +175,9 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
         return None
     wanted = view.layout.select(axes).collapse().ascending()
     made = universe.joint.get((wanted, kind)) if universe is not None and not is_apart(mesh) else None
-    if made is not None and (made.asked_for or get_settings().flatten != "existing"):
+    usable = get_settings().flatten != "existing"
+    usable = usable or (made is not None and made.asked_for)  # overlay only
+    if made is not None and usable:
         return made.group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         if is_apart(flattened):

@@ -10,12 +10,13 @@ from torch.distributed import config as dist_config
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from ._group_table import Entry, GroupTable, Key, Kind, compact, describe
+from ._group_table import Entry, GroupTable, Key, Kind, describe
+from ._member_names import compact, making_for_mesh
 from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
 from ._timeouts import timeout_of
-from ._universe import Universe, making_for_mesh, making_private
+from ._universe import Universe, making_private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,10 +41,10 @@ class GroupCounters:
     calls: int = 0
 
 
-_counted = GroupCounters()
+_counted = GroupCounters()  # overlay only
 
 
-def counters() -> dict[str, int]:
+def counters() -> dict[str, int]:  # overlay only
     """What was counted in this process, by what it is."""
     return {
         "process groups made for meshes": _counted.made,
@@ -89,9 +90,8 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     """
     world = distributed_c10d._get_default_group()
     if _default_serves(world, universe, request):
-        _counted.shared += 1
-        if request.name not in universe.by_default:
-            universe.by_default.append(request.name)
+        _counted.shared += 1  # overlay only
+        universe.by_default.setdefault(request.name)  # overlay only
         return world
     alone = members_create(world, request.override[0])
     if not alone:
@@ -104,13 +104,13 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     keys = _keys(table, universe.private is not None, request, copies)
     if alone:
         table.forget_gone(keys[0])
-    calls = _counted.calls
+    calls = _counted.calls  # overlay only
     found = table.get_or_make(keys, lambda missing: _make(request, missing, alone))
     mine = next((entry for entry in found if entry.group_name), None)
     if mine is None:
         return None
-    _counted.made += _counted.calls > calls
-    _counted.shared += _counted.calls == calls
+    _counted.made += _counted.calls > calls  # overlay only
+    _counted.shared += _counted.calls == calls  # overlay only
     mine.users.add(universe.serial)
     universe.overrides[mine.group_name] = request.override
     mine.serves_axis |= not request.joint
@@ -177,7 +177,7 @@ def _make(request: Request, copies: list[list[int]], alone: bool) -> list[Proces
 
 def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
     backend, options = request.override
-    _counted.calls += 1
+    _counted.calls += 1  # overlay only
     token = making_for_mesh.set(True)
     try:
         group = distributed_c10d.new_group(
@@ -221,7 +221,7 @@ def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]
 
 
 def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
-    _counted.calls += 1
+    _counted.calls += 1  # overlay only
     made = distributed_c10d.split_group(
         parent_pg=distributed_c10d._get_default_group(),
         timeout=_timeout(request),

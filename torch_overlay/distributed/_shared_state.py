@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ._universe import Universe
 
 
-states: weakref.WeakSet[SharedState] = weakref.WeakSet()  # of the meshes that live
+# Of the meshes that live: what `status()` counts, and what `forget_answers` clears.
+states: weakref.WeakSet[SharedState] = weakref.WeakSet()  # overlay only
 
 
 def plain_tensor(ranks: list[int], sizes: tuple[int, ...]) -> torch.Tensor:
@@ -57,7 +58,7 @@ class SharedState:
         self.universe: Universe | None = None
         self.saved_number: int | None = None
         self.remembered: defaultdict[str, OrderedDict[Any, Any]] = defaultdict(OrderedDict)
-        states.add(self)
+        states.add(self)  # overlay only
         self.traced = TracedViews()
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import hashlib
 import itertools
 import threading
 import uuid
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
-from ._group_table import GroupTable, compact
+from ._group_table import GroupTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from torch.distributed.distributed_c10d import GroupName, ProcessGroup
+    from torch.distributed.distributed_c10d import ProcessGroup
 
     from ._group_table import Kind
     from ._mesh_input import Override
@@ -37,9 +36,6 @@ _serials = itertools.count(1)
 
 # On in a block of `private_groups`.
 making_private: contextvars.ContextVar[bool] = contextvars.ContextVar("making_private", default=False)
-
-# On while a group is made for a mesh: torch's `new_group` takes no name, and asks for one in the middle.
-making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
 
 
 @contextlib.contextmanager
@@ -66,11 +62,11 @@ class Joint:
 
     Attributes:
         group_name: by which torch finds it; empty on a rank that isn't in it.
-        asked_for: whether its owner asked for it by `prepare`, instead of the option `flatten`.
     """
 
     group_name: str
-    asked_for: bool
+    # Whether its owner asked for it by `prepare`, instead of the option `flatten`.
+    asked_for: bool = False  # overlay only
 
 
 class Universe:
@@ -83,7 +79,6 @@ class Universe:
         table: the groups that were made for its axes.
         joint: the groups over several axes together, by the indices that they hold and what they can do.
         overrides: the backend and options that were given, by the name of the group that was made with them.
-        by_default: the axes that the default group serves.
         serial: differs from every other universe of this process.
         version: counts the changes of `joint`; with `serial`, for whoever remembers what is there.
     """
@@ -96,7 +91,8 @@ class Universe:
         self.table = GroupTable()
         self.joint: dict[tuple[_FlatLayout, Kind], Joint] = {}
         self.overrides: dict[str, Override] = {}
-        self.by_default: list[str] = []
+        # The axes that the default group serves, for `status()`.
+        self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)
         self.version = 0
 
@@ -130,7 +126,6 @@ class World:
         self.table = GroupTable()
         self.compared = 0
         self.token = uuid.uuid4().hex
-        self._named: Counter[tuple[bool, Sequence[int]]] = Counter()
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
 
@@ -152,13 +147,6 @@ class World:
         """What tells the next private universe over these ranks from others, the same on all of them."""
         self._private[rank_map] += 1
         return f"private {self._private[rank_map]}"
-
-    def member_name(self, ranks: Sequence[int]) -> GroupName:
-        """A name for the next group that exactly these ranks make, in this order; see distributed_c10d."""
-        made = (making_for_mesh.get(), compact(ranks))  # a split's ranks count inside its parent: another count
-        self._named[made] += 1
-        text = f"group {self._named[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
-        return distributed_c10d.GroupName(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDictionary()

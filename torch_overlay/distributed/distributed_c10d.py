@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
+from ._member_names import member_names
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
@@ -19,11 +21,7 @@ def _process_group_name(ranks: list[int], use_hashed_name: bool) -> GroupName:
     other names is left to calls that every rank makes.
     """
     if use_hashed_name:
-        from ._universe import World, current_world  # which imports this module
-
-        # Without a world it is the world itself that is named.
-        world = current_world() if distributed_c10d.is_initialized() else World()
-        return world.member_name(ranks)
+        return distributed_c10d.GroupName(member_names(distributed_c10d._world.default_pg).next(ranks))
     world = distributed_c10d._world
     number, world.group_count = world.group_count, world.group_count + 1
     return distributed_c10d.GroupName(str(number))

@@ -35,6 +35,5 @@ class SharedState(...):
         self.universe: Universe | None = None
         self.saved_number: int | None = None
         self.remembered: defaultdict[str, OrderedDict[Any, Any]] = defaultdict(OrderedDict)
-        states.add(self)
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None

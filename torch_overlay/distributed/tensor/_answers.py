@@ -115,7 +115,7 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
     try:
         if made is None:
             made = make_program(question, mesh)
-            _counted["made"] += 1
+            _counted["made"] += 1  # overlay only
         if ready:
             made.make_ready(mesh)
     except NotPlanned as why:
@@ -165,25 +165,25 @@ def forget_answers(_: None = None) -> None:
 
 # --- what status() says ---
 
-_counted: Counter[str] = Counter()
+_counted: Counter[str] = Counter()  # overlay only
 
 
-def count_run() -> None:
+def count_run() -> None:  # overlay only
     """Count a redistribution that a program does."""
     _counted["planned"] += 1
 
 
-def count_fallback(reason: str) -> None:
+def count_fallback(reason: str) -> None:  # overlay only
     """Count a redistribution that runs step by step."""
     _counted[f"torch: {_kind(reason)}"] += 1
 
 
-def _kind(reason: str) -> str:
+def _kind(reason: str) -> str:  # overlay only
     """A reason without what differs from case to case, so that there are few to count."""
     return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
 
 
-def counters() -> dict[str, object]:
+def counters() -> dict[str, object]:  # overlay only
     """What was redistributed in this process, and how."""
     fallbacks = {name.removeprefix("torch: "): n for name, n in sorted(_counted.items()) if name.startswith("torch: ")}
     return {
@@ -195,7 +195,7 @@ def counters() -> dict[str, object]:
     }
 
 
-def missing_groups() -> dict[str, int]:
+def missing_groups() -> dict[str, int]:  # overlay only
     """The calls that would make groups which plans lacked, with the collectives that each would have saved so far."""
     found: Counter[str] = Counter()
     with _lock:

@@ -46,7 +46,6 @@ class Program:
         functions: what runs, one after the other; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.
         in_order: whether these groups hold their ranks in the order of the mesh.
-        runs: how often it ran.
     """
 
     question: Question
@@ -60,7 +59,8 @@ class Program:
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     in_order: bool = False
-    runs: int = 0
+    # How often it ran.
+    runs: int = 0  # overlay only
 
     @property
     def text(self) -> str:
@@ -103,7 +103,7 @@ class Program:
         functions = self.functions if functions is None else functions
         if functions is None:
             raise AssertionError("a program runs after make_ready")
-        self.runs += 1
+        self.runs += 1  # overlay only
         result = local
         try:
             for function in functions:

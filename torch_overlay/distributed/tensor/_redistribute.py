@@ -96,7 +96,7 @@ def redistribute_local_tensor(
     mesh = real_mesh(current_spec.mesh)
     found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, Fallback):
-        count_fallback(found.reason)
+        count_fallback(found.reason)  # overlay only
         return redistribute_by_steps(
             local_tensor,
             current_spec,
@@ -105,7 +105,7 @@ def redistribute_local_tensor(
             use_graph_based_transform=use_graph_based_transform,
             is_explicit=is_explicit,
         )
-    count_run()
+    count_run()  # overlay only
     # Whoever traces or counts sees just what torch does.
     if torch._C._len_torch_dispatch_stack() and found.is_torchs(mesh):
         one_step = partial(
