@@ -1,0 +1,39 @@
+# Owner(s): ["oncall: distributed"]
+"""An all-to-all of boxes brings each rank its box, evenly cut or not."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
+
+from torch_overlay.distributed.tensor._exchange import all_to_all
+from torch_overlay.distributed.tensor._joint_groups import Group
+from torch_overlay.distributed.tensor._pack import Place, part
+from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.steps import AllToAll
+
+
+class TestExchange(DTensorOpTestBase):
+    """Four threads play the ranks."""
+
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def test_rows_to_columns(self) -> None:
+        mesh = init_device_mesh("cpu", (4,))
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
+        for shape in ((8, 8), (5, 7), (1, 3), (9, 2)):
+            for dtype in (torch.float32, torch.int16):  # whole, and as bytes
+                whole = torch.arange(shape[0] * shape[1]).reshape(shape).to(dtype)
+                before, after = (Regions.of((dim,), (None,), shape, (4,)) for dim in (0, 1))
+                held, wanted = before.box((self.rank,)), after.box((self.rank,))
+                step, place = AllToAll(before, after, (0,)), Place((self.rank,), held, wanted, whole.element_size())
+                moved = part(whole, held)
+                for stage in all_to_all(step, place, group, torch.ops._c10d_functional.wait_tensor):
+                    moved = stage(moved)
+                self.assertEqual(moved, part(whole, wanted), msg=f"{shape} on rank {self.rank}")
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,51 @@
+# Owner(s): ["oncall: distributed"]
+"""A program runs a plan on one rank, as often as it is asked to."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
+
+from torch_overlay.distributed.tensor._pack import part
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned
+from torch_overlay.distributed.tensor._program import Program, make_program
+from torch_overlay.distributed.tensor._question import Question
+
+
+class TestProgram(DTensorOpTestBase):
+    """Four threads play the ranks of a 2 x 2 mesh whose dims are flattened."""
+
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def _program(self, source, target, dtype=torch.float32) -> Program:
+        self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        self.mesh._flatten("ab")
+        meta = TensorMeta(torch.Size((5, 3)), (3, 1), dtype)
+        specs = [DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)]
+        return make_program(Question.of(self.mesh, *specs, (5, 3), dtype), self.mesh)
+
+    def test_a_move_and_a_reduction(self) -> None:
+        whole = torch.arange(15.0).reshape(5, 3) * 4
+        for source, target in (
+            ((Shard(0), Shard(0)), (Shard(1), Replicate())),
+            ((Partial(), Partial()), (Replicate(), Shard(0))),
+        ):
+            program = self._program(source, target)
+            program.make_ready(self.mesh)
+            terms = 4 if source[0].is_partial() else 1
+            place = tuple(self.mesh.get_coordinate())
+            for _ in range(2):
+                moved = program.run(part(whole, program.held) / terms, self.mesh)
+                self.assertEqual(moved, part(whole, program.after.box(place)), msg=f"{program.text} at {place}")
+
+    def test_what_only_a_backend_knows_is_left_to_it(self) -> None:
+        with self.assertRaisesRegex(NotPlanned, "an average of whole numbers"):
+            self._program((Partial("avg"), Replicate()), (Replicate(), Replicate()), torch.int64)
+
+
+if __name__ == "__main__":
+    run_tests()
