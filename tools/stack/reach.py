@@ -127,9 +127,11 @@ class Reach:
                 self._bring(file, place)
 
     def _has_all(self, found: Import) -> bool:
-        """Whether an imported definition, with all that it needs, is there or can come."""
+        """Whether an imported definition lies in a file that is there, and all that it needs does."""
         named = self._room_file(found)
-        if named is None or found.name is None:
+        if named is None or named[0] not in self._seen:
+            return named is None
+        if found.name is None:
             return True
         file = named[0]
         if (file, found.name) not in self._ready:

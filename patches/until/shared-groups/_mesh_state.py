@@ -22,12 +22,14 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
     held = mesh.__dict__
     root = held.get("_root_mesh")
     if root is None or root is mesh:
-        shared = SharedState(RankMap(held["_flatten_rank_map"]))
-        shared.flattened = held["_flatten_mapping"]
-        shared.registry = held["_pg_registry"]
+        # A subclass that makes its own mesh may set less than DeviceMesh does.
+        ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
+        shared = SharedState(RankMap(ranks))
+        shared.flattened = held.setdefault("_flatten_mapping", {})
+        shared.registry = held.setdefault("_pg_registry", {})
     else:
         shared = shared_state(root)
-        shared.registry.update(held["_pg_registry"])
+        shared.registry.update(held.get("_pg_registry", {}))
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
     return held
