@@ -9,6 +9,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._answers import Answer, Fallback, find_answer
 
 
@@ -19,6 +20,9 @@ class TestAnswers(TestCase):
         super().setUp()
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
         self.addCleanup(dist.destroy_process_group)
+        planned = config.patch(plan_redistribution=True)
+        planned.__enter__()
+        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
 
     def _ask(self, mesh: DeviceMesh, length: int = 2, source=(Shard(0), Shard(0))) -> Answer:

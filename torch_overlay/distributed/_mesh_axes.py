@@ -83,7 +83,7 @@ def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
     taken = root._mesh_dim_names or ()
     if name in taken:
         raise ValueError(
-            f"{name} already exists for submesh of the {root}. ",
+            f"{name} already exists for submesh of the {root}. "
             f"The mesh_dim_names of submesh and flattened mesh are {taken}. "
             f"Please specify another valid mesh_dim_name.",
         )

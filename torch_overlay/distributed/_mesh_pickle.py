@@ -109,8 +109,7 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
     """The name of a group over exactly these ranks in this order.
 
     If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
-    it is told so. Else it is a live one: of another universe over the same ranks, of any, or one that torch made before
-    this code was in place.
+    it is told so. Else it is a live one: of another universe over the same ranks, or one that no table has.
     """
     world = current_world()
     saved_from = world.find_universe(rank_map, private, number)
@@ -125,7 +124,7 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
     tables = [saved_from.table] if saved_from else []
     tables += [*(known.table for known in world.universes if known.private is None), world.table]
     names = (_of_table(table, wanted) for table in tables)
-    return next((name for name in names if name and find_group(name)), None) or _of_torch(wanted)
+    return next((name for name in names if name and find_group(name)), None) or _in_no_table(wanted)
 
 
 def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
@@ -138,8 +137,8 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
 
 
-def _of_torch(wanted: _Wanted) -> str | None:
-    """A group that torch made before this code was in place: the one of the saved name, else a mesh's."""
+def _in_no_table(wanted: _Wanted) -> str | None:
+    """A group that was made in another way: the one of the saved name, else a mesh's."""
     books = distributed_c10d._world
     fitting = [group for group in books.pg_names if list(books.pg_group_ranks[group]) == wanted.ranks]
     named = [group for group in fitting if books.pg_names.get(group) == wanted.saved_name]

@@ -1,4 +1,4 @@
-"""Which groups over several axes there are."""
+"""Whether redistributions are planned, and which groups over several axes they use."""
 
 # Which groups over several axes of a mesh redistributions may use: "existing" views
 # that somebody flattened; "whole" also one over all axes, made with the mesh;
@@ -10,5 +10,11 @@ mesh_joint_groups: str = Config(
 
 # Bytes per second and seconds of latency of each axis, by name, for choosing plans.
 mesh_topology: tuple[tuple[str, float, float], ...] | None = None
+
+# When enabled, a redistribution runs as one collective, two if it also reduces.
+plan_redistribution: bool = Config(
+    default=False,
+    env_name_default="TORCH_DISTRIBUTED_PLAN_REDISTRIBUTION",
+)
 
 use_torchcomms = ...
