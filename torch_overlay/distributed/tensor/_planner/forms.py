@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cost import Cost
 from .plan import plan
+from .regions import Regions
 from .steps import Divide, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from .regions import Regions
 
 Steps = tuple[Step, ...]
 
@@ -30,7 +29,7 @@ class Forms(NamedTuple):
 
     Attributes:
         parts: for each dim, what its length must be a multiple of; None if tensors share nothing.
-        steps: on tensors without sizes, by the power of two; None if other dims would be cut on the way.
+        steps: of a tensor as small as can be cut, by the power of two; None if other dims would be cut on the way.
     """
 
     parts: tuple[int, ...] | None
@@ -51,7 +50,7 @@ def shared_plan(
         power = _nearest_power(math.prod(shape) // math.prod(parts) * itemsize)
         if power not in known:
             steps, cut = plan_and_parts(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost)
-            known[power] = without_sizes(steps) if is_multiple(parts, cut) else None
+            known[power] = steps if is_multiple(parts, cut) else None
         form = known[power]
         if form is not None:
             return tuple([step_on_shape(step, shape) for step in form])
@@ -106,10 +105,11 @@ def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
     """The same step on a tensor of another shape."""
     if isinstance(step, Divide):
         return step
-    others = [getattr(step, name) for name in step.__match_args__[2:]]
-    return type(step)(on_shape(step.before, shape), on_shape(step.after, shape), *others)
+    kind, before, after = type(step), step.before, step.after
+    others = [getattr(step, name) for name in kind.__match_args__[2:]]
+    return kind(Regions(shape, *before[1:]), Regions(shape, *after[1:]), *others)
 
 
 def on_shape(regions: Regions, shape: tuple[Any, ...]) -> Regions:
     """The same cuts of a tensor of another shape."""
-    return type(regions)(shape, *regions[1:])
+    return Regions(shape, *regions[1:])

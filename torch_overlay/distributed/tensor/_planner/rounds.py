@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
     """The same steps, the large ones in rounds."""
-    if not steps or _bytes(steps, itemsize) < 2 * cost.least_round:
+    if _bytes(steps, itemsize) < 2 * cost.least_round:
         return steps
     views = [False, *[isinstance(step, Narrow) for step in steps]]
     return tuple([_in_rounds(step, is_view, itemsize, cost) for step, is_view in zip(steps, views)])
 
 
 def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:
-    """Of the whole tensor."""
-    changes = [step for step in steps if isinstance(step, Collective)]
-    return math.prod(changes[0].before.shape) * itemsize if changes else 0
+    """Of the whole tensor, if anything is sent."""
+    step = next((step for step in steps if isinstance(step, Collective)), None)
+    return 0 if step is None else math.prod(step.before.shape) * itemsize
 
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
