@@ -59,7 +59,7 @@ class Entry:
     """A group that was made.
 
     Attributes:
-        group_name: by which torch finds it; empty on a rank that isn't in it.
+        group_name: by which c10d finds it; empty on a rank that isn't in it.
         names: of the axes that it serves, in the order in which they asked.
         users: the serials of the universes that they belong to.
         serves_axis: whether an axis asked for it, or only redistributions over several.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def abort_groups(mesh: DeviceMesh) -> None:
-    """Abort every group that a root mesh and its views own, each once, and take them out of torch's books.
+    """Abort every group that a root mesh and its views own, each once, and take them out of c10d's books.
 
     The default group stays, and so do groups that other universes use (``share_groups="world"``): they aren't this
     mesh's to end. Where the backend can group aborts (NCCL), they run together, since one communicator's abort may wait

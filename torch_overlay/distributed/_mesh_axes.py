@@ -41,7 +41,7 @@ def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 
 
 def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of these axes, held to torch's rule for slices: outer axes before inner ones, or the mesh's order.
+    """The layouts of these axes, held to the rule for slices: outer axes before inner ones, or the mesh's order.
 
     Raises:
         KeyError: another order (`permute` gives any), or a name that there isn't.

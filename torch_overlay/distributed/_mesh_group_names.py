@@ -1,4 +1,4 @@
-"""The groups of a mesh's own axes, as torch keeps them: by name."""
+"""The groups of a mesh's own axes, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving and loading meshes: as layout, ranks and names, in the form that torch itself reads and writes.
+"""Saving and loading meshes: as layout, ranks and names, in the form that DeviceMesh reads and writes.
 
 Files go both ways between this and torches before it. What belongs to the process that saved is not believed on
 load: the rank, the coordinates and the groups are those of the process that loads, and a group is found by its ranks,

@@ -43,7 +43,7 @@ def shared_state(mesh: DeviceMesh) -> SharedState:
 
 
 def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
-    """Give a mesh its state and torch's form of the layout."""
+    """Give a mesh its state, and its layout as an attribute."""
     mesh._layout = to_torch(view.layout)
     mesh.__dict__["_view"] = view
     mesh.__dict__["_shared_state"] = shared
@@ -52,7 +52,7 @@ def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
 
 
 def _forget_coordinates(mesh: DeviceMesh) -> None:
-    """Drop what torch's LocalTensorMode holds for the id of a new mesh.
+    """Drop what LocalTensorMode holds for the id of a new mesh.
 
     It keeps every rank's coordinates by the id of the mesh. A slice that nobody holds is gone at once, since meshes
     made here are in no reference cycle, and the next slice often has its id.
@@ -63,12 +63,12 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:
 
 
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
-    """Read the state off a mesh that holds only what torch stores; costs as much as the rank map is long, once."""
+    """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
     held = mesh.__dict__
     root = held.get("_root_mesh")
     number, private, _ = held.pop("_universe", (None, None, ""))  # of a loaded mesh, see `saved_state`
     if root is None or root is mesh:
-        # A subclass that makes its own mesh may set less than torch does.
+        # A subclass that makes its own mesh may set less than DeviceMesh does.
         ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
         shared = SharedState(RankMap(ranks), private)
         shared.saved_number = number
@@ -164,7 +164,7 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | N
 
 
 def thread_id() -> int | None:
-    """Meshes of torch's threaded test backend belong to their thread."""
+    """Meshes of the threaded test backend belong to their thread."""
     return threading.get_ident() if is_initialized() and get_backend() == "threaded" else None
 
 

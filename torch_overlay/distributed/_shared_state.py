@@ -1,7 +1,7 @@
 """What all meshes of one universe have in common: the root, its slices, its flattened and unflattened views.
 
-A view keeps a reference to the state and nothing else that grows with the world. What torch and other libraries read
-off a mesh in the form of a plain one, the rank map as a tensor and as a tuple, is made here on the first request, once.
+A view keeps a reference to the state and nothing else that grows with the world. What others read off a mesh, the rank
+map as a tensor and as a tuple, is made here on the first request, once.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class SharedState:
 
     Attributes:
         rank_map: index to rank and back.
-        flattened: the flattened views by name, the dict that torch calls ``_flatten_mapping``; others may write it.
-        registry: the groups by name, the dict that torch calls ``_pg_registry``.
+        flattened: the flattened views by name, the mesh's ``_flatten_mapping``; others may write it.
+        registry: the groups by name, the mesh's ``_pg_registry``.
         private: what tells a private universe from its equals, a part of its meshes' value; None if it isn't private.
         universe: its groups in this world; None before the first request, see `universe_of`.
         traced: the views that compiled code made.
@@ -65,7 +65,7 @@ class SharedState:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The rank map in torch's form: one dimension, int32, on the CPU."""
+        """The rank map as ``_rank_map`` has it: one dimension, int32, on the CPU."""
         if self._tensor is None:
             with _disable_current_modes():
                 if self.rank_map.is_identity:
@@ -85,7 +85,7 @@ class SharedState:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank map in the form that torch hashes and compares."""
+        """The rank map as ``_flatten_rank_map`` has it."""
         if self._ranks is None:
             self._ranks = tuple(self.rank_map.ranks())
         return self._ranks

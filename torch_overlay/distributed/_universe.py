@@ -61,7 +61,7 @@ class Joint:
     """A group over several axes together, made for redistributions.
 
     Attributes:
-        group_name: by which torch finds it; empty on a rank that isn't in it.
+        group_name: by which c10d finds it; empty on a rank that isn't in it.
     """
 
     group_name: str

@@ -18,8 +18,8 @@ class SharedState(...):
 
     Attributes:
         rank_map: index to rank and back.
-        flattened: the flattened views by name, the dict that torch calls ``_flatten_mapping``; others may write it.
-        registry: the groups by name, the dict that torch calls ``_pg_registry``.
+        flattened: the flattened views by name, the mesh's ``_flatten_mapping``; others may write it.
+        registry: the groups by name, the mesh's ``_pg_registry``.
         private: what tells a private universe from its equals, a part of its meshes' value; None if it isn't private.
         universe: its groups in this world; None before the first request, see `universe_of`.
         saved_number: of a loaded mesh, which universe over these ranks it was saved from.

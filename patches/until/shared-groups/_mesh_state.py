@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
-    """Read the state off a mesh that holds only what torch stores; costs as much as the rank map is long, once."""
+    """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
     held = mesh.__dict__
     root = held.get("_root_mesh")
     if root is None or root is mesh:

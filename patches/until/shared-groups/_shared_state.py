@@ -17,8 +17,8 @@ class SharedState(...):
 
     Attributes:
         rank_map: index to rank and back.
-        flattened: the flattened views by name, the dict that torch calls ``_flatten_mapping``; others may write it.
-        registry: the groups by name, the dict that torch calls ``_pg_registry``.
+        flattened: the flattened views by name, the mesh's ``_flatten_mapping``; others may write it.
+        registry: the groups by name, the mesh's ``_pg_registry``.
     """
 
     def __init__(self, rank_map: RankMap) -> None:

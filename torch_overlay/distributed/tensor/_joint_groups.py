@@ -31,7 +31,7 @@ class Group(NamedTuple):
     """A process group as a plan's step needs it.
 
     Attributes:
-        name: by which torch's collectives find it.
+        name: by which collectives find it.
         places: for each member, row-major over the step's axes, its rank in the group.
         in_order: whether these are 0, 1, 2...
     """
