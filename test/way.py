@@ -108,6 +108,11 @@ def inherits_timeouts():
     return not STOCK or hasattr(importlib.import_module("torch.distributed.device_mesh"), "timeout_of")
 
 
+def merges():
+    """Whether torch merges steps of a redistribution over flattened meshes, and takes ``is_explicit``: from 2.11 on."""
+    return hasattr(importlib.import_module("torch.distributed.tensor._redistribute"), "_optimize_transform_infos")
+
+
 @contextlib.contextmanager
 def overlay(**options):
     """Our bodies in place inside, with these options, and torch as it was found after; on stock runs nothing is."""

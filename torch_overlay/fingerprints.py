@@ -1,6 +1,50 @@
 """Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
+    "2.10.0": {
+        "torch.distributed._mesh_layout": {
+            "file": "d6e97e01a8a02bd1ed1fa97e0fd66180",
+        },
+        "torch.distributed._state_dict_utils": {
+            "file": "bea956f7fd095c2e69f32ed391213082",
+            "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
+        },
+        "torch.distributed.device_mesh": {
+            "file": "438c93872bc035a03b589d62227ca7fd",
+            "DeviceMesh.__eq__": "92633aaee280d4420b3ba53a17ce8834",
+            "DeviceMesh.__getitem__": "4cfb3c4cd274969ce94989842982c910",
+            "DeviceMesh.__hash__": "0193a47b4ee664f7d229ed1c84a2c411",
+            "DeviceMesh.__init__": "0d1cd226194ef41a3925d6ba974f35f9",
+            "DeviceMesh._concatenate": "64e3f8ee5f1836a3fe5c34a9bcf0ed28",
+            "DeviceMesh._create_flatten_mesh": "00a80cd88e6e579250699b0dccdb4c3a",
+            "DeviceMesh._create_sub_mesh": "ea8c507d91b6b9a4a3d17ac256819918",
+            "DeviceMesh._create_unflatten_mesh": "6347d0bc296fbdb6dd1407e05a68389c",
+            "DeviceMesh._get_all_submeshes": "553aa1c248cdf5d1565872f0255798da",
+            "DeviceMesh._get_slice_mesh_layout": "4b4bb185db5b31726308f10cb27f2366",
+            "DeviceMesh._init_one_process_group": "b4864eb63b1237c5b494b65f2133e04a",
+            "DeviceMesh._unflatten": "680a2d600c7042933a726ed037158b31",
+            "DeviceMesh.get_group": "9ee0aaf914aed6a507151be89b870995",
+            "DeviceMesh.mesh": "d86667bfc83af5cdc63900a05bc86183",
+            "_normalize_backend_override": "c1ac091b6d544bab74dd6271109cc07f",
+            "init_device_mesh": "87ad829ad9d027ad7fdb8b95d9071513",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "31155344233ae77360a630bbeacf1b43",
+            "_process_group_name": "6168981a371c8c655264342b2c4a480b",
+        },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "8869755f7134b5cb2e86ef095585d33b",
+            "redistribute_cost": "041f7a00625f44e5a496f1a708d52603",
+        },
+        "torch.distributed.tensor._redistribute": {
+            "file": "a4cb2b1a239999d7421337696001510a",
+            "redistribute_local_tensor": "ea1cd22777744e82383389a42d4a3392",
+        },
+        "torch.utils._debug_mode": {
+            "file": "bba329c52d6f92bf7bdeeb49e76958d8",
+            "DebugMode.record_redistribute_calls": "2304e4fdfcd9c2d2fd3fe8c705e23e0b",
+        },
+    },
     "2.11.0": {
         "torch.distributed._mesh_layout": {
             "file": "42e059ee0c175d27474e51f3754328e1",

@@ -14,10 +14,7 @@ COMPAT = "torch_overlay.compat"
 _REPLACED = (
     "__init__",
     "mesh",
-    "_compute_coordinate_on_dim",
     "__eq__",
-    "__getstate__",
-    "__setstate__",
     "__getitem__",
     "_get_slice_mesh_layout",
     "_create_sub_mesh",
@@ -43,6 +40,13 @@ _ADDED = (
     "_traced_views",
 )
 
+# What torch has since 2.11.
+_OLDER_ADDED = (
+    "_compute_coordinate_on_dim",
+    "__setstate__",
+    "_is_current_rank_part_of_mesh",
+    "_sym_get_coordinate",
+)
 
 # The upstream changes that would bring the same: one shared state a universe; safe merging of uneven shards.
 SHARED_STATE = "pytorch/pytorch#175571"
@@ -57,10 +61,10 @@ def _mesh(
     return Patch(f"{MESH}:DeviceMesh.{name}", body, kind, releases, ends, unit="mesh")
 
 
-def _older_mesh(name: str, releases: str) -> Patch:
+def _older_mesh(name: str, releases: str, kind: Kind = Kind.REPLACE) -> Patch:
     """A row for one attribute of DeviceMesh whose body only old releases need."""
     body = f"{COMPAT}.device_mesh:_OlderDeviceMesh.{name}"
-    return Patch(f"{MESH}:DeviceMesh.{name}", body, releases=releases, ends=SHARED_STATE, unit="mesh")
+    return Patch(f"{MESH}:DeviceMesh.{name}", body, kind, releases, SHARED_STATE, unit="mesh")
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -96,6 +100,10 @@ PATCHES: tuple[Patch, ...] = (
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
     _mesh("__hash__", home=COMPAT),
+    *(_mesh(name, releases=">=2.11") for name in ("_compute_coordinate_on_dim", "__getstate__", "__setstate__")),
+    _mesh("__getstate__", Kind.ADD, "<2.11"),
+    *(_older_mesh(name, "<2.11", Kind.ADD) for name in _OLDER_ADDED),
+    Patch(f"{MESH}:_get_pg_from_name", f"{COMPAT}.device_mesh:_get_pg_from_name", Kind.ADD, "<2.11", unit="mesh"),
     _mesh("_hash_key", releases=">=2.12"),
     _mesh("_hash_key", Kind.ADD, "<2.12"),
     _mesh("_stable_hash", releases=">=2.12"),
@@ -130,6 +138,14 @@ PATCHES: tuple[Patch, ...] = (
         unit="mesh",
     ),
     Patch(
+        MESH,
+        f"{COMPAT}.device_mesh:hold_groups",
+        Kind.HOOK,
+        "<2.11",
+        undo=f"{COMPAT}.device_mesh:drop_groups",
+        unit="mesh",
+    ),
+    Patch(
         REDISTRIBUTE,
         f"{OURS}.tensor._answers:forget_answers",
         Kind.HOOK,
@@ -146,7 +162,21 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         f"{REDISTRIBUTE}:redistribute_local_tensor",
         f"{OURS}.tensor._redistribute:redistribute_local_tensor",
+        releases=">=2.11",
         ends=SAFE_MERGING,
+        unit="redistribute",
+    ),
+    Patch(
+        f"{REDISTRIBUTE}:redistribute_local_tensor",
+        f"{COMPAT}.tensor:redistribute_local_tensor",
+        releases="<2.11",
+        ends=SAFE_MERGING,
+        unit="redistribute",
+    ),
+    Patch(
+        "torch.utils._debug_mode:DebugMode.record_redistribute_calls",
+        f"{COMPAT}.debug_mode:_DebugMode.record_redistribute_calls",
+        releases="<2.11",
         unit="redistribute",
     ),
     Patch(
@@ -168,6 +198,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         f"{REDISTRIBUTE}:_optimize_transform_infos",
         f"{OURS}.tensor._redistribute:_optimize_transform_infos",
+        releases=">=2.11",
         ends=SAFE_MERGING,
         unit="redistribute",
     ),

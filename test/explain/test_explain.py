@@ -25,6 +25,7 @@ from torch_overlay.show.placements import Replicate as Whole
 from torch_overlay.show.placements import Shard as Cut
 from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
 from torch_overlay.show.traffic import coordinates, traffic
+from way import merges
 
 
 @pytest.fixture
@@ -58,6 +59,8 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_table(name, said):
     """`EXPECTTEST_ACCEPT=1 pytest test/explain` writes the files anew; read the difference before it goes in."""
+    if name == "torch_merges_uneven" and not merges():
+        pytest.skip("torch merges from 2.11 on")
     text = f"$ python -m torch_overlay explain {TABLES[name]}\n{said(*TABLES[name].split())}"
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("EXPECTTEST_ACCEPT"):
@@ -158,6 +161,8 @@ TROUBLE = [
 @pytest.mark.parametrize("shape, flattened, ranks, trouble", TROUBLE)
 def test_says_where_torch_takes_the_wrong_elements(shape, flattened, ranks, trouble):
     case = twin.Case((("S", 0), ("S", 0)), (("R",), ("R",)), shape, (2, 2))
+    if flattened and not merges():
+        trouble = ""
     found = [step.trouble for step in asked_of_torch(case, flattened, ranks) if step.trouble]
     assert bool(found) == bool(trouble) and all(trouble in text for text in found)
 
@@ -205,7 +210,7 @@ def test_counts_what_runs(mesh, source, words):
 
 def test_leaves_torch_as_found(mesh, caplog):
     given_ = tensor(mesh, [Shard(0), Shard(0), Replicate()])
-    warned = set(torch_redistribute._warned_flatten_issues)
+    warned = set(getattr(torch_redistribute, "_warned_flatten_issues", ()))  # torch merges since 2.11
     filters = list(logging.getLogger(torch_redistribute.__name__).filters)
     groups = len(dist.distributed_c10d._world.pg_map)
     logger = logging.getLogger(torch_redistribute.__name__)
@@ -213,7 +218,7 @@ def test_leaves_torch_as_found(mesh, caplog):
     torch_overlay.explain(given_, "R,R,R")
     logger.removeHandler(caplog.handler)
     assert not caplog.records, "torch's warning is for who redistributes"
-    assert torch_redistribute._warned_flatten_issues == warned
+    assert set(getattr(torch_redistribute, "_warned_flatten_issues", ())) == warned
     assert logging.getLogger(torch_redistribute.__name__).filters == filters
     assert len(dist.distributed_c10d._world.pg_map) == groups
     assert "_view" not in mesh.__dict__ and dist.get_world_size() == 8

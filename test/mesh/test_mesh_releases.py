@@ -1,5 +1,7 @@
 """What releases do each in their own way: slices that old ones refuse, and files that go from one to another."""
 
+import contextlib
+import copy
 import io
 import pickle
 
@@ -7,10 +9,12 @@ import pytest
 import torch
 import torch.distributed.tensor  # weights_only asks for it
 from torch.distributed import _mesh_layout
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
 from torch_overlay.distributed._mesh_state import view_of
+from way import needs_package
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +96,71 @@ def test_files_of_every_release_are_read(form, weights_only, name):
         group_ranks(here, axis) for axis in range(here.ndim)
     ]
     assert there._get_root_mesh()["ac"].mesh.tolist() == views["apart"].mesh.tolist()
+
+
+@contextlib.contextmanager
+def off():
+    torch_overlay.disable()
+    try:
+        yield
+    finally:
+        torch_overlay.enable()
+
+
+def built():
+    mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
+    flat = mesh["a", "b"]._flatten("ab")
+    inside = DeviceMesh("cpu", [[1, 5], [9, 13]], mesh_dim_names=("x", "y"))
+    return [mesh, mesh["b"], flat, mesh._unflatten(1, (2, 2), ("d", "e")), inside, inside["y"]]
+
+
+def answers(mesh):
+    """What a mesh says of where this rank is, in the very types."""
+    place = mesh.get_coordinate()
+    return type(place), place, mesh._coordinate_on_dim, mesh.get_rank(), mesh.mesh.tolist(), mesh.shape
+
+
+@needs_package
+def test_coordinates_are_what_the_release_gives():
+    """A tuple, or a list before 2.11: programs compare them. Also of copies, of meshes from files, and of views of
+    meshes that torch made, which before 2.11 don't hold the rank."""
+    with off():
+        theirs = built()
+        expected = [answers(mesh) for mesh in theirs]
+        their_slice, their_parts = answers(theirs[0]["b", "c"]), theirs[0]._get_all_submeshes("b")
+        expected_parts = [answers(mesh) for mesh in their_parts]
+    ours = built()
+    for meshes in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), theirs):
+        assert [answers(mesh) for mesh in meshes] == expected
+        assert answers(meshes[0]["b", "c"]) == their_slice
+    assert [answers(mesh) for mesh in theirs[0]._get_all_submeshes("b")] == expected_parts
+
+
+@needs_package
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda mesh: pickle.loads(pickle.dumps(mesh))])
+def test_torch_saves_and_copies_meshes_that_were_made_here(copied):
+    """After disable(): what a mesh holds for us must not be in the way."""
+    ours = built()
+    with off():
+        for mesh in ours:
+            there = copied(mesh)
+            assert there == mesh and answers(there) == answers(mesh)
+            assert [group.size() for group in mesh.get_all_groups()] == list(mesh.shape)
+        names = sorted(vars(ours[0]["a"]))
+    assert answers(ours[0]["a"])[1] is not None and names
+
+
+@needs_overlay
+def test_a_file_without_a_rank_is_read(monkeypatch):
+    """As torch wrote it before 2.11, in a process without a world: what the file says of the coordinates holds until
+    a world says more."""
+    mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
+    state = mesh.__getstate__()
+    del state["_rank"]
+    for name in ("_mesh_pickle", "device_mesh"):
+        monkeypatch.setattr(f"torch_overlay.distributed.{name}.is_initialized", lambda: False)
+    there = object.__new__(DeviceMesh)
+    there.__setstate__(state)
+    assert tuple(there.get_coordinate()) == (0, 5) and there.mesh.tolist() == mesh.mesh.tolist() and there == mesh
+    monkeypatch.undo()
+    assert there.get_group("b").size() == 8 and there._rank == 5

@@ -110,7 +110,8 @@ def check(mesh: DeviceMesh, twin: MeshTwin, rank: int) -> None:
     """One mesh on one rank against its twin."""
     assert (mesh.mesh_dim_names, mesh.shape, mesh.ndim) == (twin.names, twin.sizes, len(twin.sizes))
     assert mesh.size() == math.prod(twin.sizes) and [mesh.size(i) for i in range(mesh.ndim)] == list(twin.sizes)
-    assert mesh.get_coordinate() == twin.coordinate(rank)
+    place = mesh.get_coordinate()
+    assert (place and tuple(place)) == twin.coordinate(rank)
     if rank not in twin.root:
         assert tuple(mesh.mesh.flatten().tolist()) in twin.tiles
         return

@@ -57,6 +57,20 @@ class AutogradCases:
             (total.full_tensor() * weight).sum().backward()
             self.assertEqual(term.grad, weight, str(target))
 
+    @needs_overlay  # before 2.11 stock takes the terms of a gradient for the gradient
+    def test_a_pending_gradient_of_a_pending_sum_is_whole(self):
+        """Where both are terms, nothing is to be moved, or what is moved says what it is."""
+        mesh = grid()
+        for target in ((R, R), (P, R), (R, P)):
+            term = torch.ones(8, 6, dtype=torch.float64)
+            leaf = DTensor.from_local(term, mesh, (P, P), run_check=False).requires_grad_()
+            moved = leaf.redistribute(placements=target)
+            for pending in ((P, P), (P, R), (P, S(0))):
+                local = torch.full((2 if pending[1] == S(0) else 8, 6), float(1 + self.rank), dtype=torch.float64)
+                grad = DTensor.from_local(local, mesh, pending, run_check=False)
+                (found,) = torch.autograd.grad(moved, leaf, grad, retain_graph=True)
+                self.assertEqual(found.full_tensor(), grad.full_tensor(), f"{pending} to {target}")
+
     @unittest.skipUnless(hasattr(torch_redistribute, "NestedRedistribute"), "torch differentiates once before 2.12")
     def test_second_derivatives(self):
         mesh = grid()

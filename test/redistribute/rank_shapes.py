@@ -10,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import SHUFFLED
 from twins_ranks import Case, MeshRecipe, placed
-from way import WAY
+from way import WAY, merges
 from width import sample
 
 WORLD = tuple(range(8))
@@ -150,8 +150,8 @@ class ShapeCases:
             mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
             # 12 is cut into 6, 3 and then 2 and 1; 7 into 4 and 3, and the 4 evenly by the other axes. A torch that
             # carries our code merges all three steps or none.
-            fewest = 3 if WAY == "patched" else 2
-            for length, expected in ((16, 1), (12, fewest), (7, max(fewest, 2 + here[0]))):
+            fewest = 3 if WAY == "patched" or not merges() else 2
+            for length, expected in ((16, 1 if merges() else 3), (12, fewest), (7, max(fewest, 2 + here[0]))):
                 case = Case(CUBE, *ends[0], (length, 2))
                 with CommDebugMode() as comm:
                     case.run(mesh, case.given(here))

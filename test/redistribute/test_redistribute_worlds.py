@@ -316,6 +316,10 @@ def test_a_local_tensor_under_autograd_is_redistributed_as_on_stock(ends, size):
         given = DTensor.from_local(torch.ones(size, size), mesh, ends[0], run_check=False)
         target = DTensorSpec(mesh, ends[1], tensor_meta=given._spec.tensor_meta)
         local = given.to_local().clone().requires_grad_()
+        try:
+            torch.ops._c10d_functional.all_gather_into_tensor(local.clone(), 2, mesh.get_group("a").group_name)
+        except RuntimeError:
+            pytest.skip("before 2.11 the fake backend gathers in place, which autograd refuses")
         found = redistribute_local_tensor(local, given._spec, target)
         assert found.shape == redistribute_local_tensor(local.detach(), given._spec, target).shape
 

@@ -25,7 +25,8 @@ if versions.running().number < OLDEST:
 
 INSTALLED = pathlib.Path(torch.__file__).parent
 # Files of torch that the stack reads; a tree of these alone is quick to copy and to commit.
-TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in ROWS if row.kind is not Kind.HOOK})
+HERE = [row for row in ROWS if row.kind is not Kind.HOOK and versions.running().in_range(row)]
+TOUCHED = sorted({f"torch/distributed/{file_of(row.module)}" for row in HERE})
 CONFIG = "torch/distributed/config.py"
 LAYOUTS = "torch/distributed/_mesh_layout.py"
 PACKAGES = ["torch/distributed/__init__.py", "torch/distributed/tensor/__init__.py"]

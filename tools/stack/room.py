@@ -18,7 +18,7 @@ from .names import Import, absolute, bound, imports_of, imports_within, is_impor
 
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
-KEEP = "keep"  # NAME = keep(module.function): torch's own function goes on under this name
+KEEP = "keep"  # NAME = keep(module, "function"): torch's own function goes on under this name
 
 
 class _Upstream(cst.CSTTransformer):
@@ -80,7 +80,7 @@ class Room:
         return {name for statement in self.body for name in bound(statement)}
 
     def kept(self) -> dict[str, str]:
-        """New name by torch's function, for each ``NAME = keep(module.function)``."""
+        """New name by torch's function, for each ``NAME = keep(module, "function")``."""
         found = {}
         for statement in self.body:
             function = kept_function(statement)
@@ -100,14 +100,14 @@ class Room:
 
 
 def kept_function(statement: cst.BaseStatement) -> str | None:
-    """The torch function that ``NAME = keep(module.function)`` keeps; None for another statement."""
+    """The torch function that ``NAME = keep(module, "function")`` keeps; None for another statement."""
     if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(statement.body[0], cst.Assign):
         return None
     call = statement.body[0].value
     if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name) or call.func.value != KEEP:
         return None
-    argument = call.args[0].value
-    return argument.attr.value if isinstance(argument, cst.Attribute) else None
+    name = call.args[1].value
+    return name.raw_value if isinstance(name, cst.SimpleString) else None
 
 
 def package_of(file: str) -> str:

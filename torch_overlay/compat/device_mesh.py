@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
 
+from ..distributed import _mesh_state
 from ..distributed import device_mesh as bodies
 from ..distributed._mesh_input import normalize_overrides
 from ..distributed._mesh_state import shared_state, view_of
@@ -13,6 +15,8 @@ from ..distributed._torch_layout import to_torch
 from ._mesh_layout import flattened_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..distributed._mesh_input import Override
 
 
@@ -71,6 +75,45 @@ class _OlderDeviceMesh:
             )
         overrides = normalize_overrides(backend_override or {}, len(mesh_sizes), mesh_dim_names)
         return self._create_unflatten_mesh(dim, tuple(mesh_sizes), tuple(mesh_dim_names), overrides)
+
+    # Before 2.11 a mesh holds its coordinates as a list, and no groups.
+
+    def _compute_coordinate_on_dim(self: DeviceMesh) -> list[int] | None:
+        return _listed(view_of(self).coordinate(self._rank))
+
+    def __setstate__(self: DeviceMesh, state: dict[str, Any]) -> None:
+        bodies._DeviceMesh.__setstate__(self, state)
+        if "_coordinate_on_dim" in state:
+            self._coordinate_on_dim = _listed(self._coordinate_on_dim)
+
+    def _is_current_rank_part_of_mesh(self: DeviceMesh) -> bool:
+        return self.get_coordinate() is not None
+
+    def _sym_get_coordinate(self: DeviceMesh, index: int) -> int:
+        """This rank's place on an axis; before 2.11 no code is compiled on one rank for all."""
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise AssertionError(f"Rank {self.get_rank()} isn't in the mesh {self}, so it has no place on its axes")
+        return coordinate[index]
+
+
+def _listed(coordinate: Sequence[int] | None) -> list[int] | None:
+    return None if coordinate is None else list(coordinate)
+
+
+def _get_pg_from_name(mesh: DeviceMesh, name: str) -> ProcessGroup:
+    """Before 2.11 torch traces no groups that a mesh holds, so a name is all it takes."""
+    return _resolve_process_group(name)
+
+
+def hold_groups() -> None:
+    """Meshes hold their groups while the overlay is on."""
+
+
+def drop_groups(_: None) -> None:
+    """Before 2.11 torch saves and copies all that a mesh holds, and groups can't be."""
+    for mesh in list(_mesh_state._living.values()):
+        mesh.__dict__.pop("_pg_registry", None)
 
 
 class _Hashed:

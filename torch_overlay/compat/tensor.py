@@ -8,9 +8,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor.placement_types import Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from ..distributed.tensor._redistribute import without_node
+from ..distributed.tensor import _redistribute as bodies
 
 
 class _Redistribute:
@@ -29,12 +30,44 @@ class _Redistribute:
         """Before 2.13, where the types are arguments of their own; see the body for later ones."""
         made = None
         if forward_dtype in (None, input._local_tensor.dtype):
-            made = without_node(cls, input, device_mesh, placements, async_op)
+            made = bodies.without_node(cls, input, device_mesh, placements, async_op)
         if made is not None:
             return made
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
             input, device_mesh, placements, async_op, forward_dtype, backward_dtype
         )
+
+
+def redistribute_local_tensor(
+    local_tensor: torch.Tensor,
+    current_spec: DTensorSpec,
+    target_spec: DTensorSpec,
+    *,
+    async_op: bool = False,
+    is_backward: bool = False,
+    use_graph_based_transform: bool | None = None,
+    is_explicit: bool = False,
+) -> torch.Tensor:
+    """Before 2.11, where a gradient is made whole here that would become the terms of a sum, and who asks for it takes
+    it for whole."""
+    if is_backward and any(placement.is_partial() for placement in target_spec.placements):
+        whole = tuple(Replicate() if placement.is_partial() else placement for placement in target_spec.placements)
+        order = target_spec.shard_order
+        target_spec = DTensorSpec(target_spec.mesh, whole, tensor_meta=target_spec.tensor_meta, shard_order=order)
+    return bodies.redistribute_local_tensor(
+        local_tensor,
+        current_spec,
+        target_spec,
+        async_op=async_op,
+        use_graph_based_transform=use_graph_based_transform,
+        is_explicit=is_explicit,
+    )
+
+
+def merged(infos: list[Any], mesh: DeviceMesh, source: Any, target: Any) -> list[Any]:
+    """Torch's steps from one list of placements to another, merged over flattened meshes as torch does; since 2.11."""
+    merge = getattr(torch_redistribute, "_optimize_transform_infos", None)
+    return infos if merge is None else merge(infos, mesh, source, target)
 
 
 def shards_become_terms() -> bool:

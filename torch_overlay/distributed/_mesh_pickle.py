@@ -59,7 +59,10 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if is_initialized():
         mesh._rank = get_rank()
         mesh._thread_id = thread_id()
-    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    if "_rank" in mesh.__dict__:
+        mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    else:
+        mesh._rank = -1  # torch before 2.11 saves coordinates only
     if "_dim_group_names" in state:
         _bind(mesh, view, *mesh.__dict__["_universe"])
 
@@ -70,7 +73,7 @@ def bind_groups(mesh: DeviceMesh) -> None:
     shared = shared_state(mesh)
     join_universe(shared)
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
-    mesh._coordinate_on_dim = view_of(mesh).coordinate(mesh._rank)
+    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     _bind(mesh, view_of(mesh), shared.saved_number, shared.private)
 
 
@@ -81,7 +84,7 @@ def _bind(mesh: DeviceMesh, view: View, number: int | None, private: str | None,
         mesh._pg_registry = {name: group for name in saved if (group := find_group(name)) is not None}
         return
     mesh._dim_group_names = []
-    if view.coordinate(mesh._rank) is None:
+    if mesh._coordinate_on_dim is None:
         return
     lanes = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axis, layout in enumerate(view.layout.axes):

@@ -12,9 +12,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh
-from torch.distributed.distributed_c10d import get_backend, is_initialized
+from torch.distributed.distributed_c10d import get_backend, get_rank, is_initialized
 
 from ._mesh_group_names import group_names
+from ._mesh_layout import _FlatLayout
 from ._rank_map import RankMap
 from ._shared_state import SharedState
 from ._torch_layout import from_torch, to_torch
@@ -77,11 +78,23 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
         shared.registry = held.setdefault("_pg_registry", {})
     else:
         shared = shared_state(root)
-        shared.registry.update(held.get("_pg_registry", {}))
+        shared.registry.update(held.setdefault("_pg_registry", {}))
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
+    _know_rank(held)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
     return held
+
+
+def _know_rank(held: dict[str, Any]) -> None:  # overlay only
+    """Torch before 2.11 holds coordinates alone. Of a mesh made without a world, the first rank that has these."""
+    if "_rank" in held or "_coordinate_on_dim" not in held:
+        return
+    view, place = held["_view"], held["_coordinate_on_dim"]
+    if is_initialized():
+        held["_rank"] = get_rank()
+    else:
+        held["_rank"] = -1 if place is None else view.rank_map[sum(map(_FlatLayout.__call__, view.layout.axes, place))]
 
 
 def make_view(
@@ -157,7 +170,7 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | N
     rank = parent.__dict__.get("_rank")
     if rank is not None:
         mesh._rank = rank
-        mesh._coordinate_on_dim = view_of(mesh).coordinate(rank)
+        mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     if group_names is not None:
         mesh._dim_group_names = list(group_names)
     return mesh

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import config as dist_config
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
+from . import _kept
 from ._group_table import Entry, GroupTable, Key, Kind, describe
 from ._member_names import compact, making_for_mesh
 from ._mesh_layout import _FlatLayout
@@ -140,7 +140,12 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
 def makes_communicators(world: ProcessGroup) -> bool:
     """Whether a group has its communicator, and the memory of one, from the moment it is made."""
-    return world.bound_device_id is not None or dist_config.use_torchcomms
+    return world.bound_device_id is not None or uses_torchcomms()
+
+
+def uses_torchcomms() -> bool:
+    """Whether torch makes its groups by torchcomms, which has its own way."""
+    return _kept.uses_torchcomms()
 
 
 def _table(universe: Universe) -> GroupTable:
@@ -217,7 +222,8 @@ def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]
     parent = world._get_backend(device)
     if backend is not None and parent.name() != backend:
         return False
-    return (dist_config.use_torchcomms or parent.supports_splitting) and all(ranks == sorted(ranks) for ranks in copies)
+    splits = uses_torchcomms() or parent.supports_splitting
+    return splits and all(ranks == sorted(ranks) for ranks in copies)
 
 
 def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:

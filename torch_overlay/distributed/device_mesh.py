@@ -96,7 +96,7 @@ class _DeviceMesh:
             make_own_groups(self, overrides)
         self._thread_id = thread_id()
         self._rank = get_rank() if _rank is None else _rank
-        self._coordinate_on_dim = view.coordinate(self._rank)
+        self._coordinate_on_dim = self._compute_coordinate_on_dim()
 
     # --- what torch stores, made on request
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..compat._mesh_layout import flattened_layout
-from ..compat.tensor import shards_become_terms
+from ..compat.tensor import merged, shards_become_terms
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.boxes import chunk
 from ..distributed.tensor._planner.regions import Regions
@@ -116,7 +116,7 @@ def torch_steps(source: DTensorSpec, target: DTensorSpec, regions: Regions | Non
     mesh = source.device_mesh
     with _unheard():
         infos = torch_redistribute._gen_transform_infos_non_cached(source, target)
-        infos = torch_redistribute._optimize_transform_infos(infos, mesh, source.placements, target.placements)
+        infos = merged(infos, mesh, source.placements, target.placements)
     # Groups are sorted, unless a mesh says otherwise.
     ranks = None if getattr(mesh, "_preserve_rank_order", False) else mesh.mesh.flatten().tolist()
     steps: list[TorchStep] = []
@@ -133,13 +133,14 @@ def torch_steps(source: DTensorSpec, target: DTensorSpec, regions: Regions | Non
 def _unheard() -> Iterator[None]:
     """Torch warns once of what it can't merge. Here it must not, and must be able to, later."""
     logger = logging.getLogger(torch_redistribute.__name__)
-    known = set(torch_redistribute._warned_flatten_issues)
+    issues: set[Any] = getattr(torch_redistribute, "_warned_flatten_issues", set())  # merges since 2.11
+    known = set(issues)
     logger.addFilter(_nothing)
     try:
         yield
     finally:
         logger.removeFilter(_nothing)
-        torch_redistribute._warned_flatten_issues.intersection_update(known)
+        issues.intersection_update(known)
 
 
 def _nothing(record: logging.LogRecord) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BUDGET = 256 << 20  # bytes of buffers
 WHOLE = 256 << 20  # bytes of whole tensors that aren't offloaded yet
 
-one_by_one = keep(_state_dict_utils._gather_state_dict)
+one_by_one = keep(_state_dict_utils, "_gather_state_dict")
 
 
 def gather_together() -> Any:

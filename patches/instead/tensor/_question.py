@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+import torch
 from torch.distributed import config
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
@@ -32,3 +34,12 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     if mesh._coordinate_on_dim is None:
         return "this rank isn't in the mesh"
     return None
+
+
+def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
+    """Whether one process stands for many ranks, so that no coordinate is this rank's: in LocalTensorMode, and while
+    code is compiled on one rank for all."""
+    local_tensor = sys.modules.get("torch.distributed._local_tensor")
+    if local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None:
+        return True
+    return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

@@ -12,7 +12,7 @@ from .._settings import get_settings
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-redistribute_cost_by_steps = keep(torch_utils.redistribute_cost)
+redistribute_cost_by_steps = keep(torch_utils, "redistribute_cost")
 
 
 def redistribute_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float:

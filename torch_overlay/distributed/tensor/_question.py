@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
+from .._kept import compiles_for_all, switch
 from .._mesh_group_names import group_names
 from ._site import Site
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Placement
 
@@ -79,7 +80,7 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     """Why no question can be asked, whatever the tensor; None if one can."""
     if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "torch's graph search was asked for"
-    if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
+    if switch(torch_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):
         return "torch's steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
@@ -98,4 +99,4 @@ def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     if local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None:
         return True
-    return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)
+    return compiles_for_all(mesh)

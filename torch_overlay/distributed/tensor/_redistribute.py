@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-redistribute_by_steps = keep(torch_redistribute.redistribute_local_tensor)
-merge_transform_infos = keep(torch_redistribute._optimize_transform_infos)
+redistribute_by_steps = keep(torch_redistribute, "redistribute_local_tensor")
+merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
 
 
 def _optimize_transform_infos(

@@ -38,7 +38,7 @@ def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
     if kind is _StridedShard:
         return placement.dim, None, placement.split_factor
     if kind is _norm_class():
-        return None, "sum", 1  # of powers: see `norm_ended`
+        return None, placement.reduce_op, 1  # of powers, see `norm_ended`; the greatest is one, too, on 2.10
     raise NotPlanned(f"a placement of the class {kind.__name__}")
 
 
