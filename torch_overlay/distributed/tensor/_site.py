@@ -40,7 +40,7 @@ class Site(NamedTuple):
         return Site(
             view_of(mesh),
             mesh._mesh_dim_names,
-            tuple(mesh._coordinate_on_dim),
+            tuple(mesh._coordinate_on_dim or ()),
             tuple(group_names(mesh) or ()),
             joint_groups_known(mesh),
             get_settings(),
