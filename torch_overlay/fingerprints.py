@@ -40,6 +40,11 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "a4cb2b1a239999d7421337696001510a",
             "redistribute_local_tensor": "ea1cd22777744e82383389a42d4a3392",
         },
+        "torch.nn.utils.clip_grad": {
+            "file": "56e8e0d4edc7c0532262d069a4855752",
+            "_clip_grads_with_norm_": "69b40ef6b4fa3a4433bd575074bbd92a",
+            "_get_total_norm": "8dc5a374b6996befadd300b03bb89c47",
+        },
         "torch.utils._debug_mode": {
             "file": "bba329c52d6f92bf7bdeeb49e76958d8",
             "DebugMode.record_redistribute_calls": "2304e4fdfcd9c2d2fd3fe8c705e23e0b",
