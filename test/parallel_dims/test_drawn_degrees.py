@@ -194,7 +194,9 @@ def test_picture_has_a_panel_of_all_ranks_for_each_axis(tmp_path):
 
 
 def test_the_pages_command_makes_the_pages_picture(tmp_path, monkeypatch, capsys):
-    """As seen, not to the byte: letters differ a little from one matplotlib to the next."""
+    """As seen, not to the byte: letters differ a little from one matplotlib to the next, and more before 3.11 (the last
+    for Python 3.10 is 3.10)."""
+    version = pytest.importorskip("matplotlib").__version_info__
     image = pytest.importorskip("matplotlib.image")
     page = (ROOT / "docs" / "parallel_dims.md").read_text()
     (link,) = re.findall(r"!\[.+?\]\((.+?)\)", page)
@@ -204,7 +206,7 @@ def test_the_pages_command_makes_the_pages_picture(tmp_path, monkeypatch, capsys
     assert main(["draw", *command.split()]) == 0
     theirs, ours = image.imread(ROOT / "docs" / link), image.imread(tmp_path / "docs" / link)
     assert theirs.shape == ours.shape
-    assert (abs(theirs - ours).max(axis=2) > 0.1).mean() < 0.02
+    assert (abs(theirs - ours).max(axis=2) > 0.1).mean() < (0.02 if version >= (3, 11) else 0.08)
     assert (ROOT / "docs" / link).stat().st_size < 100_000
 
 
