@@ -185,9 +185,14 @@ def _reduced(
 ) -> torch.Tensor:
     whole = flat.new_empty(shape)
     combine(whole, flat, pieces, step.op, kept)
-    if step.op == "avg":
-        whole = whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
-    return whole
+    return averaged(whole, step)
+
+
+def averaged(whole: torch.Tensor, step: AllToAll) -> torch.Tensor:
+    """What the terms give that were added up: their average, if the step asks for that."""
+    if step.op != "avg":
+        return whole
+    return whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
 
 
 def combine(

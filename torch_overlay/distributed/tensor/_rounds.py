@@ -5,12 +5,11 @@ The result is made first, and each part goes straight where it belongs; what a r
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ._exchange import combine, offsets, pack_pieces, splits, swap, unread
+from ._exchange import averaged, combine, offsets, pack_pieces, splits, swap, unread
 from ._pack import Local, Place, joined, part
 from ._planner.boxes import Box
 from ._planner.rounds import parts
@@ -42,13 +41,12 @@ def exchanged(step: AllToAll, place: Place, group: Group) -> Local:
     sends = _in_parts(step.sends(place.coordinate), step.rounds)
     receives = _in_parts(step.receives(place.coordinate), step.rounds)
     rounds = [_one_round(step, *pieces, own, group) for pieces in zip(sends, receives, strict=True)]
-    terms = math.prod([step.before.sizes[axis] for axis in step.reduced]) if step.op == "avg" else 1
 
     def run(local: torch.Tensor) -> torch.Tensor:
         whole = local.new_empty(place.wanted.length)
         for exchange, land in rounds:
             land(whole, exchange(local, whole), local)
-        return whole if terms == 1 else whole / terms
+        return averaged(whole, step)
 
     return run
 
