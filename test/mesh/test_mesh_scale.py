@@ -14,6 +14,15 @@ MILLION = 1_048_576
 KEPT = 16 * 1024  # bytes that one view may hold
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What is there before these tests is no business of the collector's, which they call hundreds of times."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="class")
 def million():
     """(16384, 8, 8) as one of its ranks sees it."""

@@ -16,6 +16,7 @@ from torch_overlay.__main__ import main
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show.canvas import INK, group_color
 from torch_overlay.show.degrees_map import of_degrees, parse
+from width import NIGHTLY
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
@@ -158,7 +159,7 @@ def test_groups_are_the_twins(size):
             assert sorted(by_name[axis].groups) == sorted(twin.groups(mesh, axis))
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [*RUNS][: None if NIGHTLY else 2])  # large ones by day: those of explain's
 def test_picture_shows_each_group_in_its_colour(run, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     numpy = pytest.importorskip("numpy")

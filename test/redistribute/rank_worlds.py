@@ -130,7 +130,7 @@ class WorldCases:
 
         graphs = CompileCounterWithBackend("aot_eager")
         fast = torch.compile(moves, backend=graphs, fullgraph=True, dynamic=True)
-        for rows, columns in ((8, 16), (16, 24), (40, 32), (5, 3), (7, 9)):
+        for rows, columns in ((8, 16), (40, 24), (5, 3)):
             local = (torch.arange(float(rows * columns)).reshape(rows, columns) + self.rank).sin().double()
             found = []
             for run in (moves, fast):

@@ -32,7 +32,7 @@ PAIRS = [
     for target in itertools.product("R01", repeat=3)
     if source != target
 ]
-COUNT = max(25, settings.default.max_examples // 4)  # more at night
+COUNT = settings.default.max_examples * 4 // 25  # more at night
 # Named by who met them: each took a collective more than stock while merging was off for every symbol.
 MET = [("RPP", "RRR"), ("R00", "RRR"), ("RPP", "R00"), ("1PP", "RRR")]
 
@@ -41,8 +41,8 @@ def read(words):
     return tuple(WORDS[word] for word in words)
 
 
-def chosen():
-    return MET + random.Random(12).sample(PAIRS, COUNT)
+def chosen(count=COUNT):
+    return MET + random.Random(12).sample(PAIRS, count)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_no_more_collectives_than_with_known_sizes_or_on_stock(mesh):
     """Of sizes that are multiples of the mesh's."""
     shape, stock = (16, 32), stocks(mesh, chosen(), (16, 32))
     known, asked = ({pair: collectives(mesh, *pair, shape, dynamic) for pair in stock} for dynamic in (False, True))
-    assert len(stock) > 25 and known == asked
+    assert len(stock) > 16 and known == asked
     assert not {pair: (asked[pair], stock[pair]) for pair in stock if asked[pair] > stock[pair]}
     assert any(asked[pair] < stock[pair] for pair in stock)
 
@@ -102,7 +102,7 @@ def test_no_more_than_stock_where_the_cuts_alone_are_even(mesh):
     shape = (12, 20)
     stock = stocks(mesh, [pair for pair in chosen() if even(pair[0], shape) and even(pair[1], shape)], shape)
     ours = {pair: collectives(mesh, *pair, shape, dynamic=True) for pair in stock}
-    assert len(stock) > 10 and not {pair: (ours[pair], stock[pair]) for pair in stock if ours[pair] > stock[pair]}
+    assert len(stock) > 8 and not {pair: (ours[pair], stock[pair]) for pair in stock if ours[pair] > stock[pair]}
     if not merges():
         return
     moves = [pair for pair in stock if "P" not in pair[0]]
@@ -183,7 +183,7 @@ def test_a_plan_for_few_elements_is_guarded(mesh, monkeypatch):
     asked = []
     monkeypatch.setattr(_symbolic, "_guard", lambda condition: asked.append(condition))
     differ = 0
-    for source, target in chosen():
+    for source, target in chosen(2 * COUNT):
         ends = read(source), read(target)
         few, many = (program(mesh, *ends, (n, n), dynamic=False)[0].steps for n in (8, 4096))
         changes = [*map(kind, few)] != [*map(kind, many)]

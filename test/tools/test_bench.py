@@ -21,19 +21,21 @@ from width import NIGHTLY  # noqa: E402
 KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "facts"}
 
 
-def bench(folder, *arguments):
-    """The JSON of one run from another folder; what it prints has every row's name."""
-    command = [sys.executable, str(ROOT / "tools" / "bench.py"), *arguments, "--json", "found.json"]
-    wide = {**os.environ, "COLUMNS": "120"}  # where no name takes two lines
-    done = subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def bench(bench_here, tmp_path):
+    """Runs the command in this process; the JSON that it wrote."""
+    return lambda *arguments: read(tmp_path, arguments[0], bench_here(*arguments, "--json", "found.json"))
+
+
+def read(folder, name, printed):
+    """The JSON of a run; what it printed has every row's name."""
     found = json.loads((folder / "found.json").read_text())
-    assert found.keys() == KEYS and found["bench"] == arguments[0]
+    assert found.keys() == KEYS and found["bench"] == name
     for row in found["rows"]:
         assert row.keys() == {"name", "unit", "stock", "overlay", "where", "gain"}
-        assert row["name"] in done.stdout
+        assert row["name"] in printed
     for note in found["notes"]:
-        assert note in done.stdout
+        assert note in printed
     return found
 
 
@@ -46,9 +48,10 @@ def is_png(path):
     return path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_mesh(tmp_path):
-    found = bench(tmp_path, "mesh", "--worlds", "64", "128", "--repeats", "1", "--plot", "found.png")
-    for world in (64, 128):
+def test_mesh(bench, tmp_path):
+    worlds = (64, 128)[: 2 if NIGHTLY else 1]  # two processes each
+    found = bench("mesh", "--worlds", *map(str, worlds), "--repeats", "1", "--plot", "found.png")
+    for world in worlds:
         for name in (*mesh.PARTS, mesh.TOTAL, mesh.SIZE, mesh.INIT):
             assert value(found, name, "stock", ranks=world) > 0 and value(found, name, "overlay", ranks=world) > 0
         total = sum(found["facts"][str(world)][side]["new_group_calls"] for side in ("stock", "overlay"))
@@ -57,8 +60,8 @@ def test_mesh(tmp_path):
     assert is_png(tmp_path / "found.png")
 
 
-def test_groups(tmp_path):
-    found = bench(tmp_path, "groups", "--ones", "16", "--repeats", "1", "--plot", "found.png")
+def test_groups(bench, tmp_path):
+    found = bench("groups", "--ones", "16", "--repeats", "1", "--plot", "found.png")
     expected = {  # groups of stock and overlay, and how many of the overlay's are for a whole mesh
         "torchtitan": (18, 11, 1),
         "torchtitan, ranks": (18, 10, 1),
@@ -83,8 +86,8 @@ def test_groups(tmp_path):
     assert is_png(tmp_path / "found.png")
 
 
-def test_dims(tmp_path):
-    found = bench(tmp_path, "dims", "--worlds", "64", "--repeats", "1", "--plot", "found.png")
+def test_dims(bench, tmp_path):
+    found = bench("dims", "--worlds", "64", "--repeats", "1", "--plot", "found.png")
     where = {"ranks": 64, "class": "ParallelDims"}
     for side, calls, groups in (("stock", 317, 14), ("overlay", 11, 11)):
         assert value(found, "new_group calls", side, **where) == calls
@@ -115,8 +118,8 @@ def test_dims_leaves_stock_out_where_it_would_take_minutes(monkeypatch):
     assert "stock isn't measured beyond 8 ranks: --stock-most" in report.notes
 
 
-def test_redistribute(tmp_path):
-    found = bench(tmp_path, "redistribute", "--sizes", "1024", "--pairs", "5", "--batches", "1", "--each")
+def test_redistribute(bench):
+    found = bench("redistribute", "--sizes", "1024", "--pairs", "5", "--batches", "1", "--each")
     assert len(found["facts"]["pairs"]) == 5
     for one in found["facts"]["pairs"]:
         assert one["wrong"] == {"stock": False, "overlay": False}
@@ -128,16 +131,16 @@ def test_redistribute(tmp_path):
         assert any("isn't patched" in note for note in found["notes"])
 
 
-def test_transfer(tmp_path):
-    found = bench(tmp_path, "transfer", "--sizes", "1024", "--parameters", "12", "--rounds", "1")
+def test_transfer(bench):
+    found = bench("transfer", "--sizes", "1024", "--parameters", "12", "--rounds", "1")
     assert value(found, "12 parameters, collectives", "overlay", bytes=1024) == 1
     (one,) = found["facts"]["sizes"]
     assert one["wrong"] == 0 and one["collectives"]["stock"] >= 12 and min(one["seconds"].values()) > 0
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="starts a job of eight ranks twice: only at night")
-def test_full_state(tmp_path):
-    found = bench(tmp_path, "full_state", "--width", "16")
+def test_full_state(bench):
+    found = bench("full_state", "--width", "16")
     for kind in ("on every rank", "offload"):
         one, other = (found["facts"][side][kind] for side in ("stock", "overlay"))
         assert one["wrong"] == other["wrong"] == 0
@@ -145,16 +148,16 @@ def test_full_state(tmp_path):
     assert other["peaks"][3] < one["peaks"][3]
 
 
-def test_memory(tmp_path):
+def test_memory(bench):
     """Of 4 MB: stock gathers one axis, then the other; ours sorts one gather where it lies, in two parts."""
-    found = bench(tmp_path, "memory", "--size", "4194304", "--only", "S0,R,S1 -> R,R,R", "--each")
+    found = bench("memory", "--size", "4194304", "--only", "S0,R,S1 -> R,R,R", "--each")
     (one,) = found["facts"]["pairs"]
     assert one["peak"] == {"stock": 6 << 20, "overlay": 6 << 20} and one["move"]
     assert [target["met"] for target in found["targets"]] == [True]
 
 
-def test_overhead(tmp_path):
-    found = bench(tmp_path, "overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
+def test_overhead(bench):
+    found = bench("overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
     for kind in ("plan hit", "plan miss", "plan first"):
         assert value(found, f"{kind}, mean", "stock", axes=1) > 0
         assert value(found, f"{kind}, mean", "overlay", axes=1) > 0
@@ -162,7 +165,12 @@ def test_overhead(tmp_path):
 
 def test_enable(tmp_path):
     after = ("torch.distributed.tensor", "torch")[: 2 if NIGHTLY else 1]  # four processes each
-    found = bench(tmp_path, "enable", "--repeats", "1", "--cycles", "1", "--after", *after)
+    arguments = ("enable", "--repeats", "1", "--cycles", "1", "--after", *after, "--json", "found.json")
+    command = [sys.executable, str(ROOT / "tools" / "bench.py"), *arguments]
+    wide = {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=tmp_path, env=wide, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = read(tmp_path, "enable", done.stdout)
     for module in after:
         assert value(found, "first enable, wall", "overlay", after=f"import {module}") > 0
         assert value(found, "first enable, wall", "stock", after=f"import {module}") is None

@@ -26,13 +26,12 @@ def test_without_gpus_it_says_so_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_same_code_on_gloo(tmp_path):
+def test_the_same_code_on_gloo(bench_here, tmp_path):
     """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong. The fuzz has tests of its
     own, and runs at night."""
     cases = 6 if NIGHTLY else 0
     tiny = ("--ranks", "4", "--sizes", "1024", "--pairs", "3", "--repeats", "1", "--fuzz", str(cases))
-    done = bench(tmp_path, "--backend", "gloo", "--device", "cpu", *tiny)
-    assert done.returncode == 0, done.stderr
+    bench_here("gpu", "--backend", "gloo", "--device", "cpu", *tiny)
     found = json.loads((tmp_path / "torch_overlay_gpu.json").read_text())
     assert {row["where"]["part"] for row in found["rows"]} == {"groups", "moves", "overlap", *["fuzz"][:cases]}
     (groups,) = [row for row in found["rows"] if row["name"] == "groups"]
