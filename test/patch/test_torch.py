@@ -246,8 +246,8 @@ def test_disable_inside_a_mode_that_patches_meshes_is_refused():
 
 
 def test_many_cycles_leak_nothing():
-    """A hundred, and a thousand at night; an object that stays after one cycle in twenty is a leak."""
-    cycles = settings.default.max_examples
+    """A hundred, and two thousand at night; an object that stays after one cycle in twenty is a leak."""
+    cycles = 2 * settings.default.max_examples
     for _ in range(20):
         torch_overlay.enable(), torch_overlay.disable()
     gc.collect()

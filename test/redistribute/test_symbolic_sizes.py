@@ -32,7 +32,7 @@ PAIRS = [
     for target in itertools.product("R01", repeat=3)
     if source != target
 ]
-COUNT = settings.default.max_examples * 4 // 25  # more at night
+COUNT = settings.default.max_examples * 8 // 25  # more at night
 # Named by who met them: each took a collective more than stock while merging was off for every symbol.
 MET = [("RPP", "RRR"), ("R00", "RRR"), ("RPP", "R00"), ("1PP", "RRR")]
 
