@@ -63,6 +63,12 @@ class TestMeshViews(TestCase):
         self.mesh["dp", "tp"]._flatten("model")
         self.assertEqual(self.mesh["model"].mesh.tolist(), self._ranks(("dp", "tp")))
 
+    def test_groups_keep_the_order_of_the_ranks_where_the_mesh_says_so(self) -> None:
+        ranks = torch.arange(self.WORLD).flip(0).reshape(1024, 4)
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"), preserve_rank_order=True)
+        for group in (mesh.get_group("tp"), mesh["tp"].get_group()):
+            self.assertEqual(dist.get_process_group_ranks(group), [1235, 1234, 1233, 1232])
+
     def test_ranks_that_are_no_ranks_are_refused(self) -> None:
         for wrong in ([0, 0], [0, 0.5], []):
             with self.assertRaises(ValueError):

@@ -57,6 +57,20 @@ def test_a_name_that_torch_uses_for_something_else_is_refused(tmp_path):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
 
 
+def test_forms_for_what_a_tree_lacks_stay_away_from_one_that_has_it(tmp_path):
+    """Before 2.15 DeviceMesh takes no preserve_rank_order, and its function that makes groups can't be told."""
+    small_tree(tmp_path)
+    file = tmp_path / "torch/distributed/device_mesh.py"
+    head, members, tail = file.read_text().partition("        _device_type: str\n")
+    assert members
+    count = 1 + [message.name for message in MESSAGES].index("mesh-views")
+    for member in ("", "        _preserve_rank_order: bool\n"):
+        file.write_text(head + members + member + tail)
+        groups = render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)["torch/distributed/_mesh_groups.py"]
+        assert ("name, override, ordered" in groups) == bool(member)
+        assert ("sort_ranks=False" in groups) == (not member)
+
+
 MERGING = "insert/safe-merging/tensor/_redistribute.py"
 
 

@@ -108,7 +108,7 @@ class Prefix:
 
     def room(self, file: str) -> Room:
         if file not in self.rooms:
-            room = read_room(file, list(self.later), self.ours, self.patches)
+            room = read_room(file, list(self.later), self.ours, self.patches, self._lacking)
             for message in self.messages:
                 inserted = self._inserted(message, file)
                 room = inserted.added_to(room) if inserted else room
@@ -118,6 +118,11 @@ class Prefix:
     @functools.cached_property
     def _identities(self) -> frozenset[tuple[str, str]]:
         return identities(self.patches)
+
+    @functools.cached_property
+    def _lacking(self) -> list[str]:
+        """The folders of forms for what the tree's torch lacks."""
+        return [path.name for path in sorted((self.patches / "lacking").glob("*")) if self.tree.lacks(path.name)]
 
     @functools.cached_property
     def _absent(self) -> frozenset[tuple[str, str]]:

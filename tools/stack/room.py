@@ -1,13 +1,15 @@
 """One module of `torch_overlay/distributed` as it stands at one place of the series.
 
 A definition may stand in another form until a later patch lands: `patches/until/<that patch>/<file>` has it, with the
-imports that it needs. Lines that end with ``# overlay only`` stay here.
+imports that it needs. `patches/lacking/<file of torch>.<class>.<name>/<file>` has forms for trees without that member.
+Lines that end with ``# overlay only`` stay here.
 """
 
 from __future__ import annotations
 
 import functools
 import pathlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import libcst as cst
@@ -115,12 +117,21 @@ def package_of(file: str) -> str:
     return ".".join(["torch", "distributed", *pathlib.PurePosixPath(file).parts[:-1]])
 
 
-def read_room(file: str, later: list[str], ours: pathlib.Path = OURS, patches: pathlib.Path = PATCHES) -> Room:
-    """The module as upstream has it, with the forms of its definitions before the ``later`` patches, the next first."""
+def read_room(
+    file: str, later: list[str], ours: pathlib.Path = OURS, patches: pathlib.Path = PATCHES, lacking: Sequence[str] = ()
+) -> Room:
+    """The module as upstream has it, with the forms of its definitions before the ``later`` patches, the next first.
+
+    Args:
+        lacking: the folders of forms for what the tree lacks; a form counts where the module has its definition then.
+    """
     room = parse(file, ours / file)
     for path in (patches / "instead" / file, *(patches / "until" / name / file for name in reversed(later))):
         if path.exists():
             room = _with(room, parse(file, path), path)
+    for path in (patches / "lacking" / name / file for name in lacking):
+        if path.exists() and room.defined & (forms := parse(file, path)).defined:
+            room = _with(room, forms, path)
     return room
 
 

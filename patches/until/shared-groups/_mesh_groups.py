@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._mesh_input import Override
-    from ._mesh_layout import _MeshLayout
+    from ._mesh_layout import _FlatLayout, _MeshLayout
 
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     """Give a mesh the groups of its axes."""
     mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
+
+
+def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
+    """The name of this rank's new group on one axis; None on a rank outside."""
+    ranks, ordered = shared_state(mesh).tensor, mesh._preserve_rank_order
+    return device_mesh.DeviceMesh._init_one_process_group(axis, ranks, name, override, ordered)
 
 
 def make_groups(
@@ -31,12 +37,10 @@ def make_groups(
 ) -> list[str]:
     """The name of this rank's new group on each axis of ``layout``; [] on a rank outside."""
     shared = shared_state(mesh)
-    ordered = mesh._preserve_rank_order
-    told = (ordered,) if ordered or "_preserve_rank_order" in device_mesh.DeviceMesh.__annotations__ else ()
     found: list[str] = []
     for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
         name = names[number] if names else f"dim_{number}"
-        group = device_mesh.DeviceMesh._init_one_process_group(axis, shared.tensor, name, override, *told)
+        group = _group_on(mesh, axis, name, override)
         if group is not None:
             shared.registry[group] = _resolve_process_group(group)
             found.append(group)
