@@ -169,36 +169,60 @@ def digest(state) -> str:
 
 def test_the_comparison_hides_nothing():
     """A test that fails on the patched torch shows, however it ended before; so does one that is gone."""
-    before = {"a": "failed (1 != 2)", "b": "passed", "c": "passed", "d": "passed", "e": "skipped"}
+    before = {"a": "failed (1 != 2)", "b": "passed", "c": "passed", "d": "passed", "e": "skipped", "f": "passed"}
     after = {"a": "failed (1 != 2)", "b": "skipped", "c": "left out", "e": "skipped"}
-    assert [line.partition(":")[0] for line in check.compare(before, after)] == ["a", "b", "d"]
+    after["f"] = "failed (AttributeError: 'DeviceMesh' object has no attribute 'permute')"
+    assert [line.partition(":")[0] for line in check.compare(before, after, {"permute"})] == ["a", "b", "d"]
+    assert "f" in [line.partition(":")[0] for line in check.compare(before, after, {"flatten"})]
 
 
 def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     """The whole stack to the overlay, a shorter one to torch as it is and to the tests that its patches bring."""
-    asked, broken = [], False
+    asked, broken, names = [], False, [message.name for message in MESSAGES]
 
     def results(suites, way, patched=None):
         asked.append((tuple(suites), way, patched is not None))
         return {"one": "failed (2 != 3)" if broken and patched else "passed"}
 
+    def patched(messages, count, folder):
+        changed = frozenset() if count == pure else frozenset({"torch/distributed/device_mesh.py"})
+        return check.Patched(messages, count, folder, changed, frozenset())
+
     monkeypatch.setattr(check, "results", results)
     monkeypatch.setattr(check, "random_moves", lambda patched: "identity 4" if patched is None else "identity 0")
-    monkeypatch.setattr(check, "patched_copy", lambda messages, count, folder: folder)
-    names = [message.name for message in MESSAGES]
-    pure = names.index("planner-senders") + 1
-    assert check.check(MESSAGES, [1, pure, len(MESSAGES)], ["test/mesh", "test/pure"]) == 0
+    monkeypatch.setattr(check, "patched", patched)
+    pure, shared = names.index("planner-senders") + 1, names.index("shared-by-default") + 1
+    assert check.check(MESSAGES, [1, pure, shared, len(MESSAGES)]) == 0
     first, *_ = MESSAGES[0].tests[0].split("=")
-    meshes, both = ("test/mesh",), ("test/mesh", "test/pure")
-    assert asked[:3] == [(meshes, "stock", False), (meshes, "stock", True), ((f"test/{first}",), "patched", True)]
-    brought, *rest = asked[3:]
-    assert brought[1:] == ("patched", True) and f"test/{first}" in brought[0], "files without callers: no suite"
-    assert rest[:2] == [(both, "overlay", False), (both, "patched", True)]
+    moves, meshes = ("test/redistribute",), ("test/mesh",)
+    assert asked[:3] == [(moves, "stock", True), (moves, "stock", False), ((f"test/{first}",), "patched", True)]
+    (own, *_), *rest = asked[3:]
+    assert own == tuple(f"test/{test.partition('=')[0]}" for test in MESSAGES[pure - 1].tests), (
+        "no suite, its own tests"
+    )
+    assert rest[:2] == [(meshes, "patched", True), (meshes, "overlay", False)]
+    (brought, *_), *rest = rest[2:]
+    assert f"test/{first}" in brought
+    assert [suite for suite, way, _ in rest if way == "patched"][:3] == [meshes, moves, ("test/pure",)]
     said = capsys.readouterr().out
-    assert "torch as it is: random moves wrong identity 4\n1 of " in said and "random moves wrong identity 0\n" in said
+    assert "| torch as it is |  |  |  |  | identity 4 |" in said
+    assert "| 1 `safe-merging` | as before | 1 | as before | 1 | identity 0 |" in said
+    assert f"| {pure} `planner-senders` | as before | as before | as before | 1 | as before |" in said
     broken = True
-    assert check.check(MESSAGES, [len(MESSAGES)], ["suite"]) == 1
-    assert f"{names[-1]}: 2 tests, 2 differ" in capsys.readouterr().out
+    assert check.check(MESSAGES, [len(MESSAGES)], ["test/mesh"]) == 1
+    assert f"`{names[-1]}` | 1, 1 differ | as before | as before | 1, 1 differ |" in capsys.readouterr().out
+
+
+def test_pure_tests_run_where_all_is_there_that_they_ask_for(tmp_path):
+    count = [message.name for message in MESSAGES].index("mesh-rank-map") + 1
+    layouts, new = "torch/distributed/_mesh_layout.py", {f"torch/distributed/{f}" for f in MESSAGES[count - 1].files}
+    write(tmp_path, dict.fromkeys([*new, layouts], ""))
+    found = check.Patched(MESSAGES, count, tmp_path, frozenset(), frozenset(new)).pure_tests()
+    assert found == ["test/pure/test_rank_map.py"], (
+        "tests of plans ask for what comes later, those of layouts ran before"
+    )
+    found = check.Patched(MESSAGES, count, tmp_path, frozenset({layouts}), frozenset()).pure_tests()
+    assert found == ["test/pure/test_mesh_layout.py", "test/pure/test_rank_map.py"]
 
 
 def test_bytes_are_stable(states, tmp_path):

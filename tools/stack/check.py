@@ -2,73 +2,166 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
-import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from .copied import copy_torch, installed_torch
 from .message import ROOT, PatchMessage, StackError
 from .render import Prefix
+from .room import OURS
+from .runs import Results, compare, environment, ran, random_moves, results
 from .tree import Tree, write
 
 NEEDED = ("pytest", "pytest_timeout", "hypothesis", "expecttest", "numpy")
-SUITES = ("test/pure", "test/mesh", "test/redistribute")
-# Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
-LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
-Results = Mapping[str, str]
+MESH, REDISTRIBUTE, PURE = SUITES = ("test/mesh", "test/redistribute", "test/pure")
+# The patch from which on a suite ends as it does under the overlay, since what it asks for is on; before, as on torch.
+ON = {MESH: "shared-by-default", REDISTRIBUTE: "planned-by-default"}
+# Whose patches change what a suite sees, by the tag of their titles.
+TAGS = {MESH: "[DeviceMesh]", REDISTRIBUTE: "[DTensor]"}
+HEAD = ("after", *SUITES, "its tests", "random moves wrong")
+UNCHANGED = "as before"
 
 
 def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Sequence[str] = SUITES) -> int:
-    """Render each prefix onto a copy, import it, run what must hold there, print the table; 1 if something differs.
+    """Render each prefix onto a copy, import it, run what must hold there, a line each; 1 if something differs.
 
-    The whole stack runs the suites, and each test must end as it does under the overlay. Before the last patch new
-    behaviour is off, so the tests of meshes must end as on torch as it is; a patch that only brings files without
-    callers can't change how they end. Each prefix runs the tests that it brings, and the random moves.
+    The whole stack runs the suites, and each test must end as it does under the overlay. Of a shorter one, the tests of
+    meshes run after each [DeviceMesh] patch and those of redistributions after each [DTensor] patch: as on torch as it
+    is, until what they ask for is on by default. Where no file that was there changes, nothing can end otherwise, and
+    only the tests of the new files run. Pure tests run where the files are there that they import. Each prefix runs the
+    tests that its patches bring, and the random moves.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         raise StackError(f"--check runs the suites, which need {', '.join(missing)}: pip install -e '.[test,dev]'")
+    plain = functools.cache(lambda suite, way: results([suite], way))
     wrong = 0
-    plain = functools.cache(lambda way, run: results(run, way))
-    print(f"torch as it is: random moves wrong {random_moves(None)}", flush=True)
+    _print_row(HEAD)
+    _print_row(["---"] * len(HEAD))
+    _print_row(["torch as it is", *[""] * 4, random_moves(None)])
     for count in counts:
-        whole = count == len(messages)
         with tempfile.TemporaryDirectory() as folder:
-            patched = patched_copy(messages, count, pathlib.Path(folder))
-            way, before, after = "patched" if whole else "stock", {}, {}
-            run = tuple(suites) if whole else tuple(suite for suite in suites if suite.startswith("test/mesh"))
-            if run and (whole or messages[count - 1].changes_torch):
-                before, after = plain("overlay" if whole else "stock", run), results(run, way, patched)
-            differing = compare(before, after)
-            brought = [f"test/{test.partition('=')[0]}" for message in messages[:count] for test in message.tests]
-            ended = results(brought, "patched", patched)
-            differing += [
+            prefix = patched(messages, count, pathlib.Path(folder))
+            cells, differing = [], []
+            for suite in dict.fromkeys((*suites, *SUITES)):
+                ended, lines = _suite(prefix, suite, plain) if suite in suites else ({}, [])
+                cells.append(_said(ended, lines))
+                differing += lines
+            ended = results([f"test/{test}" for test in prefix.tests], "patched", prefix.folder) if prefix.tests else {}
+            lines = [
                 f"{name}: {outcome}, and its patch is in" for name, outcome in ended.items() if outcome != "passed"
             ]
-            moved = random_moves(patched)
-        ran = sum(outcome not in ("skipped", "left out") for outcome in after.values()) + len(ended)
-        said = "each ends as before" if not differing else f"{len(differing)} differ"
-        name = messages[count - 1].name
-        print(f"{count} of {len(messages)}, {name}: {ran} tests, {said}; random moves wrong {moved}", flush=True)
-        print("".join(f"  {line}\n" for line in differing), end="", flush=True)
-        wrong += bool(differing)
+            cells.append(_said(ended, lines))
+            moved = random_moves(prefix.folder) if prefix.changed else UNCHANGED
+        _print_row([f"{count} `{messages[count - 1].name}`", *cells, moved])
+        print("".join(f"  {line}\n" for line in differing + lines), end="", flush=True)
+        wrong += bool(differing + lines)
     return 1 if wrong else 0
 
 
-def random_moves(patched: pathlib.Path | None) -> str:
-    """How many of 50 random redistributions go wrong on each of three meshes, as ``identity 0, transposed 0, …``."""
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tools/stack/random_moves.py")]
-    ended = subprocess.run(command, env=environment("stock", patched), capture_output=True, text=True)
-    if ended.returncode:
-        raise StackError(f"The random moves didn't get through (exit {ended.returncode}):\n{ended.stderr[-2000:]}")
-    return ", ".join(f"{name} {wrong}" for name, wrong in json.loads(ended.stdout.splitlines()[-1]).items())
+def _print_row(cells: Sequence[str]) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _said(ended: Results, differing: Sequence[str]) -> str:
+    if not ended:
+        return UNCHANGED
+    return f"{ran(ended)}, {len(differing)} differ" if differing else f"{ran(ended)}"
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A copy of the installed torch with some patches.
+
+    Attributes:
+        messages: of all patches, of which the first ``count`` are in.
+        changed: the files that were there before the last of these, and are others now.
+        new: the files that came with it.
+    """
+
+    messages: Sequence[PatchMessage]
+    count: int
+    folder: pathlib.Path
+    changed: frozenset[str]
+    new: frozenset[str]
+
+    @property
+    def message(self) -> PatchMessage:
+        return self.messages[self.count - 1]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == len(self.messages)
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests that its patches bring: all, or those of the last patch if it only brings files."""
+        messages = self.messages[: self.count] if self.changed else [self.message]
+        return [test.partition("=")[0] for message in messages for test in message.tests]
+
+    @property
+    def later(self) -> set[str]:
+        """The names of members that patches after these bring."""
+        return {row.rpartition(".")[2] for message in self.messages[self.count :] for row in message.rows}
+
+    def has(self, patch: str) -> bool:
+        return patch in [message.name for message in self.messages[: self.count]]
+
+    def pure_tests(self) -> list[str]:
+        """The files of pure tests that ask for something of this patch, and for nothing that isn't there."""
+        found = []
+        for path in sorted((ROOT / PURE).glob("test_*.py")):
+            asked = _asked_files(path)
+            there = {file for file in asked if (self.folder / file).is_file()}
+            if there == asked and (self.is_whole or asked & (self.changed | self.new)):
+                found.append(f"{PURE}/{path.name}")
+        return found
+
+
+def _suite(prefix: Patched, suite: str, plain) -> tuple[Results, list[str]]:  # type: ignore[no-untyped-def]
+    """How a suite ends, and what it shouldn't: nothing of both where nothing can end otherwise than before."""
+    if suite == PURE and not prefix.is_whole:
+        files = prefix.pure_tests()
+        ended = results(files, "patched", prefix.folder) if files else {}
+        return ended, [f"{name}: {how}" for name, how in ended.items() if how.startswith("failed")]
+    if not prefix.is_whole and not (prefix.changed and prefix.message.title.startswith(TAGS.get(suite, "["))):
+        return {}, []
+    on = prefix.is_whole or prefix.has(ON.get(suite, ""))
+    ended = results([suite], "patched" if on else "stock", prefix.folder)
+    return ended, compare(plain(suite, "overlay" if on else "stock"), ended, prefix.later)
+
+
+@functools.cache
+def _asked_files(path: pathlib.Path) -> set[str]:
+    """The files of torch that a test, and what stands beside it, import in place of ours."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        for module in modules:
+            beside = ROOT / "test" / f"{module.partition('.')[0]}.py"
+            found |= _asked_files(beside) if beside.is_file() else _file_of(module)
+    return found
+
+
+def _file_of(module: str) -> set[str]:
+    """``torch/distributed/_rank_map.py`` for ``torch_overlay.distributed._rank_map``, or for a name in it."""
+    parts = module.split(".")
+    if parts[:2] != ["torch_overlay", "distributed"]:
+        return set()
+    for end in (len(parts), len(parts) - 1):
+        file = pathlib.PurePosixPath(*parts[2:end]).with_suffix(".py") if parts[2:end] else None
+        if file is not None and (OURS / file).is_file():
+            return {f"torch/distributed/{file}"}
+    return set()
 
 
 @functools.cache
@@ -84,62 +177,23 @@ def _probes() -> list[tuple[str, str]]:
     return found
 
 
-def patched_copy(messages: Sequence[PatchMessage], count: int, folder: pathlib.Path) -> pathlib.Path:
-    """A copy of the installed torch with the first ``count`` patches, imported once."""
-    copy_torch(installed_torch(), folder)
+def _files(messages: Sequence[PatchMessage], count: int) -> Mapping[str, str]:
     later = [message.name for message in messages[count:]]
-    write(folder, dict(Prefix(Tree.at(folder), messages[:count], later, probes=_probes()).files()))
+    tree = Tree.at(installed_torch().parent)
+    return Prefix(tree, messages[:count], later, probes=_probes()).files() if count else {}
+
+
+def patched(messages: Sequence[PatchMessage], count: int, folder: pathlib.Path) -> Patched:
+    """A copy of the installed torch with the first ``count`` patches, imported once."""
+    tree = Tree.at(copy_torch(installed_torch(), folder))
+    before, after = ({p: t for p, t in _files(messages, n).items() if p[:5] != "test/"} for n in (count - 1, count))
+    there = {path for path in after if path in before or tree.exists(path)}
+    changed = {path for path in there if after[path] != (before.get(path) or tree.read(path))}
+    write(folder, dict(_files(messages, count)))
     code = f"import torch.distributed.tensor, sys; sys.exit(not torch.__file__.startswith({str(folder)!r}))"
     ended = subprocess.run(
         [sys.executable, "-c", code], env=environment("patched", folder), capture_output=True, text=True
     )
     if ended.returncode:
         raise StackError(f"The copy with {count} patches can't be imported:\n{ended.stderr.strip()}")
-    return folder
-
-
-def environment(way: str, patched: pathlib.Path | None = None) -> dict[str, str]:
-    """Of a process that runs tests in this way; the patched copy comes before the installed torch."""
-    paths = [str(patched)] if patched else []
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_OVERLAY_")}
-    return {**clean, "TORCH_OVERLAY_TEST": way, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-
-
-def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None) -> Results:
-    """How each test of the suites ended: passed, skipped, left out, or failed with the reason in brackets."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = pathlib.Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", *suites]
-        ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
-        if ended.returncode not in (0, 1) or not report.exists():
-            said = ended.stdout[-2000:] + ended.stderr[-2000:]
-            raise StackError(f"pytest didn't get through ({way}, exit {ended.returncode}):\n{said}")
-        cases = list(ET.parse(report).getroot().iter("testcase"))
-    if not cases:
-        raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")
-    return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
-
-
-def _outcome(case: ET.Element) -> str:
-    for kind in ("failure", "error"):
-        if (found := case.find(kind)) is not None:
-            why, *_ = (found.get("message") or "no message").splitlines()
-            return f"failed ({why[:200]})"
-    skipped = case.find("skipped")
-    if skipped is None:
-        return "passed"
-    return "left out" if any(why in (skipped.get("message") or "") for why in LEFT_OUT) else "skipped"
-
-
-def compare(before: Results, after: Results) -> list[str]:
-    """What must not be on the patched torch, a line a test: failed, or another end than before.
-
-    Only what the package itself does may be left out there (its switch, its status, its options), and what comes with a
-    later patch.
-    """
-    lines = []
-    for name in sorted(set(before) | set(after)):
-        one, other = before.get(name, "missing"), after.get(name, "missing")
-        if other.startswith("failed") or (one != other and other != "left out"):
-            lines.append(f"{name}: {one} before, {other} on the patched torch")
-    return lines
+    return Patched(messages, count, folder, frozenset(changed), frozenset(after) - there)

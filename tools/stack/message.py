@@ -36,7 +36,6 @@ class PatchMessage:
         size: why the patch is larger than patches should be; empty if it isn't.
         owes: breaches of upstream's rules that it still has.
         line: at which line of the file the body begins.
-        inserts: whether `patches/insert` has lines that it puts into torch's files.
     """
 
     name: str
@@ -48,12 +47,6 @@ class PatchMessage:
     size: str = ""
     owes: tuple[Debt, ...] = ()
     line: int = 1
-    inserts: bool = False
-
-    @property
-    def changes_torch(self) -> bool:
-        """Whether it changes a file that torch has, and doesn't only bring new ones."""
-        return bool(self.rows) or self.inserts
 
 
 def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
@@ -89,7 +82,6 @@ def read_message(path: pathlib.Path) -> PatchMessage:
         " ".join(fields["Size"]),
         tuple(_debt(path.name, value) for value in fields["Owes"]),
         len(head.splitlines()) + 2,
-        (path.parent / "insert" / path.stem).is_dir(),
     )
 
 

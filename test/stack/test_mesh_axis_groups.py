@@ -1,0 +1,87 @@
+# Owner(s): ["oncall: distributed"]
+"""The group of an axis is looked up, else made by its members, in the order of the mesh."""
+
+from unittest import mock
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed import config
+from torch_overlay.distributed._mesh_layout import _MeshLayout
+from torch_overlay.distributed._process_groups import Request, axis_group
+from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._universe import current_world
+from torch_overlay.distributed._view import View
+
+
+class TestAxisGroups(TestCase):
+    """In a world of 8 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+        self.addCleanup(dist.destroy_process_group)
+        self.asked, original = [], distributed_c10d.new_group
+
+        def counting(ranks=None, *args, **options):
+            self.asked.append(list(ranks))
+            return original(ranks, *args, **options)
+
+        patched = mock.patch.object(distributed_c10d, "new_group", counting)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def _axis(self, ranks, name="tp") -> Request:
+        """The inner axis, of four, of a mesh over these ranks."""
+        layout = _MeshLayout.from_sizes_strides((len(ranks) // 4, 4)).select((1,))
+        return Request(View(RankMap(ranks), layout), name, (None, None), "cpu")
+
+    def _group(self, universe, request):
+        return getattr(axis_group(universe, request), "group_name", None)
+
+    @config.patch(mesh_share_groups="names")
+    def test_members_make_it_once(self) -> None:
+        universe = current_world().open_universe(RankMap.identity(8), None)
+        first = self._group(universe, self._axis(range(8)))
+        self.assertEqual(self.asked, [[4, 5, 6, 7]])
+        self.assertEqual(self._group(universe, self._axis(range(8))), first)
+        self.assertEqual(len(self.asked), 1)
+        self.assertNotEqual(self._group(universe, self._axis(range(8), "ep")), first)
+        other = current_world().open_universe(RankMap.identity(8), None)
+        self.assertNotEqual(self._group(other, self._axis(range(8))), first, msg="another universe")
+
+    @config.patch(mesh_share_groups="off")
+    def test_off_each_axis_has_its_own(self) -> None:
+        universe = current_world().open_universe(RankMap.identity(8), None)
+        one, other = (self._group(universe, self._axis(range(8))) for _ in range(2))
+        self.assertNotEqual(one, other)
+
+    @config.patch(mesh_share_groups="names", mesh_create_groups="world")
+    def test_all_ranks_of_the_world_make_it_if_asked(self) -> None:
+        universe = current_world().open_universe(RankMap.identity(8), None)
+        self._group(universe, self._axis(range(8)))
+        self.assertEqual(self.asked, [[0, 1, 2, 3], [4, 5, 6, 7]])
+
+    def test_it_keeps_the_order_of_the_mesh(self) -> None:
+        ranks = [7, 6, 5, 4, 3, 2, 1, 0]
+        universe = current_world().open_universe(RankMap(ranks), None)
+        group = axis_group(universe, self._axis(ranks))
+        self.assertEqual(dist.get_process_group_ranks(group), [7, 6, 5, 4])
+
+    def test_an_axis_over_the_world_has_the_default_group(self) -> None:
+        for ranks, serves in ((range(8), True), ([1, 0, *range(2, 8)], False)):
+            universe = current_world().open_universe(RankMap(ranks), None)
+            view = View(RankMap(ranks), _MeshLayout.from_sizes_strides((8,)))
+            group = axis_group(universe, Request(view, "world", (None, None), "cpu"))
+            self.assertEqual(group is dist.group.WORLD, serves)
+
+    def test_a_rank_outside_has_none_and_makes_none(self) -> None:
+        universe = current_world().open_universe(RankMap([0, 1, 2, 3]), None)
+        self.assertIsNone(axis_group(universe, self._axis([0, 1, 2, 3])))
+        self.assertEqual(self.asked, [])
+
+
+if __name__ == "__main__":
+    run_tests()

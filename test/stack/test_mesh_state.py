@@ -1,0 +1,71 @@
+# Owner(s): ["oncall: distributed"]
+"""A root mesh and all its views have one state, whoever made them."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed._mesh_axes import ascending, cut_axis, select, side_by_side
+from torch_overlay.distributed._mesh_layout import _MeshLayout
+from torch_overlay.distributed._mesh_state import shared_state, view_of
+
+
+class TestMeshState(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    RANK = 13
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_all_views_of_a_root_have_its_state(self) -> None:
+        views = [self.mesh["dp"], self.mesh["pp", "tp"], self.mesh["dp", "tp"]._flatten("model"), self.mesh["model"]]
+        for view in views:
+            self.assertIs(shared_state(view), shared_state(self.mesh))
+            self.assertEqual(view_of(view).ranks(self.RANK), view.mesh.flatten().tolist())
+        self.assertIs(shared_state(self.mesh).flattened["model"], self.mesh._flatten_mapping["model"])
+        again = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+        self.assertIsNot(shared_state(again), shared_state(self.mesh))
+
+    def test_a_mesh_that_holds_what_was_stored_before_gets_its_state(self) -> None:
+        ranks = torch.arange(23, -1, -1).reshape(6, 4)
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"))
+        view = mesh["tp"]
+        for old in (mesh, view):
+            old.__dict__["_rank_map"] = ranks.flatten()
+            for new in ("_view", "_shared_state"):
+                old.__dict__.pop(new, None)
+        self.assertIs(shared_state(view), shared_state(mesh))
+        self.assertEqual(view_of(view).ranks(self.RANK), [15, 14, 13, 12])
+        self.assertEqual(view_of(mesh).coordinate(self.RANK), (2, 2))
+
+    def test_axes_are_found_by_name(self) -> None:
+        ranks = torch.arange(24).reshape(2, 3, 4)[1]
+        layout = view_of(self.mesh).show(select(self.mesh, ("tp", "dp")))
+        self.assertEqual(layout.ranks(self.RANK), ranks.T.flatten().tolist())
+        self.assertEqual(select(self.mesh, ("dp", "tp")), ascending(self.mesh, ("dp", "tp")))
+        with self.assertRaisesRegex(KeyError, "ascending order"):
+            ascending(self.mesh, ("tp", "dp"))
+        with self.assertRaisesRegex(KeyError, "Invalid mesh_dim_names"):
+            select(self.mesh, ("cp",))
+
+    def test_an_axis_is_cut_and_axes_are_put_together(self) -> None:
+        cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
+        self.assertEqual(names, ["pp", "dp", "cp", "sp"])
+        shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
+        self.assertEqual(shown, [[13, 15], [12, 13]])
+        both = side_by_side([self.mesh["pp"], self.mesh["tp"]])
+        self.assertEqual(both, view_of(self.mesh["pp", "tp"]).layout)
+        with self.assertRaisesRegex(RuntimeError, "overlapping"):
+            side_by_side([self.mesh["tp"], self.mesh["dp", "tp"]])
+        with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
+            cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,83 @@
+"""Our suites and the random moves in processes of their own, on torch as installed or on a patched copy of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Collection, Mapping, Sequence
+
+from .message import ROOT, StackError
+
+# Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
+LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
+SECONDS = 1200  # for one test; the machine may be busy, and a whole run shouldn't end for that
+Results = Mapping[str, str]
+
+
+def random_moves(patched: pathlib.Path | None) -> str:
+    """How many of 50 random redistributions go wrong on each of three meshes, as ``identity 0, transposed 0, …``."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tools/stack/random_moves.py")]
+    ended = subprocess.run(command, env=environment("stock", patched), capture_output=True, text=True)
+    if ended.returncode:
+        raise StackError(f"The random moves didn't get through (exit {ended.returncode}):\n{ended.stderr[-2000:]}")
+    return ", ".join(f"{name} {wrong}" for name, wrong in json.loads(ended.stdout.splitlines()[-1]).items())
+
+
+def environment(way: str, patched: pathlib.Path | None = None) -> dict[str, str]:
+    """Of a process that runs tests in this way; the patched copy comes before the installed torch."""
+    paths = [str(patched)] if patched else []
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_OVERLAY_")}
+    return {**clean, "TORCH_OVERLAY_TEST": way, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None) -> Results:
+    """How each test of the suites ended: passed, skipped, left out, or failed with the reason in brackets."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        command += [f"--timeout={SECONDS}", "--timeout-method=signal", *suites]
+        ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
+        if ended.returncode not in (0, 1) or not report.exists():
+            said = (ended.stdout + ended.stderr).strip().splitlines()[-1:]
+            return {", ".join(suites): f"failed (pytest didn't get through, exit {ended.returncode}: {said})"}
+        cases = list(ET.parse(report).getroot().iter("testcase"))
+    if not cases:
+        raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")
+    return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
+
+
+def _outcome(case: ET.Element) -> str:
+    for kind in ("failure", "error"):
+        if (found := case.find(kind)) is not None:
+            why, *_ = (found.get("message") or "no message").splitlines()
+            return f"failed ({why[:200]})"
+    skipped = case.find("skipped")
+    if skipped is None:
+        return "passed"
+    return "left out" if any(why in (skipped.get("message") or "") for why in LEFT_OUT) else "skipped"
+
+
+def compare(before: Results, after: Results, later: Collection[str] = ()) -> list[str]:
+    """What must not be on the patched torch, a line a test: failed, or another end than before.
+
+    Only what the package itself does may be left out there (its switch, its status, its options), and what comes with a
+    later patch: members of these names, and what a test marks so.
+    """
+    lines = []
+    for name in sorted(set(before) | set(after)):
+        one, other = before.get(name, "missing"), after.get(name, "missing")
+        asked = re.search(r"has no attribute '(\w+)'", other)
+        left = other == "left out" or (asked is not None and asked[1] in later)
+        if not left and (other.startswith("failed") or one != other):
+            lines.append(f"{name}: {one} before, {other} on the patched torch")
+    return lines
+
+
+def ran(ended: Results) -> int:
+    return sum(outcome not in ("skipped", "left out") for outcome in ended.values())
