@@ -24,7 +24,7 @@ class TestMeshInput(TestCase):
 
     def test_ranks_are_whole_numbers_each_once(self) -> None:
         self.assertEqual(read_mesh([[3, 1], [2, 0]]).ranks(3), [3, 1, 2, 0])
-        for wrong in ([0, 0], [0, 0.5], [], [[], []], torch.empty(2, device="meta"), [0, 1 << 40]):
+        for wrong in ([0, 0], [0, 1.5], [], [[], []], torch.empty(2, device="meta"), [0, 1 << 40]):
             with self.assertRaises(ValueError, msg=f"{wrong}"):
                 read_mesh(wrong)
 

@@ -70,7 +70,7 @@ class TestMeshViews(TestCase):
             self.assertEqual(dist.get_process_group_ranks(group), [1235, 1234, 1233, 1232])
 
     def test_ranks_that_are_no_ranks_are_refused(self) -> None:
-        for wrong in ([0, 0], [0, 0.5], []):
+        for wrong in ([0, 0], [0, 1.5], []):
             with self.assertRaises(ValueError):
                 DeviceMesh("cpu", wrong)
 

@@ -16,7 +16,7 @@ from .message import ROOT, StackError
 
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
-SECONDS = 1200  # for one test; the machine may be busy, and a whole run shouldn't end for that
+SECONDS = 400  # for one test; the machine may be busy, and a whole run shouldn't end for that
 Results = Mapping[str, str]
 
 
