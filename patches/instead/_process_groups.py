@@ -6,5 +6,5 @@ from torch.distributed import config as dist_config
 
 
 def uses_torchcomms() -> bool:
-    """Whether torch makes its groups by torchcomms, which has its own way."""
+    """Whether groups are made by torchcomms, which has its own way."""
     return dist_config.use_torchcomms

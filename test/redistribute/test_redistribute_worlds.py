@@ -20,7 +20,7 @@ from torch_overlay.distributed.tensor._answers import counters
 from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
 
 R, S, P = Replicate(), Shard, Partial
-COMPLEX = "complex numbers have no greatest or least, and torch multiplies none"
+COMPLEX = "complex numbers have no greatest or least, and no backend multiplies them"
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class TestPlannedMoves(DTensorOpTestBase):
 
     @config.patch(plan_redistribution=True)
     def test_ranks_that_descend(self) -> None:
-        """A group that torch makes sorts its ranks, so it may have another order than the mesh."""
+        """A group may sort its ranks, so it may have another order than the mesh."""
         mesh = DeviceMesh("cpu", [[0, 2, 4, 6], [1, 3, 5, 7]], mesh_dim_names=("a", "b"))
         mesh._flatten("ab")
         for length in (4, 16):

@@ -22,7 +22,7 @@ def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
 
 
 class TestSafeMerging(DTensorOpTestBase):
-    """On a 2 x 2 mesh whose axes are flattened, so that torch may merge."""
+    """On a 2 x 2 mesh whose axes are flattened, so that steps may merge."""
 
     @property
     def world_size(self) -> int:

@@ -36,6 +36,8 @@ def found(added="", test="", message=SOUND, path=FILE):
         ("there()  # as stock does\n", 6, "words"),
         ("there(NotOurs)\n", 6, "words"),
         ("# The room imports nothing\n", 6, "words"),
+        ("there()  # where torch pads\n", 6, "words"),
+        ("there()  # Torch's steps\n", 6, "words"),
         ("\n\ndef _alone():\n    return _alone()\n", 8, "callers"),
         ("\n\nclass There:\n    def _alone(self):\n        pass\n\n\nthere(There)\n", 9, "callers"),
         ("_ALONE = 1\n", 6, "callers"),
@@ -63,6 +65,13 @@ def test_what_was_there_and_what_has_a_caller_is_no_breach():
     public = "\n\ndef listed():\n    pass\n"
     assert found(public, test="listed()\n") == [], "torch's users call it, and so does the test"
     assert [b.rule for b in found(public.replace("listed", "_listed"), test="_listed()\n")] == ["callers"]
+
+
+def test_torch_as_a_name_a_path_or_a_release_is_no_word():
+    for line in ("import torch", "    from torch import fx", "torch.ones(1)", "there('torch')", "# torch/distributed"):
+        assert found(f"{line}\n") == [], line
+    for line in ("Measured with torch 2.13.0", "see `torch` and torch.ones", "uses_torchcomms", "Torch 2.13.0, fake"):
+        assert found(message=PatchMessage("views", "[DeviceMesh] V", (), (), f"{line}\n", line=4)) == [], line
 
 
 def test_an_import_and_a_place_in_all_are_no_use():

@@ -50,7 +50,7 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
         with tempfile.TemporaryDirectory() as folder:
             prefix = patched(messages, count, pathlib.Path(folder))
             cells, differing = [], []
-            for suite in dict.fromkeys((*suites, *SUITES)):
+            for suite in dict.fromkeys((*SUITES, *suites)):
                 ended, lines = _suite(prefix, suite, plain) if suite in suites else ({}, [])
                 cells.append(_said(ended, lines))
                 differing += lines
@@ -71,7 +71,7 @@ def _print_row(cells: Sequence[str]) -> None:
 
 
 def _said(ended: Results, differing: Sequence[str]) -> str:
-    if not ended:
+    if not ran(ended) and not differing:
         return UNCHANGED
     return f"{ran(ended)}, {len(differing)} differ" if differing else f"{ran(ended)}"
 

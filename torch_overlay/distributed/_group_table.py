@@ -106,8 +106,8 @@ class GroupTable:
         return found
 
     def forget_gone(self, key: Key) -> None:
-        """Forget a group that was destroyed, where its members alone make it: they destroyed it together, as torch asks
-        of them, so all of them forget it."""
+        """Forget a group that was destroyed, where its members alone make it: they destroyed it together, as all
+        must, so all of them forget it."""
         entry = self.entries.get(key)
         if entry is not None and entry.group_name and entry.group is None:
             del self.entries[key]

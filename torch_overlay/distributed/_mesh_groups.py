@@ -223,7 +223,7 @@ def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None
 
 
 def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessGroup:
-    """The group of this name. While torch traces, it comes from where torch wants it to come from.
+    """The group of this name. While tracing, it comes from where a graph can find it.
 
     Raises:
         RuntimeError: a loaded mesh whose group doesn't exist in this process.

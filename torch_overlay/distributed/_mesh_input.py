@@ -44,7 +44,7 @@ def read_mesh(mesh: Any) -> View:
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """Torch's private door: its layout, and the rank map as a tensor; ours in their place cost nothing.
+    """The private arguments: a layout and the rank map, as a tensor or, at no cost, as a RankMap.
 
     Raises:
         TypeError: a mesh besides, or only one of the two.

@@ -62,7 +62,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_rank" in mesh.__dict__:
         mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     else:
-        mesh._rank = -1  # torch before 2.11 saves coordinates only
+        mesh._rank = -1  # files of releases before 2.11 have coordinates only
     if "_dim_group_names" in state:
         _bind(mesh, view, *mesh.__dict__["_universe"])
 

@@ -1,7 +1,7 @@
 """What a DeviceMesh carries: its view and the state it shares with its universe.
 
 Meshes come from three places: made here, made by code that knew of no state, and loaded from a file. The last two hold
-only what torch stores, and get their state on first use.
+the attributes without a state, and get it on first use.
 """
 
 from __future__ import annotations

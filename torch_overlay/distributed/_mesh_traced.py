@@ -1,4 +1,4 @@
-"""A mesh as code meets it while torch traces."""
+"""A mesh as code meets it under tracing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def real_mesh(mesh: Any) -> DeviceMesh:
-    """The mesh itself: while tracing, torch may hand over a wrapper, whose attributes aren't all the mesh's."""
+    """The mesh itself: under tracing a wrapper may come, whose attributes aren't all the mesh's."""
     return getattr(mesh, "real_obj", mesh)
 
 

@@ -118,7 +118,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
 
 
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
-    """Whether the axis gets the default group, as torch gives it to an axis that is the whole world.
+    """Whether the axis gets the default group, as an axis does that is the whole world.
 
     A gloo world can't serve device tensors, so an axis of another device's mesh gets a group of its own. What the mesh
     is for decides, and not what this host has, which may differ from host to host.
@@ -144,7 +144,7 @@ def makes_communicators(world: ProcessGroup) -> bool:
 
 
 def uses_torchcomms() -> bool:
-    """Whether torch makes its groups by torchcomms, which has its own way."""
+    """Whether groups are made by torchcomms, which has its own way."""
     return _kept.uses_torchcomms()
 
 
@@ -214,7 +214,7 @@ def _timeout(request: Request) -> timedelta | None:
 def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]) -> bool:
     """Whether one split of the default group gives all the groups.
 
-    The world must be bound to a device and its backend must be able to; torch sorts a split's ranks up to 2.13.
+    The world must be bound to a device and its backend must be able to; a split may sort its ranks.
     """
     device = world.bound_device_id or torch.accelerator.current_accelerator()
     if not makes_communicators(world) or device is None:

@@ -153,7 +153,7 @@ _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDiction
 
 
 def current_world() -> World:
-    """The world that this thread is in now. Raises ValueError if there is none, as torch does."""
+    """The world that this thread is in now. Raises ValueError if there is none."""
     group = distributed_c10d._get_default_group()
     world = _worlds.get(group)
     if world is not None:

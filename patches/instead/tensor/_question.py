@@ -22,9 +22,9 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     if not config.plan_redistribution:
         return "plans are turned off"
     if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
-        return "torch's graph search was asked for"
+        return "the graph search was asked for"
     if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
-        return "torch's steps were asked for, unmerged"
+        return "the steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
     if not is_initialized():

@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessGroup:
-    """The group of this name. While torch traces, it comes from where torch wants it to come from."""
+    """The group of this name. While tracing, it comes from where a graph can find it."""
     traced = None if isinstance(asked, str) else device_mesh._maybe_traced_group(mesh, dim)
     return device_mesh._get_pg_from_name(mesh._get_root_mesh(), name) if traced is None else traced

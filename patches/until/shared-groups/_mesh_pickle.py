@@ -63,7 +63,7 @@ def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
 
 
 def _find(ranks: list[int], saved_name: str) -> ProcessGroup | None:
-    """A group over exactly these ranks, which torch sorts: the one of the saved name, else a mesh's."""
+    """A group over exactly these ranks, in whatever order: the one of the saved name, else a mesh's."""
     if not is_initialized():
         return None
     if sorted(ranks) == list(range(get_world_size())):

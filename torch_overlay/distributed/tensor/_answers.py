@@ -125,7 +125,7 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
 
 def _fitting(found: Answer, local: torch.Tensor) -> Answer:
     """The answer, if the local tensor has the shape that its spec says. Else the steps run; where others would wait for
-    this rank by a plan that it can't follow, an error. Where torch pads shards, the others do likewise."""
+    this rank by a plan that it can't follow, an error. Where the steps pad shards, the others do likewise."""
     if isinstance(found, Fallback) or tuple(local.shape) == found.held.length:
         return found
     program, ask = found, found.question

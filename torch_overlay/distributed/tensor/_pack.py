@@ -117,7 +117,7 @@ def assembled(
     """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`."""
     dim = _row(pieces, shape)
     if dim is not None and flat.numel() <= 2 * math.prod(shape) and _in_place(pieces, dim, shape):
-        return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding, as torch's does
+        return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding
     views = [view_of(flat, at, box, kept) for at, box in pieces]
     if dim is None:
         whole = flat.new_empty(shape)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ._planner.regions import Regions
     from ._question import Question
 
-_UNORDERED = ("max", "min", "product")  # of complex numbers, which torch refuses
+_UNORDERED = ("max", "min", "product")  # of complex numbers: refused
 
 
 @dataclass(eq=False, slots=True)
@@ -116,9 +116,9 @@ class Program:
         return result
 
     def _last_copy(self) -> Local | None:
-        """Where the steps end in a view of something bigger, or torch has a tensor of its own: what makes it so.
+        """Where the steps end in a view of something bigger, or the steps have a tensor of its own: what makes it so.
 
-        Torch cuts into a copy with the same order of strides, and gathers into a contiguous tensor.
+        The steps cut into a copy with the same order of strides, and gather into a contiguous tensor.
         """
         is_view = {*map(type, self.steps)} <= {Narrow}
         if not collectives(self.steps) and 1 in self.question.sizes and gathers_for_torch(self.question):
@@ -149,11 +149,11 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
-    """What torch refuses, or leaves to the backend, goes to torch's steps: a plan might give something else."""
+    """What the steps refuse, or leave to the backend, is left to them: a plan might give something else."""
     if before.partial == after.partial:
         return
     ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
     if dtype.is_complex and ended.intersection(_UNORDERED):
-        raise NotPlanned("complex numbers have no greatest or least, and torch multiplies none")
+        raise NotPlanned("complex numbers have no greatest or least, and no backend multiplies them")
     if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
         raise NotPlanned("an average of whole numbers, which only a backend can give")

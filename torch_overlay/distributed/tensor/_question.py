@@ -32,7 +32,7 @@ class Question(NamedTuple):
         site: the mesh.
         source, target: the placements before and after.
         kinds: the classes of both, since a subclass may call itself equal.
-        source_order, target_order: the axes that shard each dim, outer to inner, as torch's specs say it.
+        source_order, target_order: the axes that shard each dim, outer to inner, as the specs say it.
         shape: of the whole tensor.
         dtype: of the tensor.
         async_op: whether the caller goes on before the last collective is done.
@@ -79,9 +79,9 @@ class Question(NamedTuple):
 def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
     """Why no question can be asked, whatever the tensor; None if one can."""
     if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
-        return "torch's graph search was asked for"
+        return "the graph search was asked for"
     if switch(torch_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):
-        return "torch's steps were asked for, unmerged"
+        return "the steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
     if not is_initialized():

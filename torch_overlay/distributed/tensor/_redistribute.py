@@ -106,7 +106,7 @@ def redistribute_local_tensor(
             is_explicit=is_explicit,
         )
     count_run()  # overlay only
-    # Whoever traces or counts sees just what torch does.
+    # Whoever traces or counts sees just what the steps do.
     if torch._C._len_torch_dispatch_stack() and found.is_torchs(mesh):
         one_step = partial(
             redistribute_by_steps,
@@ -146,7 +146,7 @@ class _Redistribute:
 def without_node(
     function: type, source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
 ) -> DTensor | None:
-    """The redistributed DTensor of the same type; None where autograd, or a subclass of torch's, has a say."""
+    """The redistributed DTensor of the same type; None where autograd, or a subclass of Redistribute, has a say."""
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
     if function is not torch_redistribute.Redistribute or not is_known(kinds) or _wants_node(source):
@@ -155,7 +155,7 @@ def without_node(
     if target is not None:
         local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
         spec = target
-    asked = source.requires_grad and local.requires_grad  # else torch warns: the two should say the same
+    asked = source.requires_grad and local.requires_grad  # else there is a warning: the two should say the same
     # Its __init__ does nothing, slowly.
     made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
     return made.requires_grad_(False) if asked else made

@@ -1,6 +1,6 @@
 """Run a plan on one rank: its steps become functions of the local tensor, made once and kept with the plan.
 
-Collectives are torch's functional ones, so that compiling, fake tensors and CommDebugMode see what runs. Even splits
+Collectives are functional ones, so that compiling, fake tensors and CommDebugMode see what runs. Even splits
 pack and unpack with one copy at most; the others piece by piece. A collective is up to three functions, which pack,
 communicate and unpack: whoever calls one after the other holds only what the next one reads, so that what was packed
 is free before anything is unpacked.
@@ -55,7 +55,7 @@ _REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
 
 
 def reduces(op: str | None, dtype: torch.dtype) -> bool:
-    """Whether a rank can bring terms together by itself: of eight bits, say, torch adds no floats."""
+    """Whether a rank can bring terms together by itself: floats of eight bits, say, can't be added."""
     return dtype in _REDUCED and not (dtype.is_complex and op in ("max", "min"))
 
 
@@ -114,7 +114,7 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _later(tensor: torch.Tensor) -> torch.Tensor:
-    """Waited for when it is first used, except while tracing, where torch waits too."""
+    """Waited for when it is first used, except while tracing."""
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 

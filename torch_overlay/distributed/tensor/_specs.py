@@ -1,4 +1,4 @@
-"""The door from torch's placements and specs to the planner's values."""
+"""The door from placements and specs to the planner's values."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
 
 
 def gathers_for_torch(question: Question) -> bool:
-    """Whether a dim is cut by other axes from some axis on: torch gathers it up to there and cuts it again, though the
-    shards are the same where only axes of size 1 came or went."""
+    """Whether a dim is cut by other axes from some axis on: the steps gather it up to there and cut it again, though
+    the shards are the same where only axes of size 1 came or went."""
     old = _nested(question.source, question.source_order)
     new = _nested(question.target, question.target_order)
     for dim in {*old, *new}:
@@ -156,5 +156,5 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     strided = _StridedShard in map(type, placements)
     try:
         return Cuts.of(dims, ops, ndim, sizes, None if strided else order, factors if strided else None)
-    except ValueError as error:  # torch has its own words for specs that are wrong
+    except ValueError as error:  # specs that are wrong are for the steps to refuse
         raise NotPlanned(str(error)) from error

@@ -1,4 +1,4 @@
-"""Torch's spelling: a collective that joins or cuts one dim runs on tensors in their shape, as torch runs it.
+"""The spelling of the steps: a collective that joins or cuts one dim runs on tensors in their shape.
 
 Inductor's patterns, async tensor parallelism among them, look for these operations; flat tensors they don't see.
 """
@@ -28,10 +28,10 @@ _PLAIN_PLACEMENTS = frozenset((Shard, Replicate, Partial))
 
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
-    """What a rank sends, and how what arrives becomes its new tensor: as torch does for a dim that the axes of the step
-    cut last. None if there is no such dim; nothing to do after the collective is None, too.
+    """What a rank sends, and how what arrives becomes its new tensor: as for a dim that the axes of the step cut last,
+    where the steps do likewise. None if there is no such dim; nothing to do after the collective is None, too.
 
-    Over one axis, uneven shards are padded along the dim as by torch, so that a rank whose local tensor torch must
+    Over one axis, uneven shards are padded along the dim as by the steps, so that a rank whose local tensor they must
     gather (see `torch_pads`) and the others understand each other.
 
     Args:
@@ -73,7 +73,7 @@ def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
 
 
 def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
-    """What goes into the reduction where the axes of the step cut one dim, last and evenly, as torch has it; what comes
+    """What goes into the reduction where the axes of the step cut one dim, last and evenly; what comes
     out is the new tensor. Else None."""
     dim = cut_last(step.before, step.after, step.axes)
     size = step.ranks
@@ -101,7 +101,7 @@ def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bo
 
 def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether a rank that should hold a local tensor of one shape, and has one of another, may gather it all the same:
-    over one axis, where shards are uneven, torch pads each along the dim to the longest, and so does `gathered`."""
+    over one axis, where shards are uneven, the steps pad each along the dim to the longest, and so does `gathered`."""
     step = _one_step(steps, question)
     if not isinstance(step, AllGather):
         return False

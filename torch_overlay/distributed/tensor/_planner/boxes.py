@@ -46,7 +46,7 @@ def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
     """Start and length of piece `part` when `length` elements are cut into at most `parts` pieces.
 
     All pieces have the length of the first, rounded up, until the elements run out: the last pieces may be shorter or
-    empty. This is the rule of `torch.chunk`, with the pieces that torch leaves out given as empty ones at the end.
+    empty. This is the rule of `torch.chunk`, with the pieces that it leaves out given as empty ones at the end.
 
     >>> [chunk(5, 4, i) for i in range(4)]  # 2 + 2 + 1 + 0, not 2 + 1 + 1 + 1
     [(0, 2), (2, 2), (4, 1), (5, 0)]

@@ -17,7 +17,7 @@ from .boxes import Box, chunk
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-# Reductions that torch knows by name; any other Partial is not ours.
+# The reductions that a Partial has by name; one with another isn't planned.
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
 
 
