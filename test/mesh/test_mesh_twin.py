@@ -31,7 +31,8 @@ def twin_of(views: list[MeshTwin], verb: str, *how) -> MeshTwin | None:
     if verb == "slice":
         i, names = how
         twin = views[i].slice(names)
-        return twin if names == views[i].names or twin.ascends() else None
+        in_its_order = names == tuple(sorted(names, key=views[i].names.index))
+        return twin if in_its_order or twin.ascends() else None
     if verb == "flatten":
         return views[how[0]].flatten(how[1])
     if verb == "unflatten":
