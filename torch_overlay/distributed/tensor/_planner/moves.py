@@ -8,10 +8,11 @@ ones would send much and others nothing: `senders` says when. Standard library o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .cost import arriving, arriving_by
+from .cost import arriving, arriving_by, collectives
 from .regions import overlaps
 from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
@@ -79,8 +80,11 @@ def cut_toward(before: Regions, toward: Regions, allowed: Collection[int]) -> Re
     return before.cut(orders)
 
 
-def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
-    """The best plan from `before` to `after`, whose pending reductions are the same."""
+def move(
+    before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, limit: float = math.inf
+) -> tuple[Step, ...]:
+    """The best plan from `before` to `after`, whose pending reductions are the same. With no more than `limit`
+    collectives, unless the groups at hand ask for more."""
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
@@ -95,7 +99,7 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
     if turns:
         most = min(map(arriving_by, plans))
         found = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in turns]
-        plans += [plan for plan in found if arriving_by(plan) <= most]
+        plans += [plan for plan in found if arriving_by(plan) <= most and collectives(plan) <= limit]
     return cost.fastest(plans, itemsize)
 
 

@@ -43,7 +43,7 @@ class Reduction:
     cost: Cost
     tried: set[int]  # the dims that it was tried to cut where the target doesn't
     _crossed: frozenset[int] = field(init=False)
-    _moves: dict[Regions, tuple[Steps, int]] = field(default_factory=dict)
+    _moves: dict[tuple[Regions, int], tuple[Steps, int]] = field(default_factory=dict)
     _least: float = math.inf  # the elements of the leanest plan so far
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Reduction:
         """The plan that the cost prefers."""
         if self.axes.isdisjoint(self.after.sharded) and not self._crossed:
             head, now = next(self.whole())
-            return (*head, *self._move(now)[0])  # no plan can do with less
+            return (*head, *self._move(now, 0)[0])  # no plan can do with less
         if self.axes.issubset(self.after.sharded):
             head, now = next(self.scattered())
             if len(head) == 1 and now == self.after and isinstance(head[0], ReduceScatter) and self._exact(head[0]):
@@ -80,8 +80,9 @@ class Reduction:
                 elements = arriving_by(head)
                 if self._too_many(elements + _lacked(now, self.after)):
                     continue
-                tail, more = self._move(now)
-                if collectives(head) + collectives(tail) <= most:
+                left = most - collectives(head)
+                tail, more = self._move(now, left)
+                if collectives(tail) <= left:
                     found.append((elements + more, place, (*head, *tail)))
                     self._least = min(self._least, elements + more)
         found.sort(key=lambda one: one[1])
@@ -131,7 +132,7 @@ class Reduction:
         reduced = (terms - 1) * (self.after.most if scattered else 2 * inner.most // terms)
         if self._too_many(reduced + _lacked(self.before, inner)) or not crossed(self.before, inner):
             return
-        moved = move(self.before, inner, self.groups, self.itemsize, self.cost)
+        moved = move(self.before, inner, self.groups, self.itemsize, self.cost, self._most_collectives() - 1)
         if scattered:
             yield (*moved, *self._reduce_scatter(inner, self.after, self.axes)), self.after
         else:
@@ -191,12 +192,12 @@ class Reduction:
         for step in all_to_alls(Exchange(self.before, then, group, reduced), self.before.free, self.groups, op):
             yield (step, *mean), then
 
-    def _move(self, now: Regions) -> tuple[Steps, int]:
-        """How to go on from there, and the elements that it brings."""
-        found = self._moves.get(now)
+    def _move(self, now: Regions, limit: int) -> tuple[Steps, int]:
+        """How to go on from there, by no more collectives if that can be; the elements that it brings."""
+        found = self._moves.get((now, limit))
         if found is None:
-            steps = move(now, self.after, self.groups, self.itemsize, self.cost)
-            found = self._moves[now] = steps, arriving_by(steps)
+            steps = move(now, self.after, self.groups, self.itemsize, self.cost, limit)
+            found = self._moves[now, limit] = steps, arriving_by(steps)
         return found
 
     def _narrowed(self) -> tuple[Regions, ...]:
