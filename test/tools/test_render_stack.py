@@ -18,7 +18,7 @@ from stack.message import read_series
 from stack.render import LAYOUTS
 from stack.tree import Tree, write
 
-from stack import check, history, rules
+from stack import check, history, rules, wrap
 from torch_overlay.patching.patch import Kind
 from torch_overlay.series import PATCHES as ROWS
 
@@ -165,6 +165,21 @@ def test_torchs_own_words_stay(states):
 
 def digest(state) -> str:
     return hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest()
+
+
+def test_a_switch_changes_where_it_stands(states):
+    """A default that changes is a line or two of torch's configuration, not a definition that moves."""
+    count = 1 + [message.name for message in MESSAGES].index("shared-by-default")
+    (change,) = [c for c in rules.changes(*states[count - 1 : count + 1]) if not c.is_test]
+    assert change.removed <= 3 and len(change.added) <= 3, sorted(change.lines())
+
+
+def test_a_comment_that_is_too_wide_goes_above_its_line():
+    code, comment = "x = " + "a + " * 10 + "a", "# " + "why " * 15
+    text = f"def f():\n    {code}  {comment.strip()}\n    {code}  # noqa: {'E' * 60}\n"
+    lines = ["def f():", f"    {comment.strip()}", f"    {code}", text.splitlines()[-1]]
+    assert wrap.comments_above(text, frozenset()).splitlines() == lines
+    assert wrap.comments_above(text, frozenset(text.splitlines())) == text, "what torch has stays"
 
 
 def test_the_comparison_hides_nothing():

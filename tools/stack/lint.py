@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 
 from .message import PATCHES, StackError
-from .wrap import wrapped
+from .wrap import comments_above, wrapped
 
 CONFIG = PATCHES / "upstream_ruff.toml"
 
@@ -45,6 +45,7 @@ def _formatted_now(files: dict[str, str], sort: set[str], there: Mapping[str, st
         root = pathlib.Path(folder)
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
+            text = comments_above(text, frozenset(there.get(path, "").splitlines()))
             (root / path).write_text(text, encoding="utf-8")
         if sort:
             _ruff(root, "check", "--select", "I", "--fix", "--quiet", *sorted(sort))

@@ -233,12 +233,14 @@ def _added(target: str) -> Patch:
 
 
 def _bound_last(insertions: Sequence[Insertion]) -> list[Insertion]:
-    """Without statements whose names a later one binds."""
+    """A statement whose names a later one binds makes way for that one, which goes nowhere else."""
+    last = {name: line for one in insertions for line in one.lines for name in bound(line)}
     left: list[Insertion] = []
-    taken: set[str] = set()
-    for one in reversed(insertions):
-        left.insert(0, replace(one, lines=tuple(line for line in one.lines if not bound(line) & taken)))
-        taken |= {name for line in one.lines for name in bound(line)}
+    placed: set[str] = set()
+    for one in insertions:
+        lines = [last[min(names)] if (names := bound(line)) else line for line in one.lines if not bound(line) & placed]
+        placed |= {name for line in lines for name in bound(line)}
+        left.append(replace(one, lines=tuple(lines)))
     return left
 
 

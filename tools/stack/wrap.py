@@ -31,6 +31,22 @@ def wrapped(text: str, there: Collection[str]) -> str:
     return _comments(_docstrings(text, there), there)
 
 
+def comments_above(text: str, there: Collection[str]) -> str:
+    """The file with comments above the lines that they make too wide: a formatter would break the code instead."""
+    wide = _wide(text, there)
+    lines = text.splitlines()
+    found = (
+        [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT] if wide else []
+    )
+    for token in reversed(found):  # from the end, so that numbers stay right
+        row, column = token.start
+        code = lines[row - 1][:column].rstrip()
+        if row in wide and code and not _MARKER.match(token.string):
+            indent = code[: len(code) - len(code.lstrip())]
+            lines[row - 1 : row] = [indent + token.string, code]
+    return "\n".join(lines) + "\n"
+
+
 def _wide(text: str, there: Collection[str]) -> set[int]:
     return {i for i, line in enumerate(text.splitlines(), 1) if len(line) > WIDTH and line not in there}
 
