@@ -18,6 +18,7 @@ import types
 
 import pytest
 
+from torch_overlay import versions
 from torch_overlay.testing import left_as_found
 
 WAYS = ("overlay", "stock", "patched")
@@ -111,6 +112,16 @@ def inherits_timeouts():
 def merges():
     """Whether torch merges steps of a redistribution over flattened meshes, and takes ``is_explicit``: from 2.11 on."""
     return hasattr(importlib.import_module("torch.distributed.tensor._redistribute"), "_optimize_transform_infos")
+
+
+# Before 2.10 a mesh is a tensor: on stock it has no layout, and no axis can be cut in two.
+TENSOR_MESHES = WAY != "patched" and versions.running().number < (2, 10)
+needs_layouts = pytest.mark.skipif(TENSOR_MESHES, reason="before 2.10 torch has no layouts")
+
+
+def debug_mode():
+    """Torch's list of what it runs, which it has since 2.10."""
+    return pytest.importorskip("torch.utils._debug_mode").DebugMode()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,53 @@
 """Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""
 
 FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
+    "2.9.1": {
+        "torch.distributed._state_dict_utils": {
+            "file": "8cdec49a576ca2f71e5dd9f370d0654d",
+            "_gather_state_dict": "81e7b63f599415a60049041cc34b773c",
+        },
+        "torch.distributed.device_mesh": {
+            "file": "344548ca1a9a40842ae408765a7a9aa2",
+            "DeviceMesh.__eq__": "2f268ff32c981df0e0e6b075da5d0e6f",
+            "DeviceMesh.__getitem__": "da49132ca1435cfd4f0e81119384cc07",
+            "DeviceMesh.__hash__": "4713ed7999fa6198b73274c41b09f307",
+            "DeviceMesh.__init__": "f9b889efb1462402d823542861accfe8",
+            "DeviceMesh.get_group": "58451eafabd261612dc2bdcde7c4498f",
+            "DeviceMesh.ndim": "3312368b8969af192c7955531421c301",
+            "DeviceMesh.shape": "1b52d6de0ca1f44300a351160fefcdcb",
+            "DeviceMesh.size": "63a8a23d723592c1e67e8817bf5ccffc",
+            "_MeshEnv._get_all_submeshes": "4cf9cd49cae468cf82bb6f6b9700d0d8",
+            "_MeshEnv._get_slice_mesh_dims": "c36f66feb3c485801b8abadef77c713a",
+            "_MeshEnv.create_flatten_mesh": "5f311aff27d556141899094e8422e349",
+            "_MeshEnv.create_sub_mesh": "12597c673d22a75b52dcf0e5ffc7a5ad",
+            "_MeshEnv.get_root_mesh": "9d1bf095fd2e184117183ca5ef115f78",
+            "_normalize_backend_override": "632eb87f2d6801c1b7e9088b16e4ff1f",
+            "init_device_mesh": "7fd7cff810f9f0ba6643fada2629f78e",
+        },
+        "torch.distributed.distributed_c10d": {
+            "file": "e7c91a73f496329116893dd97c62a31b",
+            "_process_group_name": "057cadef489ad410ae8a5f7ebc5a2301",
+        },
+        "torch.distributed.tensor._collective_utils": {
+            "file": "4c9a6a8c3990996c6248bc97869e7452",
+            "redistribute_cost": "7a21e8e37c2b0f7a0643eb6bfd8d7d50",
+        },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "5b19cf6b7f31269d4edaf597581ed239",
+        },
+        "torch.distributed.tensor._redistribute": {
+            "file": "52e8ab8428ee82bbee6e7aacba3917e4",
+            "redistribute_local_tensor": "b4c6a678fb5d75c62fdee1785489cc9c",
+        },
+        "torch.distributed.tensor.placement_types": {
+            "file": "8018a6ee103a1a9d3ed627376276e3e0",
+        },
+        "torch.nn.utils.clip_grad": {
+            "file": "63efb273c62fd917a06702076f696ac0",
+            "_clip_grads_with_norm_": "51f42cdda39facd7f7b4e814dbbb979b",
+            "_get_total_norm": "156a29a49c670c1fee43b21a99276ca8",
+        },
+    },
     "2.10.0": {
         "torch.distributed._mesh_layout": {
             "file": "d6e97e01a8a02bd1ed1fa97e0fd66180",

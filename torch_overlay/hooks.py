@@ -21,8 +21,9 @@ def forget_shardings(_: None = None) -> None:
     from torch import _C
     from torch.distributed.tensor._api import DTensor
 
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    _C._clear_DTensor_sharding_propagator_cache()
+    known = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    getattr(known, "cache", known).cache_clear()  # before 2.10 it clears itself by that alone
+    getattr(_C, "_clear_DTensor_sharding_propagator_cache", bool)()  # before 2.10 they are nowhere else
 
 
 def trace_as_torch() -> tuple[list[str], dict[str, Any]]:

@@ -11,18 +11,15 @@ COLLECTIVES = "torch.distributed.tensor._collective_utils"
 OURS = "torch_overlay.distributed"
 COMPAT = "torch_overlay.compat"
 
-_REPLACED = (
-    "__init__",
-    "mesh",
-    "__eq__",
-    "__getitem__",
+_REPLACED = ("__eq__", "get_group")
+# Before 2.10 torch has none of these.
+_SINCE_2_10 = (
     "_get_slice_mesh_layout",
     "_create_sub_mesh",
     "_get_all_submeshes",
     "_create_unflatten_mesh",
     "_concatenate",
     "_init_one_process_group",
-    "get_group",
 )
 _ADDED = (
     "_rank_map",
@@ -39,6 +36,13 @@ _ADDED = (
     "_trace_view",
     "_traced_views",
 )
+
+# What a mesh has since 2.10, and what it says otherwise before.
+_OLDEST_ADDED = ("mesh", "device_type", "mesh_dim_names", "__getstate__", "_create_flatten_mesh")
+_FINDING = ("_get_root_mesh", "_get_root_mesh_dim", "_get_mesh_dim_by_name")
+_OLDEST_REPLACED = ("__init__", "__getitem__", "__hash__", "size", "ndim", "shape")
+_ADOPTING = ("_device_type", "_mesh_dim_names", "_root_mesh", "_flatten_mapping", "_pg_registry", "_layout", "_rank")
+_RESOURCES = ("get_root_mesh", "create_sub_mesh", "create_flatten_mesh", "_get_slice_mesh_dims", "_get_all_submeshes")
 
 # What torch has since 2.11.
 _OLDER_ADDED = (
@@ -67,20 +71,48 @@ def _older_mesh(name: str, releases: str, kind: Kind = Kind.REPLACE) -> Patch:
     return Patch(f"{MESH}:DeviceMesh.{name}", body, kind, releases, SHARED_STATE, unit="mesh")
 
 
+def _oldest(path: str, kind: Kind = Kind.REPLACE, home: str = "device_mesh:_OldestDeviceMesh") -> Patch:
+    """A row that is for releases before 2.10 alone."""
+    body = f"{COMPAT}.{home}.{path.rpartition('.')[2]}"
+    return Patch(f"{MESH}:{path}", body, kind, "<2.10", SHARED_STATE, unit="mesh")
+
+
+def _oldest_spec(name: str) -> Patch:
+    """A row for what DTensorSpec has since 2.10."""
+    body = f"{COMPAT}.tensor:_DTensorSpec.{name}"
+    return Patch(f"{SPEC}:DTensorSpec.{name}", body, Kind.ADD, "<2.10", unit="redistribute")
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         f"{LAYOUT}:_FlatLayout",
         f"{COMPAT}._mesh_layout:_FlatLayout",
         Kind.ADD,
-        "<2.13",
+        ">=2.10,<2.13",
         unit="mesh",
     ),
     Patch(
         LAYOUT,
         f"{COMPAT}._mesh_layout:believe_files",
         Kind.HOOK,
-        "<2.13",
+        ">=2.10,<2.13",
         undo=f"{COMPAT}._mesh_layout:disbelieve_files",
+        unit="mesh",
+    ),
+    Patch(
+        MESH,
+        f"{COMPAT}._mesh_layout:bring_module",
+        Kind.HOOK,
+        "<2.10",
+        undo=f"{COMPAT}._mesh_layout:take_module",
+        unit="mesh",
+    ),
+    Patch(f"{C10D}:GroupName", f"{COMPAT}.distributed_c10d:GroupName", Kind.ADD, "<2.10", unit="mesh"),
+    Patch(
+        f"{C10D}:_cleanup_process_group_global_state",
+        f"{COMPAT}.distributed_c10d:_cleanup_process_group_global_state",
+        Kind.ADD,
+        "<2.10",
         unit="mesh",
     ),
     Patch(
@@ -97,11 +129,20 @@ PATCHES: tuple[Patch, ...] = (
         undo=f"{COMPAT}.distributed_c10d:forget_sort_ranks",
         unit="mesh",
     ),
+    *(_oldest(f"DeviceMesh.{name}", Kind.ADD) for name in (*_OLDEST_ADDED, *_FINDING, *_ADOPTING)),
+    *(_oldest(f"DeviceMesh.{name}") for name in _OLDEST_REPLACED),
+    *(_oldest(f"_MeshEnv.{name}", home="mesh_env:_MeshEnv") for name in _RESOURCES),
+    _oldest("_MeshEnv.child_to_root_mapping", Kind.ADD, "mesh_env:_MeshEnv"),
+    _oldest("_MeshEnv.root_to_flatten_mapping", Kind.ADD, "mesh_env:_MeshEnv"),
+    *(_mesh(name, releases=">=2.10") for name in ("__init__", "mesh", "__getitem__")),
     *(_mesh(name) for name in _REPLACED),
+    *(_mesh(name, releases=">=2.10") for name in _SINCE_2_10),
+    *(_mesh(name, Kind.ADD, "<2.10") for name in _SINCE_2_10),
     *(_mesh(name, Kind.ADD) for name in _ADDED),
-    _mesh("__hash__", home=COMPAT),
-    *(_mesh(name, releases=">=2.11") for name in ("_compute_coordinate_on_dim", "__getstate__", "__setstate__")),
-    _mesh("__getstate__", Kind.ADD, "<2.11"),
+    _mesh("__hash__", releases=">=2.10", home=COMPAT),
+    *(_mesh(name, releases=">=2.11") for name in ("_compute_coordinate_on_dim", "__getstate__")),
+    _mesh("__setstate__", releases=">=2.11", home=COMPAT),
+    _mesh("__getstate__", Kind.ADD, ">=2.10,<2.11"),
     *(_older_mesh(name, "<2.11", Kind.ADD) for name in _OLDER_ADDED),
     Patch(f"{MESH}:_get_pg_from_name", f"{COMPAT}.device_mesh:_get_pg_from_name", Kind.ADD, "<2.11", unit="mesh"),
     _mesh("_hash_key", releases=">=2.12"),
@@ -110,8 +151,8 @@ PATCHES: tuple[Patch, ...] = (
     _mesh("_stable_hash", Kind.ADD, "<2.12"),
     _mesh("_create_flatten_mesh", releases=">=2.13"),
     _mesh("_create_flatten_mesh", releases=">=2.12,<2.13", home=COMPAT),
-    _older_mesh("_create_flatten_mesh", "<2.12"),
-    _older_mesh("_unflatten", "<2.12"),
+    *(_older_mesh(name, ">=2.10,<2.12") for name in ("_create_flatten_mesh", "_unflatten")),
+    _older_mesh("_unflatten", "<2.10", Kind.ADD),
     Patch(
         f"{MESH}:_maybe_traced_group",
         f"{OURS}.device_mesh:_maybe_traced_group",
@@ -141,8 +182,16 @@ PATCHES: tuple[Patch, ...] = (
         MESH,
         f"{COMPAT}.device_mesh:hold_groups",
         Kind.HOOK,
-        "<2.11",
+        ">=2.10,<2.11",
         undo=f"{COMPAT}.device_mesh:drop_groups",
+        unit="mesh",
+    ),
+    Patch(
+        MESH,
+        f"{COMPAT}.tensor_mesh:hold_views",
+        Kind.HOOK,
+        "<2.10",
+        undo=f"{COMPAT}.tensor_mesh:hand_back_tensors",
         unit="mesh",
     ),
     Patch(
@@ -176,9 +225,25 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "torch.utils._debug_mode:DebugMode.record_redistribute_calls",
         f"{COMPAT}.debug_mode:_DebugMode.record_redistribute_calls",
-        releases="<2.11",
+        releases=">=2.10,<2.11",
         unit="redistribute",
     ),
+    Patch(
+        f"{REDISTRIBUTE}:_FORCE_MIN_COST_REDISTRIBUTION_PLAN",
+        f"{COMPAT}.tensor:_FORCE_MIN_COST_REDISTRIBUTION_PLAN",
+        Kind.ADD,
+        "<2.10",
+        unit="redistribute",
+    ),
+    Patch(f"{SPEC}:ShardOrderEntry", f"{COMPAT}._mesh_layout:ShardOrderEntry", Kind.ADD, "<2.10", unit="redistribute"),
+    Patch(
+        "torch.distributed.tensor.placement_types:Replicate.__getstate__",
+        f"{COMPAT}.tensor:_Replicate.__getstate__",
+        Kind.ADD,
+        "<2.10",
+        unit="redistribute",
+    ),
+    *(_oldest_spec(name) for name in ("shard_order", "is_default_device_order", "compute_default_shard_order")),
     Patch(
         f"{REDISTRIBUTE}:Redistribute.apply",
         f"{OURS}.tensor._redistribute:_Redistribute.apply",

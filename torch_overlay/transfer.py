@@ -58,8 +58,10 @@ class Transfer:
         names: Callable[[str], str] | None = None,
         gone: Sequence[int] = (),
     ) -> None:
+        from .compat.tensor_mesh import need_views
         from .transfers.route import Route
 
+        need_views("A Transfer")
         self.budget = budget
         self._route = Route(source, target, budget, group, names, gone)
 

@@ -16,10 +16,10 @@ from .patching import recognise
 from .patching.patch import Kind, Patch
 
 # Read by setup.py as text, oldest first; and what pip is told, which leaves out the releases between them.
-SUPPORTED = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-REQUIRED = ">=2.10.0,!=2.12.0,!=2.14.0,<=2.15.0"
+SUPPORTED = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+REQUIRED = ">=2.9.1,!=2.12.0,!=2.14.0,<=2.15.0"
 # Folders of torch_overlay/compat, each for the releases below a number: its modules stand in for those of distributed/.
-OLDER = (((2, 11, 0), "before_2_11"), ((2, 13, 0), "before_2_13"))
+OLDER = (((2, 10, 0), "before_2_10"), ((2, 11, 0), "before_2_11"), ((2, 13, 0), "before_2_13"))
 _SUPPORTS = f"torch_overlay supports torch {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}"
 _VERSION = re.compile(r"""^__version__[^=\n]*=\s*['"]([^'"]+)""", re.MULTILINE)  # in torch's own files
 

@@ -75,7 +75,9 @@ def test_overlaid_is_the_mesh_itself():
     torch = pytest.importorskip("torch")
     from torch.distributed.device_mesh import DeviceMesh
 
-    mesh = DeviceMesh("cpu", torch.arange(4), _init_backend=False, _rank=0)
+    from torch_overlay.compat.tensor_mesh import without_groups
+
+    mesh = without_groups("cpu", torch.arange(4), ("dp",), 0)
     assert ours.overlaid(mesh) is mesh and ours.OverlayMesh is DeviceMesh
     with pytest.raises(TypeError, match=r"overlaid\(\) needs a DeviceMesh, got int"):
         ours.overlaid(3)

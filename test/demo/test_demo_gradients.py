@@ -18,6 +18,7 @@ from torch_overlay.demo.meshes import build_meshes
 from torch_overlay.demo.model import build_model, byte_loss
 from torch_overlay.demo.text import Text
 from torch_overlay.demo.training import Trainer, whole
+from way import TENSOR_MESHES
 from width import sample
 
 # float64, so that a token near the border of two experts goes the same way, and a wrong factor can't hide in rounding.
@@ -53,7 +54,7 @@ def _one_rank(rank: int, folder: str) -> None:
 def _counts(overlay: bool, flatten: bool) -> tuple[int, int]:
     """Collectives of clipping and of a full save, of the demo's own configuration, in a world of the fake backend."""
     # Torch keeps results of equal meshes, with the mesh that came first and its groups.
-    torch._C._clear_DTensor_sharding_propagator_cache()
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", bool)()  # there is none before 2.10
     with torch_overlay.enabled() if overlay else contextlib.nullcontext():
         config = replace(CONFIGS["default"], flatten=flatten)
         trainer = Trainer(config, build_meshes(config))
@@ -120,6 +121,8 @@ MERGED = 2 if hasattr(_redistribute, "NestedRedistribute") else 4  # before 2.12
 )
 def test_flattening_saves_an_all_reduce_and_the_overlay_gathers_a_mesh_at_once(fake_world, overlay, flatten, counts):
     """What the demo's table says of a step's collectives and of a full save's, with --flatten and without."""
+    if TENSOR_MESHES and flatten and not overlay:
+        pytest.skip("before 2.10 stock torch takes flattened meshes of earlier worlds for new ones")
     assert _counts(overlay, flatten) == counts
 
 

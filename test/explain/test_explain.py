@@ -25,7 +25,7 @@ from torch_overlay.show.placements import Replicate as Whole
 from torch_overlay.show.placements import Shard as Cut
 from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
 from torch_overlay.show.traffic import coordinates, traffic
-from way import merges
+from way import TENSOR_MESHES, merges
 
 
 @pytest.fixture
@@ -61,6 +61,8 @@ def test_table(name, said):
     """`EXPECTTEST_ACCEPT=1 pytest test/explain` writes the files anew; read the difference before it goes in."""
     if name == "torch_merges_uneven" and not merges():
         pytest.skip("torch merges from 2.11 on")
+    if TENSOR_MESHES and "_S0" in TABLES[name]:
+        pytest.skip("before 2.10 torch takes other steps from a strided shard")
     text = f"$ python -m torch_overlay explain {TABLES[name]}\n{said(*TABLES[name].split())}"
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("EXPECTTEST_ACCEPT"):

@@ -2,19 +2,22 @@
 
 import contextlib
 import copy
+import importlib
 import io
 import pickle
 
 import pytest
 import torch
 import torch.distributed.tensor  # weights_only asks for it
-from torch.distributed import _mesh_layout
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, _mesh_resources, init_device_mesh
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
+from torch_overlay.compat.device_mesh import _OldestDeviceMesh
+from torch_overlay.compat.tensor_mesh import as_tensor
+from torch_overlay.distributed._mesh_pickle import saved_state
 from torch_overlay.distributed._mesh_state import view_of
-from way import needs_package
+from way import TENSOR_MESHES, needs_package
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,7 @@ def test_slices_hold_flattened_views_of_any_axes(flattened, asked, ranks):
 def as_saved(mesh, form):
     """Its layout as a file of a release holds it: a list of axes since 2.13, nested tuples before."""
     axes = view_of(mesh).layout.axes
+    _mesh_layout = importlib.import_module("torch.distributed._mesh_layout")  # before 2.10 ours, while it is on
     layout = object.__new__(_mesh_layout._MeshLayout)
     if form == "axes":
         flats = []
@@ -72,17 +76,23 @@ def as_saved(mesh, form):
     return layout
 
 
+def held_by(layout):
+    return type(layout), sorted(getattr(layout, "__dict__", ()))
+
+
 @pytest.mark.skipif(STOCK, reason="stock reads the files of releases that have its layouts")
-@pytest.mark.parametrize("form", ["axes", "nested", "bare"])
+@pytest.mark.parametrize("form", ["axes", "nested", "bare", "tensor"])
 @pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize("name", ["root", "slice", "one rank", "flat", "apart"])
-def test_files_of_every_release_are_read(form, weights_only, name):
+def test_files_of_every_release_are_read(form, weights_only, name, monkeypatch):
     mesh = init_device_mesh("cpu", (2, 1, 4, 2), mesh_dim_names=("a", "o", "b", "c"))
     views = {"root": mesh, "slice": mesh["a", "c"], "one rank": mesh["o", "b"]}
     views |= {"flat": mesh["b", "c"]._flatten("bc"), "apart": mesh["a", "c"]._flatten("ac")}
     here = views[name]
     own = {id(one): one._layout for one in (mesh, *views.values())}
-    for one in (mesh, *views.values()):
+    writes = _OldestDeviceMesh.__getstate__ if form == "tensor" else saved_state
+    monkeypatch.setattr(DeviceMesh, "__getstate__", writes)
+    for one in (mesh, *views.values()) if form != "tensor" else ():
         one._layout = as_saved(one, form)
     file = io.BytesIO()
     torch.save(here, file) if weights_only else pickle.dump(here, file)
@@ -91,11 +101,30 @@ def test_files_of_every_release_are_read(form, weights_only, name):
     file.seek(0)
     there = torch.load(file, weights_only=True) if weights_only else pickle.load(file)
     assert there == here and hash(there) == hash(here) and there.mesh.tolist() == here.mesh.tolist()
-    assert vars(there._layout).keys() == vars(here._layout).keys(), "in the form that torch's own code here reads"
+    assert held_by(there._layout) == held_by(here._layout), "in the form that torch's own code here reads"
     assert [group_ranks(there, axis) for axis in range(there.ndim)] == [
         group_ranks(here, axis) for axis in range(here.ndim)
     ]
     assert there._get_root_mesh()["ac"].mesh.tolist() == views["apart"].mesh.tolist()
+
+
+@needs_overlay
+@pytest.mark.parametrize("name", ["root", "slice", "flat"])
+def test_files_of_meshes_that_are_tensors_are_read(name, monkeypatch):
+    """As torch itself wrote them before 2.10: of a slice they say no root, so it is one, with the same ranks and
+    groups."""
+    mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
+    here = {"root": mesh, "slice": mesh["a", "c"], "flat": mesh["b", "c"]._flatten("bc")}[name]
+    theirs = ("_thread_id", "_dim_group_names", "_coordinate_on_dim")
+    state = {**as_tensor(here), **{held: getattr(here, held) for held in theirs}}
+    monkeypatch.setattr(DeviceMesh, "__getstate__", lambda mesh: state)
+    there = pickle.loads(pickle.dumps(here))
+    assert there._get_root_mesh() is there and there.mesh.tolist() == here.mesh.tolist()
+    assert (there.shape, there.get_coordinate()) == (here.shape, here.get_coordinate())
+    assert [group_ranks(there, axis) for axis in range(there.ndim)] == [
+        group_ranks(here, axis) for axis in range(here.ndim)
+    ]
+    assert there[there.mesh_dim_names[:1]].mesh.tolist() == here[here.mesh_dim_names[:1]].mesh.tolist()
 
 
 @contextlib.contextmanager
@@ -110,8 +139,9 @@ def off():
 def built():
     mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
     flat = mesh["a", "b"]._flatten("ab")
+    cut = mesh if TENSOR_MESHES else mesh._unflatten(1, (2, 2), ("d", "e"))
     inside = DeviceMesh("cpu", [[1, 5], [9, 13]], mesh_dim_names=("x", "y"))
-    return [mesh, mesh["b"], flat, mesh._unflatten(1, (2, 2), ("d", "e")), inside, inside["y"]]
+    return [mesh, mesh["b"], flat, cut, inside, inside["y"]]
 
 
 def answers(mesh):
@@ -127,7 +157,9 @@ def test_coordinates_are_what_the_release_gives():
     with off():
         theirs = built()
         expected = [answers(mesh) for mesh in theirs]
-        their_slice, their_parts = answers(theirs[0]["b", "c"]), theirs[0]._get_all_submeshes("b")
+        their_slice = answers(theirs[0]["b", "c"])
+        owner = _mesh_resources if TENSOR_MESHES else DeviceMesh
+        their_parts = owner._get_all_submeshes(theirs[0], "b")
         expected_parts = [answers(mesh) for mesh in their_parts]
     ours = built()
     for meshes in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), theirs):
@@ -164,3 +196,21 @@ def test_a_file_without_a_rank_is_read(monkeypatch):
     assert tuple(there.get_coordinate()) == (0, 5) and there.mesh.tolist() == mesh.mesh.tolist() and there == mesh
     monkeypatch.undo()
     assert there.get_group("b").size() == 8 and there._rank == 5
+
+
+@needs_overlay
+@pytest.mark.skipif(not TENSOR_MESHES, reason="since 2.10 placements are made otherwise")
+def test_files_of_dtensors_go_to_later_releases_and_come_back():
+    """A placement says its state, though empty, which later releases make it of; and an order of axes is read."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, _dtensor_spec
+
+    assert Replicate().__reduce_ex__(2)[2] == {}
+    mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
+    here = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0), Replicate()], run_check=False)
+    here._spec.__dict__["shard_order"] = (_dtensor_spec.ShardOrderEntry(0, (0,)),)  # as they write it
+    file = io.BytesIO()
+    torch.save(here, file)
+    for weights_only in (False, True):
+        file.seek(0)
+        there = torch.load(file, weights_only=weights_only)
+        assert there._spec == here._spec and there.redistribute(placements=[Replicate()] * 2).shape == (8, 4)

@@ -15,12 +15,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._debug_mode import DebugMode
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
 from torch_overlay.distributed.tensor._planner import cost as planner_cost
-from way import merges, needs_package
+from way import debug_mode, merges, needs_package
 
 R, S, P = Replicate(), Shard, Partial()
 
@@ -232,7 +231,7 @@ def test_comm_debug_mode_counts_what_runs(mesh):
 @needs_overlay
 def test_debug_mode_shows_the_plan(mesh):
     """As one line, with the collectives under it; an explicit redistribution is called so."""
-    with DebugMode() as mode:
+    with debug_mode() as mode:
         DTensor.from_local(torch.ones(4, 2), mesh, (S(0), S(1)), run_check=False).redistribute(placements=(R, R))
     text = mode.debug_string()
     line = next(line for line in text.splitlines() if "redistribute_input" in line)

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from mesh_ranks import WORLD, make_root
 from torch_overlay.transfers import full_state
+from way import TENSOR_MESHES
 
 
 class Block(nn.Module):
@@ -90,7 +91,8 @@ class LoopCases:
             weights.append(weight)
         with CommDebugMode() as comm:
             norm = nn.utils.clip_grad_norm_(weights, max_norm=1.0).full_tensor()
-        self.assertEqual(comm.get_total_counts(), 1)
+        if not TENSOR_MESHES:  # before 2.10 torch doesn't keep them pending
+            self.assertEqual(comm.get_total_counts(), 1)
         self.assertEqual(norm.item(), 16 * sum(n * n for n in range(12)) ** 0.5, rtol=1e-6, atol=0)
 
     def test_norms_of_gradients_on_several_meshes(self):

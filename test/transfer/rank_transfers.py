@@ -267,7 +267,7 @@ class TransferCases:
             (good, {"a": tensor(8, 4), "b": [tensor(8)] if not one else None}, "ranks? 3 don't have it"),
             (
                 good,
-                {"a": tensor(8, 4, placements=[Shard(one), Replicate()]), "b": [tensor(8)]},
+                {"a": tensor(8, 4, placements=[Shard(int(one)), Replicate()]), "b": [tensor(8)]},
                 "'a' is .* on rank 0, and .* on rank 3",
             ),
             (

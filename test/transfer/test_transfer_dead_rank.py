@@ -21,6 +21,7 @@ def one_rank(rank, folder, answers):
     import torch_overlay
     from torch_overlay.transfers.exchanges import Exchanges
 
+    torch_overlay.enable()
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=TIMEOUT))
     mesh = init_device_mesh("cpu", (RANKS,))

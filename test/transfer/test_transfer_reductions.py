@@ -151,7 +151,7 @@ def test_where_the_backend_scatters_it_is_asked_to():
     try:
         mesh = init_device_mesh("cpu", (4, 2))
         tensors = [DTensor.from_local(torch.ones(n, 3), mesh, [Partial(), Replicate()]) for n in (4, 5)]
-        with CommDebugMode() as comm:
+        with torch_overlay.enabled(), CommDebugMode() as comm:
             found = torch_overlay.redistribute(tensors, placements=[Shard(0), Replicate()])
         assert [tuple(tensor.to_local().shape) for tensor in found] == [(1, 3), (2, 3)]
         assert {op.__name__.rpartition(".")[2]: n for op, n in comm.get_comm_counts().items()} == {

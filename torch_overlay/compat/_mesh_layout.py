@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import types
+from typing import Any, NamedTuple
 
 from torch import _weights_only_unpickler as reader
+from torch import distributed
 
 from ..distributed import _mesh_layout as ours
 from ..distributed import _torch_layout
@@ -18,7 +21,21 @@ class _FlatLayout:
     stride: tuple[int, ...]
 
 
-_FlatLayout.__module__ = "torch.distributed._mesh_layout"  # as files say, and as torch's reader of weights asks
+class _MeshLayout:
+    """The layout of a mesh, as torch saves it since 2.10; of whatever form, `as_here` reads it."""
+
+
+class ShardOrderEntry(NamedTuple):
+    """Which axes of the mesh cut a dim, outer to inner, as specs say it since 2.10."""
+
+    tensor_dim: int
+    mesh_dims: tuple[int, ...]
+
+
+ShardOrderEntry.__module__ = "torch.distributed.tensor._dtensor_spec"
+_FlatLayout.__module__ = _MeshLayout.__module__ = (
+    "torch.distributed._mesh_layout"  # as files say, and as torch's reader of weights asks
+)
 
 
 def believe_files() -> set[Any]:
@@ -33,6 +50,23 @@ def disbelieve_files(believed: set[Any]) -> None:
     reader._remove_safe_globals([_FlatLayout])
     if reader._marked_safe_globals_set == believed:
         reader._marked_safe_globals_set = believed
+
+
+def bring_module() -> set[Any]:
+    """Before 2.10, where torch has no such module, let files find what they name there."""
+    module: Any = types.ModuleType(_MeshLayout.__module__, __doc__)
+    module._FlatLayout, module._MeshLayout = _FlatLayout, _MeshLayout
+    sys.modules[module.__name__] = distributed._mesh_layout = module
+    believed = reader._marked_safe_globals_set
+    reader._add_safe_globals([_FlatLayout, _MeshLayout, ShardOrderEntry])
+    return believed
+
+
+def take_module(believed: set[Any]) -> None:
+    """Take it back."""
+    del sys.modules[_MeshLayout.__module__], distributed._mesh_layout
+    reader._remove_safe_globals([_MeshLayout, ShardOrderEntry])
+    disbelieve_files(believed)
 
 
 def flattened_layout(axis: ours._FlatLayout) -> Any:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch.distributed import distributed_c10d
+from torch.distributed import ProcessGroup, distributed_c10d
+
+# Before 2.10 a name is a string.
+GroupName = str
 
 
 class _Placed(int):
@@ -49,3 +52,14 @@ def forget_sort_ranks(taken: tuple[Any, Any]) -> None:
     ours, torchs = taken
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs
+
+
+def _cleanup_process_group_global_state(pg: ProcessGroup) -> None:
+    """Take a group out of the books, which torch has a function for since 2.10."""
+    world: Any = distributed_c10d._world
+    for book in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
+        book.pop(pg, None)
+    for tag in (world.pg_to_tag.pop(pg, None), ""):
+        if pg in world.tags_to_pg.get(tag, ()):
+            world.tags_to_pg[tag].remove(pg)
+    distributed_c10d._unregister_process_group(pg.group_name)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
 from ..distributed.tensor import _redistribute as bodies
+from ._mesh_layout import ShardOrderEntry
 
 
 class _Redistribute:
@@ -52,8 +54,7 @@ def redistribute_local_tensor(
     it for whole."""
     if is_backward and any(placement.is_partial() for placement in target_spec.placements):
         whole = tuple(Replicate() if placement.is_partial() else placement for placement in target_spec.placements)
-        order = target_spec.shard_order
-        target_spec = DTensorSpec(target_spec.mesh, whole, tensor_meta=target_spec.tensor_meta, shard_order=order)
+        target_spec = dataclasses.replace(target_spec, placements=whole)
     return bodies.redistribute_local_tensor(
         local_tensor,
         current_spec,
@@ -73,3 +74,35 @@ def merged(infos: list[Any], mesh: DeviceMesh, source: Any, target: Any) -> list
 def shards_become_terms() -> bool:
     """Whether torch has a step from a shard to a term of a sum; since 2.14."""
     return hasattr(Shard, "_to_partial_tensor")
+
+
+# Before 2.10 torch searches no graph for steps, and a tensor's dims are cut by one mesh axis after the other.
+_FORCE_MIN_COST_REDISTRIBUTION_PLAN = False
+
+
+class _DTensorSpec:
+    """Never instantiated: its attributes are set on torch's DTensorSpec."""
+
+    shard_order = None
+
+    @staticmethod
+    def is_default_device_order(shard_order: tuple[ShardOrderEntry, ...] | None) -> bool:
+        """Whether the axes of each dim ascend; only files of later releases say otherwise."""
+        return all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in shard_order or ())
+
+    @staticmethod
+    def compute_default_shard_order(placements: tuple[Placement, ...]) -> tuple[ShardOrderEntry, ...]:
+        """The mesh axes that cut each dim, outer to inner."""
+        cuts: dict[int, list[int]] = {}
+        for axis, placement in enumerate(placements):
+            if isinstance(placement, Shard) and not isinstance(placement, _StridedShard):
+                cuts.setdefault(placement.dim, []).append(axis)
+        return tuple(ShardOrderEntry(dim, tuple(axes)) for dim, axes in sorted(cuts.items()))
+
+
+class _Replicate:
+    """Never instantiated: its method is set on torch's placement."""
+
+    def __getstate__(self: Replicate) -> dict[str, Any]:
+        """Said in files, though empty: without it, later releases make a placement that isn't one, and crash."""
+        return {}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import _cleanup_process_group_global_state
 
 from ._group_table import find_group
 from ._mesh_group_names import group_names
@@ -38,7 +37,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
         if grouped is not None:
             grouped._group_end()
         for group in groups:
-            _cleanup_process_group_global_state(group)
+            distributed_c10d._cleanup_process_group_global_state(group)
         shared_state(mesh).registry.clear()
         shared_state(mesh).universe = None  # what is made from now on is made anew
 

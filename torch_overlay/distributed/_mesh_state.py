@@ -66,7 +66,7 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
     """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
     held = mesh.__dict__
-    root = held.get("_root_mesh")
+    root = getattr(mesh, "_root_mesh", None)
     number, private, _ = held.pop("_universe", (None, None, ""))  # of a loaded mesh, see `saved_state`
     if root is None or root is mesh:
         # A subclass that makes its own mesh may set less than DeviceMesh does.

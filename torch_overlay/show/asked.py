@@ -12,6 +12,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
 
 from .. import options
+from ..compat.tensor_mesh import as_views
 from ..distributed._mesh_traced import real_mesh
 from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
@@ -73,7 +74,8 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
         raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
     mesh = real_mesh(source.mesh)
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
-    return explained(_question(mesh, source, target), source, target)
+    with as_views() as on:
+        return explained(_question(mesh, source, target, on), source, target)
 
 
 def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
@@ -91,7 +93,7 @@ def _positive(placement: Placement, ndim: int) -> Placement:
     return placement
 
 
-def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Question:
+def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, on: bool) -> Question:
     settings = options()
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
@@ -107,7 +109,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> Que
         ranks=tuple(mesh.mesh.flatten().tolist()),
         dtype=str(source.tensor_meta.dtype).removeprefix("torch."),
         itemsize=source.tensor_meta.dtype.itemsize,
-        groups=_groups(mesh, settings),
+        groups=_groups(mesh, settings, on),
         # Torch's names only: the options' topology may name axes of other meshes.
         cost=cost_of(names, tuple(row for row in settings.topology or () if row[0] in names)),
         named=bool(mesh.mesh_dim_names),
@@ -129,15 +131,14 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
     return before, after, why_not_planned(mesh, source, target) or ""
 
 
-def _groups(mesh: DeviceMesh, settings: Settings) -> frozenset[tuple[int, ...]] | None:
+def _groups(mesh: DeviceMesh, settings: Settings, on: bool) -> frozenset[tuple[int, ...]] | None:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
-    from .. import is_enabled
     from ..distributed.tensor._joint_groups import joint_axes
 
     if settings.flatten == "create":
         return None
-    if is_enabled():
+    if on:
         return joint_axes(mesh)
     root = mesh._get_root_mesh()
     known = {from_torch(flat._layout).collapse().ascending() for flat in root._flatten_mapping.values()}

@@ -22,6 +22,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..compat._mesh_layout import flattened_layout
 from ..compat.tensor import merged, shards_become_terms
+from ..compat.tensor_mesh import without_groups
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.boxes import chunk
 from ..distributed.tensor._planner.regions import Regions
@@ -62,7 +63,7 @@ def stand_in_mesh(
     """A mesh of any size, seen from its first rank, without process groups; `flattened` lists the axes that a user
     flattened together."""
     shape = torch.tensor(ranks, dtype=torch.int, device="cpu").view(*sizes)
-    mesh = DeviceMesh(device_type, shape, mesh_dim_names=tuple(names), _init_backend=False, _rank=ranks[0])
+    mesh = without_groups(device_type, shape, tuple(names), ranks[0])
     layout = from_torch(mesh._layout)
     for axes in flattened:
         # All that torch's merging asks of a flattened mesh is its layout.

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
+from ..compat.tensor_mesh import need_views
 from .one_mesh import Change, batches, change_together, read_change
 from .targets import Placements, target_placements
 from .trees import leaves, mapped
@@ -23,6 +24,7 @@ Target = tuple[DeviceMesh, Placements]
 
 def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int) -> Any:
     """See `torch_overlay.redistribute`."""
+    need_views("torch_overlay.redistribute")
     found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
     wanted = target_placements(found, placements, device_mesh)
     changed = [name for name, tensor in found.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]

@@ -15,11 +15,11 @@ from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor.placement_types import Shard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
-from torch.utils._debug_mode import get_active_debug_mode
 
 from .._kept import keep
 from .._mesh_state import view_of
 from .._mesh_traced import real_mesh
+from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._specs import is_known, other_spec
 
