@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pathlib
 import sys
 import types
 
@@ -36,6 +37,11 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if ours else None
 
     def create_module(self, spec):
+        door = pathlib.Path(__file__).parents[1] / "patches" / "instead" / "_torch_layout.py"
+        if spec.name.endswith("._torch_layout"):  # there is none in torch, whose layouts need no door to themselves
+            self.spec, opened = spec, types.ModuleType(spec.name)
+            exec(compile(door.read_text(encoding="utf-8"), str(door), "exec"), opened.__dict__)
+            return opened
         self.carried = importlib.import_module(spec.name.replace("torch_overlay", "torch", 1))
         if type(self.carried) is not types.ModuleType:  # the module of switches takes no other attribute
             self.carried, switches = types.ModuleType(spec.name), self.carried

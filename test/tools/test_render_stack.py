@@ -189,6 +189,8 @@ def test_the_comparison_hides_nothing():
     after["f"] = "failed (AttributeError: 'DeviceMesh' object has no attribute 'permute')"
     assert [line.partition(":")[0] for line in check.compare(before, after, {"permute"})] == ["a", "b", "d"]
     assert "f" in [line.partition(":")[0] for line in check.compare(before, after, {"flatten"})]
+    stuck = {"test/mesh": "failed (pytest didn't get through, exit 2: ['5 errors'])"}
+    assert check.compare(before, stuck) == [f"test/mesh: {stuck['test/mesh']}"], "and not all that is missing"
 
 
 def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
@@ -206,7 +208,7 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     monkeypatch.setattr(check, "results", results)
     monkeypatch.setattr(check, "random_moves", lambda patched: "identity 4" if patched is None else "identity 0")
     monkeypatch.setattr(check, "patched", patched)
-    pure, shared = names.index("planner-senders") + 1, names.index("shared-by-default") + 1
+    pure, shared = names.index("planner-senders") + 1, names.index("mesh-one-way") + 1
     assert check.check(MESSAGES, [1, pure, shared, len(MESSAGES)]) == 0
     first, *_ = MESSAGES[0].tests[0].split("=")
     moves, meshes = ("test/redistribute",), ("test/mesh",)

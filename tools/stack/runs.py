@@ -17,6 +17,7 @@ from .message import ROOT, StackError
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
 SECONDS = 400  # for one test; the machine may be busy, and a whole run shouldn't end for that
+NOT_THROUGH = "pytest didn't get through"
 Results = Mapping[str, str]
 
 
@@ -45,7 +46,7 @@ def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None
         ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
         if ended.returncode not in (0, 1) or not report.exists():
             said = (ended.stdout + ended.stderr).strip().splitlines()[-1:]
-            return {", ".join(suites): f"failed (pytest didn't get through, exit {ended.returncode}: {said})"}
+            return {", ".join(suites): f"failed ({NOT_THROUGH}, exit {ended.returncode}: {said})"}
         cases = list(ET.parse(report).getroot().iter("testcase"))
     if not cases:
         raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")
@@ -69,6 +70,9 @@ def compare(before: Results, after: Results, later: Collection[str] = ()) -> lis
     Only what the package itself does may be left out there (its switch, its status, its options), and what comes with a
     later patch: members of these names, and what a test marks so.
     """
+    stuck = [f"{name}: {how}" for name, how in after.items() if NOT_THROUGH in how]
+    if stuck:
+        return stuck
     lines = []
     for name in sorted(set(before) | set(after)):
         one, other = before.get(name, "missing"), after.get(name, "missing")
