@@ -7,7 +7,8 @@ import re
 import sys
 
 import pytest
-from hypothesis import settings
+
+from width import NIGHTLY
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -21,7 +22,6 @@ from torch_overlay.series import PATCHES  # noqa: E402
 from torch_overlay.versions import SUPPORTED  # noqa: E402
 
 FIGURES = figures.read()
-NIGHTLY = settings.default.max_examples > 100  # see test/conftest.py
 
 
 def test_every_table_is_up_to_date():

@@ -23,15 +23,12 @@ class TestAxisGroups(TestCase):
         super().setUp()
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
         self.addCleanup(dist.destroy_process_group)
-        self.asked, original = [], distributed_c10d.new_group
-
-        def counting(ranks=None, *args, **options):
-            self.asked.append(list(ranks))
-            return original(ranks, *args, **options)
-
-        patched = mock.patch.object(distributed_c10d, "new_group", counting)
-        patched.start()
+        patched = mock.patch.object(distributed_c10d, "new_group", wraps=distributed_c10d.new_group)
+        self.made = patched.start()
         self.addCleanup(patched.stop)
+
+    def _asked(self):
+        return [list(call.kwargs["ranks"]) for call in self.made.call_args_list]
 
     def _axis(self, ranks, name="tp") -> Request:
         """The inner axis, of four, of a mesh over these ranks."""
@@ -45,9 +42,9 @@ class TestAxisGroups(TestCase):
     def test_members_make_it_once(self) -> None:
         universe = current_world().open_universe(RankMap.identity(8), None)
         first = self._group(universe, self._axis(range(8)))
-        self.assertEqual(self.asked, [[4, 5, 6, 7]])
+        self.assertEqual(self._asked(), [[4, 5, 6, 7]])
         self.assertEqual(self._group(universe, self._axis(range(8))), first)
-        self.assertEqual(len(self.asked), 1)
+        self.assertEqual(self.made.call_count, 1)
         self.assertNotEqual(self._group(universe, self._axis(range(8), "ep")), first)
         other = current_world().open_universe(RankMap.identity(8), None)
         self.assertNotEqual(self._group(other, self._axis(range(8))), first, msg="another universe")
@@ -62,7 +59,7 @@ class TestAxisGroups(TestCase):
     def test_all_ranks_of_the_world_make_it_if_asked(self) -> None:
         universe = current_world().open_universe(RankMap.identity(8), None)
         self._group(universe, self._axis(range(8)))
-        self.assertEqual(self.asked, [[0, 1, 2, 3], [4, 5, 6, 7]])
+        self.assertEqual(self._asked(), [[0, 1, 2, 3], [4, 5, 6, 7]])
 
     def test_it_keeps_the_order_of_the_mesh(self) -> None:
         ranks = [7, 6, 5, 4, 3, 2, 1, 0]
@@ -80,7 +77,7 @@ class TestAxisGroups(TestCase):
     def test_a_rank_outside_has_none_and_makes_none(self) -> None:
         universe = current_world().open_universe(RankMap([0, 1, 2, 3]), None)
         self.assertIsNone(axis_group(universe, self._axis([0, 1, 2, 3])))
-        self.assertEqual(self.asked, [])
+        self.made.assert_not_called()
 
 
 if __name__ == "__main__":

@@ -22,15 +22,8 @@ class TestSharedGroups(TestCase):
         switched_on.__enter__()
         self.addCleanup(switched_on.__exit__, None, None, None)
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
-        self.calls = []
-        original = distributed_c10d.new_group
-
-        def counting(ranks=None, *args, **options):
-            self.calls.append(tuple(ranks))
-            return original(ranks, *args, **options)
-
-        patched = mock.patch.object(distributed_c10d, "new_group", counting)
-        patched.start()
+        patched = mock.patch.object(distributed_c10d, "new_group", wraps=distributed_c10d.new_group)
+        self.made = patched.start()
         self.addCleanup(patched.stop)
 
     def tearDown(self) -> None:
@@ -39,17 +32,18 @@ class TestSharedGroups(TestCase):
 
     def test_one_call_for_each_axis(self) -> None:
         init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
-        self.assertEqual([len(ranks) for ranks in self.calls[:3]], [4, 4, 4])
-        self.assertTrue(all(5 in ranks for ranks in self.calls))
+        asked = [call.kwargs["ranks"] for call in self.made.call_args_list]
+        self.assertEqual([len(ranks) for ranks in asked[:3]], [4, 4, 4])
+        self.assertTrue(all(5 in ranks for ranks in asked))
 
     def test_an_axis_has_one_group_in_all_views(self) -> None:
         mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
         one = mesh._unflatten(0, (4, 16), ("a", "b"))
-        before = len(self.calls)
+        before = self.made.call_count
         other = mesh._unflatten(0, (4, 16), ("a", "z"))
         self.assertEqual(one.get_group("a"), other.get_group("a"))
         self.assertNotEqual(one.get_group("b"), other.get_group("z"))
-        self.assertEqual(len(self.calls), before + 1)
+        self.assertEqual(self.made.call_count, before + 1)
 
     def test_two_meshes_share_nothing(self) -> None:
         one, other = (init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b")) for _ in range(2))
@@ -59,7 +53,7 @@ class TestSharedGroups(TestCase):
     def test_the_world_serves_the_axis_that_is_the_world(self) -> None:
         mesh = init_device_mesh("cpu", (64,))
         self.assertEqual(mesh.get_group(), dist.group.WORLD)
-        self.assertEqual(self.calls, [])
+        self.made.assert_not_called()
 
     def test_another_order_is_another_group(self) -> None:
         plain = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))

@@ -38,16 +38,16 @@ _FlatLayout.__module__ = _MeshLayout.__module__ = (
 )
 
 
-def believe_files() -> set[Any]:
-    """Let ``torch.load(weights_only=True)`` make one."""
+def believe_files(*more: type) -> set[Any]:
+    """Let ``torch.load(weights_only=True)`` make a flat layout, and these."""
     believed = reader._marked_safe_globals_set
-    reader._add_safe_globals([_FlatLayout])
+    reader._add_safe_globals([_FlatLayout, *more])
     return believed
 
 
-def disbelieve_files(believed: set[Any]) -> None:
+def disbelieve_files(believed: set[Any], *more: type) -> None:
     """Take it back: the very set that was there, unless more came meanwhile."""
-    reader._remove_safe_globals([_FlatLayout])
+    reader._remove_safe_globals([_FlatLayout, *more])
     if reader._marked_safe_globals_set == believed:
         reader._marked_safe_globals_set = believed
 
@@ -57,16 +57,13 @@ def bring_module() -> set[Any]:
     module: Any = types.ModuleType(_MeshLayout.__module__, __doc__)
     module._FlatLayout, module._MeshLayout = _FlatLayout, _MeshLayout
     sys.modules[module.__name__] = distributed._mesh_layout = module
-    believed = reader._marked_safe_globals_set
-    reader._add_safe_globals([_FlatLayout, _MeshLayout, ShardOrderEntry])
-    return believed
+    return believe_files(_MeshLayout, ShardOrderEntry)
 
 
 def take_module(believed: set[Any]) -> None:
     """Take it back."""
     del sys.modules[_MeshLayout.__module__], distributed._mesh_layout
-    reader._remove_safe_globals([_MeshLayout, ShardOrderEntry])
-    disbelieve_files(believed)
+    disbelieve_files(believed, _MeshLayout, ShardOrderEntry)
 
 
 def flattened_layout(axis: ours._FlatLayout) -> Any:

@@ -92,7 +92,7 @@ class _OlderDeviceMesh:
         return _listed(view_of(self).coordinate(self._rank))
 
     def __setstate__(self: DeviceMesh, state: dict[str, Any]) -> None:
-        bodies._DeviceMesh.__setstate__(self, as_saved_since_2_10(state))
+        _DeviceMesh.__setstate__(self, state)
         if "_coordinate_on_dim" in state:
             self._coordinate_on_dim = _listed(self._coordinate_on_dim)
 
