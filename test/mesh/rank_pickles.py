@@ -155,9 +155,11 @@ class PickleCases:
         flat = mesh["a", "b"]._flatten("ab")
         self.assertEqual(copied["ab"], flat)
         self.assertTrue(copied.get_group("ab") is flat.get_group())
-        piece = copy.deepcopy(mesh["b", "c"])
+        piece, root = copy.deepcopy([mesh["b", "c"], mesh])
         self.assertEqual(piece, mesh["b", "c"])
-        self.assertTrue(piece._get_root_mesh() is mesh)
+        self.assertTrue(piece._get_root_mesh() is root and root is not mesh, "as on stock: copied together")
+        self.assertTrue(piece._flatten("bc").get_group() is mesh["bc"].get_group() is root["bc"].get_group())
+        self.assertTrue(copy.copy(mesh["b"])._get_root_mesh() is mesh)
 
     def test_checkpoints_load_on_other_meshes_and_in_the_other_state(self):
         """DCP: saved from a 2 x 4 mesh, loaded on a flattened one and on another shape; stock and overlay mixed."""

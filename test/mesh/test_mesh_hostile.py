@@ -237,6 +237,19 @@ def test_what_stock_lets_pass_or_mumbles_is_refused_clearly(mesh, what):
         call(mesh)
 
 
+@needs_overlay
+def test_all_axes_have_names_or_none(mesh):
+    """Else a mesh of three axes had two names, and the second one was the third axis's."""
+    nameless = grid(3, 4)
+    with pytest.raises(ValueError, match="the others need names, too"):
+        nameless._unflatten(1, (2, 2), ("x", "y"))
+    line = grid(12)
+    named = line._unflatten(0, (3, 4), ("x", "y"))
+    assert named.mesh_dim_names == ("x", "y")
+    with pytest.raises(RuntimeError, match="with and without mesh_dim_names"):
+        DeviceMesh._concatenate([named["x"], line])
+
+
 @pytest.mark.parametrize("ranks", [[4, 5, 3], (4, 5, 3), np.array([4, 5, 3]), torch.tensor([4, 5, 3]), range(3, 6)])
 def test_ranks_come_in_any_container(mesh, ranks):
     """Lists, tuples, arrays, ranges, tensors of any integer type: the ranks in their order."""

@@ -7,6 +7,7 @@ import gc
 import pickle
 import sys
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +20,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
 from torch_overlay.distributed._group_table import Kind, _by_value
 from torch_overlay.distributed._group_table import find_group as find_group_by_name
+from torch_overlay.distributed._mesh_check import MESH, _verdict
+from torch_overlay.distributed._mesh_groups import _describe
 from torch_overlay.distributed._mesh_layout import _MeshLayout
+from torch_overlay.distributed._mesh_state import view_of
 from torch_overlay.distributed._process_groups import Request, _default_serves
 from torch_overlay.distributed._rank_map import RankMap
 from torch_overlay.distributed._universe import current_world
@@ -546,13 +550,50 @@ def test_options_with_gloos_devices_are_equal_to_themselves_only():
     assert _by_value(one) == _by_value(one) != _by_value(other)
 
 
-def test_a_mesh_that_was_loaded_before_the_world_knows_who_it_is_in():
-    """Saved by rank 1, loaded before there is a world, and used by rank 6."""
-    saved = pickle.dumps(grid())
-    dist.destroy_process_group()
-    loaded = pickle.loads(saved)
-    dist.init_process_group("fake", store=FakeStore(), rank=6, world_size=8)
-    made = grid()
-    assert group_ranks(loaded, "tp") == group_ranks(made, "tp") == (4, 5, 6, 7)
-    assert list(loaded.get_coordinate()) == list(made.get_coordinate()) == [1, 2] and loaded.get_local_rank("tp") == 2
-    assert loaded == made and hash(loaded) == hash(made)
+def test_an_abort_that_fails_ends_the_others(monkeypatch):
+    mesh = grid()
+    first, *others = groups = mesh.get_all_groups()
+    ended = []
+
+    def abort(group):
+        ended.append(group)
+        if group is first:
+            raise RuntimeError("the first one can't")
+
+    monkeypatch.setattr(dist.ProcessGroup, "abort", abort)
+    with pytest.raises(RuntimeError, match="the first one can't"):
+        mesh.abort()
+    assert others and set(groups) <= set(ended) and not set(map(id, groups)) & set(map(id, open_groups()))
+
+
+def test_an_order_that_must_be_kept_is_part_of_what_ranks_compare():
+    """And of the key of compiled code, which names the groups."""
+    plain, kept = (DeviceMesh("cpu", range(8), preserve_rank_order=order) for order in (False, True))
+    said = {_describe(mesh, view_of(mesh).layout, None, [(None, None)]) for mesh in (plain, kept)}
+    assert len(said) == 2 and plain._stable_hash() != kept._stable_hash()
+
+
+def test_ranks_that_are_late_cost_no_more_than_the_time_there_is():
+    """A tenth of a second for each of a thousand would make rank 0 late itself."""
+
+    class Store(dist.HashStore):
+        waits = 0
+
+        def wait(self, keys, timeout):
+            self.waits += 1
+            super().wait(keys, timeout)
+
+    store = Store()
+    for rank in (0, 3):
+        store.set(f"x/{rank}", "the same")
+    said = _verdict(store, "x", 1000, -1.0, MESH)
+    assert "ranks [1, 2, 4, " in said and store.waits == 2
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [3, 2, 1, 0]])
+def test_an_order_is_asked_for_where_it_is_one(ranks, monkeypatch):
+    """What makes groups in another way may know only the order of their ranks."""
+    asked = mock.Mock(wraps=distributed_c10d.new_group)
+    monkeypatch.setattr(distributed_c10d, "new_group", asked)
+    DeviceMesh("cpu", ranks)
+    assert asked.call_args.kwargs["sort_ranks"] == (ranks[0] == 0)

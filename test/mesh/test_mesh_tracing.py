@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
-from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
+from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, open_groups, overlay
 from way import TENSOR_MESHES, needs_layouts, needs_package
 
 
@@ -202,6 +202,23 @@ def test_compiled_code_makes_views(world, what):
             assert torch.equal(asked, torch.full((2, 3), float(expected)))
             assert moved.shape == (2 * view.size(), 3)
     assert len(graphs) <= 2, "at most one for each mesh"
+
+
+@traces_meshes
+@needs_overlay
+def test_a_view_that_compiled_code_makes_is_made_once(world):
+    """A rank that compiles once more than its peers would wait for them in a group that they don't make."""
+
+    def uses(x, mesh):
+        return x + mesh.unflatten("c", (1, 2), ("d", "e")).get_local_rank("e")
+
+    with overlay(share_groups="off"):
+        mesh, made = cube(), []
+        for _ in range(3):
+            torch._dynamo.reset()
+            torch.compile(uses, backend="eager", fullgraph=True)(torch.zeros(2), mesh)
+            made.append(len(open_groups()))
+    assert made[0] == made[1] == made[2]
 
 
 @traces_meshes

@@ -19,7 +19,7 @@ from .. import enabled, is_enabled
 from ..distributed import _mesh_state
 from ..distributed._group_table import find_group
 from ..distributed._mesh_layout import _FlatLayout, _MeshLayout
-from ..distributed._mesh_pickle import OWN_STATE
+from ..distributed._mesh_pickle import OWN_STATE, OfTheRank
 from ..distributed._mesh_state import view_of
 from ..distributed._rank_map import RankMap
 from ..distributed._torch_layout import to_torch
@@ -41,15 +41,12 @@ SINCE_2_10 = (
 _sliced: weakref.WeakValueDictionary[Any, DeviceMesh] = weakref.WeakValueDictionary()
 
 
-class Adopting:
+class Adopting(OfTheRank):
     """An attribute that a mesh of torch's lacks: asked for, it makes a view of the mesh, which holds it."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
 
     def __get__(self, mesh: DeviceMesh | None, owner: type) -> Any:
         if mesh is None or "mesh" not in mesh.__dict__ or "_layout" in mesh.__dict__:
-            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
+            return super().__get__(mesh, owner)
         mesh.__dict__.update(_as_view(mesh.__dict__))
         return getattr(mesh, self.name)
 
@@ -163,6 +160,7 @@ def hand_back_tensors(_: None) -> None:
             resources["root_to_flatten_mapping"].setdefault(mesh, {})[name] = view
             resources["flatten_name_to_root_dims"].setdefault(mesh, {})[name] = dims
     for mesh, tensor in zip(living, held, strict=True):
+        mesh.__dict__.update(mesh.__dict__.pop("_of_saver", {}))
         for name in SINCE_2_10:
             mesh.__dict__.pop(name, None)
         mesh.__dict__.update(tensor)

@@ -30,9 +30,13 @@ def abort_groups(mesh: DeviceMesh) -> None:
     grouped = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
     if grouped is not None:
         grouped._group_start()
+    failed: list[Exception] = []
     try:
         for group in groups:
-            group.abort()
+            try:
+                group.abort()
+            except Exception as error:
+                failed.append(error)
     finally:
         if grouped is not None:
             grouped._group_end()
@@ -40,6 +44,8 @@ def abort_groups(mesh: DeviceMesh) -> None:
             distributed_c10d._cleanup_process_group_global_state(group)
         shared_state(mesh).registry.clear()
         shared_state(mesh).universe = None  # what is made from now on is made anew
+    if failed:
+        raise failed[0]
 
 
 def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:

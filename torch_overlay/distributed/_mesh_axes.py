@@ -62,7 +62,7 @@ def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> 
     """One axis as several, and the names of all axes of the mesh with them.
 
     Raises:
-        ValueError: the sizes don't give the axis, or a name is taken.
+        ValueError: the sizes don't give the axis, a name is taken, or other axes have none.
     """
     axis = view_of(mesh).layout.axes[dim]
     if math.prod(sizes) != axis.numel():
@@ -71,6 +71,8 @@ def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> 
             f"but the original dimension at dim={dim} has size {axis.numel()}. "
             f"These must be equal for unflatten to work correctly."
         )
+    if mesh._mesh_dim_names is None and mesh.ndim > 1:
+        raise ValueError(f"unflatten names the new axes, so the others need names, too, and {mesh} has none")
     all_names = list(mesh._mesh_dim_names or ())
     all_names[dim : dim + 1] = names
     if len(set(all_names)) != len(all_names):
@@ -110,10 +112,12 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
     """All axes of several views of one universe.
 
     Raises:
-        RuntimeError: meshes of different universes, or axes that share ranks.
+        RuntimeError: meshes of different universes, axes that share ranks, or names on some axes only.
     """
     if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
         raise RuntimeError("Cannot concatenate DeviceMeshes derived from different device meshes")
+    if len({mesh._mesh_dim_names is None for mesh in meshes}) > 1:
+        raise RuntimeError(f"Cannot concatenate meshes with and without mesh_dim_names: {meshes}")
     layout = _MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
     if not layout.collapse().check_orthogonal():
         raise RuntimeError(f"Cannot concatenate overlapping meshes: {meshes}")

@@ -95,6 +95,8 @@ def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
 def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None:
     """The value at ``key``, or None if nobody sets it in time."""
     try:
+        if seconds <= 0 and not store.check([key]):
+            return None
         store.wait([key], timedelta(seconds=max(0.1, seconds)))
     except RuntimeError:
         return None

@@ -13,4 +13,4 @@ def group_names(mesh: DeviceMesh) -> list[str] | None:
 
     It is the mesh's own list, not a copy.
     """
-    return mesh.__dict__.get("_dim_group_names")
+    return getattr(mesh, "_dim_group_names", None)

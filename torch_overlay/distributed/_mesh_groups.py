@@ -205,7 +205,7 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
 
 
 def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:
-    """One line about axes that are about to get groups: equal on two ranks exactly if they mean the same."""
+    """One line about axes that are about to get groups, for ranks to compare. Of options it says that there are some."""
     rank_map = view_of(mesh).rank_map
     axes = (
         [f"{name}={size}" for name, size in zip(names, layout.top_level_sizes, strict=True)]
@@ -218,8 +218,9 @@ def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None
     asked = [f"{backend or ''}{'+options' if options else ''}" for backend, options in overrides]
     backends = f", backends {asked}" if any(asked) else ""
     strides = ", ".join(str(axis) for axis in layout.axes)
-    private = ", private" if shared_state(mesh).private else ""
-    return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}{private}"
+    traits = ", private" if shared_state(mesh).private else ""
+    traits += ", preserve_rank_order" if mesh._preserve_rank_order else ""
+    return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}{traits}"
 
 
 def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessGroup:

@@ -1,8 +1,9 @@
 """Saving and loading meshes: as layout, ranks and names, in the form that DeviceMesh reads and writes.
 
 Files go both ways between this and torches before it. What belongs to the process that saved is not believed on
-load: the rank, the coordinates and the groups are those of the process that loads, and a group is found by its ranks,
-never by its name, since names depend on the order in which a process made its groups.
+load: the rank, the coordinates and the groups are those of the process that loads, as soon as there is a world. A group
+is found by its ranks, since names depend on the order in which a process made its groups; the name decides between
+several, and about groups that no mesh made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.distributed.distributed_c10d import get_rank, get_world_size, is_init
 
 from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import axis_names, shared_state, thread_id, view_of
+from ._mesh_state import axis_names, shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import as_here, from_torch
 from ._universe import current_world, join_universe
@@ -33,10 +34,28 @@ UNKNOWN = (0, None, "")
 OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 
+class OfTheRank:
+    """What a mesh says of this rank. One that was loaded where there was no world waits for it: until then it says what
+    the saver's said, and it is asked again each time."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, mesh: DeviceMesh | None, owner: type) -> Any:
+        saved = {} if mesh is None else mesh.__dict__.get("_of_saver", {})
+        if mesh is None or self.name not in saved:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
+        if not is_initialized():
+            return saved[self.name]
+        bind_groups(mesh)
+        return mesh.__dict__[self.name]
+
+
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What a plain DeviceMesh pickles, without what is true only in this process, and the universe."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
+    state.update(state.pop("_of_saver", {}))
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
@@ -64,24 +83,31 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     else:
         mesh._rank = -1  # files of releases before 2.11 have coordinates only
     if "_dim_group_names" in state:
-        _bind(mesh, view, *mesh.__dict__["_universe"])
+        _bind(mesh, view, state["_dim_group_names"], *mesh.__dict__["_universe"])
+    if not is_initialized():
+        wait_for_world(mesh)
 
 
 def bind_groups(mesh: DeviceMesh) -> None:
-    """Find this rank's group on each axis anew; an axis without one keeps a name that says so. Who this rank is wasn't
-    known if the mesh was loaded before the world was there."""
+    """Find out who this rank is, and its group on each axis, anew; an axis without one keeps a name that says so."""
+    held = mesh.__dict__
+    saved = {**held, **held.get("_of_saver", {})}.get("_dim_group_names")
     shared = shared_state(mesh)
     join_universe(shared)
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    _bind(mesh, view_of(mesh), shared.saved_number, shared.private)
+    if saved is not None:
+        _bind(mesh, view_of(mesh), saved, shared.saved_number, shared.private)
+    held.pop("_of_saver", None)
 
 
-def _bind(mesh: DeviceMesh, view: View, number: int | None, private: str | None, world: str = "") -> None:
-    saved = mesh._dim_group_names
+def _bind(
+    mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None, world: str = ""
+) -> None:
     if is_initialized() and world == current_world().token and not any(name.startswith(UNBOUND) for name in saved):
         # Saved in this process and world: the names are right, also those of groups that users made.
         mesh._pg_registry = {name: group for name in saved if (group := find_group(name)) is not None}
+        mesh._dim_group_names = saved
         return
     mesh._dim_group_names = []
     if mesh._coordinate_on_dim is None:

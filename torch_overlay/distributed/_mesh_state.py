@@ -113,6 +113,17 @@ def make_view(
     return _finish(mesh, parent, group_names)
 
 
+# What a mesh says of this rank.
+OF_THE_RANK = ("_rank", "_coordinate_on_dim", "_dim_group_names")
+
+
+def wait_for_world(mesh: DeviceMesh) -> None:
+    """Lay aside what a mesh that was loaded where there is no world says of a rank: there, it is the saver's."""
+    held = mesh.__dict__
+    held["_of_saver"] = {name: held.pop(name) for name in OF_THE_RANK if name in held}
+    _living[id(mesh)] = mesh  # overlay only
+
+
 def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
     """What the axes of a mesh are called, of one without names as well; this is the lane of their groups."""
     return [str(name) for name in names] if names else [f"dim_{number}" for number in range(ndim)]
@@ -167,12 +178,14 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
 
 
 def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | None) -> DeviceMesh:
-    rank = parent.__dict__.get("_rank")
+    rank = getattr(parent, "_rank", None)
     if rank is not None:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     if group_names is not None:
         mesh._dim_group_names = list(group_names)
+    if "_of_saver" in parent.__dict__:
+        wait_for_world(mesh)
     return mesh
 
 
@@ -185,6 +198,7 @@ def hand_back() -> None:  # overlay only
     """Give every living mesh what torch's own code looks for, and take the overlay's state off it."""
     for mesh in list(_living.values()):
         held = mesh.__dict__
+        held.update(held.pop("_of_saver", {}))
         if "_shared_state" not in held:
             continue
         shared = held.pop("_shared_state")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._mesh_group_names import group_names
 from ._mesh_state import shared_state
+from ._universe import making_private
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,11 +32,16 @@ def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
 
 
 def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
-    """Make a view for compiled code and keep it with the universe; returns the name by which `_traced_views` has it."""
-    view = getattr(mesh, method)(*arguments)
-    said = f"{method}{_said(arguments)} of {mesh._stable_hash()}"
+    """Make a view for compiled code and keep it with the universe; returns the name by which `_traced_views` has it.
+
+    It is made once, however often the code is compiled: another rank may compile once more, or less, and a view may
+    need groups.
+    """
+    traced = shared_state(mesh).traced
+    said = f"{method}{_said(arguments)} of {mesh._stable_hash()} on {group_names(mesh)}, {making_private.get()}"
     name = f"view_{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
-    setattr(shared_state(mesh).traced, name, view)
+    if not hasattr(traced, name):
+        setattr(traced, name, getattr(mesh, method)(*arguments))
     return name
 
 

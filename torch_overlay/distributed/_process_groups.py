@@ -192,13 +192,13 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             pg_options=options,
             use_local_synchronization=alone,
             group_desc=f"mesh_{request.name}",
-            sort_ranks=False,
+            sort_ranks=ranks == sorted(ranks),  # where it's all the same, what torchcomms can
         )
     except RuntimeError as error:
         raise RuntimeError(
-            f"The process group of mesh {describe([request.name])} needs all of ranks {short(ranks)}, and rank "
-            f"{distributed_c10d.get_rank()} could not reach them: {error}. See whether one of them died or builds "
-            "another mesh (the option check_mesh compares them)."
+            f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
+            f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
+            "died or build another mesh (the option check_mesh compares them)."
         ) from error
     finally:
         making_for_mesh.reset(token)

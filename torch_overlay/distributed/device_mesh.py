@@ -8,7 +8,7 @@ torch has one. Methods not listed here (``size``, ``shape``, ``get_coordinate``,
 from __future__ import annotations
 
 import hashlib
-from copy import _reconstruct  # type: ignore[attr-defined]
+from copy import _reconstruct, deepcopy  # type: ignore[attr-defined]
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from ._mesh_input import (
     read_sizes,
 )
 from ._mesh_layout import _MeshLayout
-from ._mesh_pickle import load_state, saved_state
+from ._mesh_pickle import OfTheRank, load_state, saved_state
 from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of
 from ._mesh_traced import is_traced, keep_view, real_mesh, traced_view
 from ._process_groups import Request, axis_group
@@ -56,6 +56,9 @@ class _DeviceMesh:
 
     # Meshes pickled before this attribute existed lack it.
     _preserve_rank_order = False
+    _rank = OfTheRank()
+    _coordinate_on_dim = OfTheRank()
+    _dim_group_names = OfTheRank()
 
     def __init__(
         self: DeviceMesh,
@@ -120,7 +123,7 @@ class _DeviceMesh:
         A view of the one tensor that the root and all its views share, wherever strides can say it.
         """
         view = view_of(self)
-        rank = get_rank() if is_initialized() else self._rank
+        rank = get_rank() if is_initialized() else getattr(self, "_rank", -1)  # xla meshes have none
         with _disable_current_modes():  # real ranks under fake tensors, the meta device and while tracing
             return shared_state(self).shown(view.layout, view.start(rank))
 
@@ -146,7 +149,8 @@ class _DeviceMesh:
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""
-        return hashlib.blake2b(repr(self._hash_key()).encode(), digest_size=16).hexdigest()
+        key = (self._hash_key(), self._preserve_rank_order)
+        return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
 
     def __getstate__(self: DeviceMesh) -> dict[str, Any]:
         return saved_state(self)
@@ -156,14 +160,16 @@ class _DeviceMesh:
 
     def __copy__(self: DeviceMesh) -> DeviceMesh:
         """Another mesh of the same universe, as a deep copy is: there is nothing more to copy."""
-        return self.__deepcopy__({}) if type(self) is DeviceMesh else _reconstruct(self, None, *self.__reduce_ex__(4))
+        return copy_mesh(self) if type(self) is DeviceMesh else _reconstruct(self, None, *self.__reduce_ex__(4))
 
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
-        """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
+        """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
+        too, the one that what else is copied with it has."""
         if type(self) is not DeviceMesh:
             return _reconstruct(self, memo, *self.__reduce_ex__(4))
-        memo[id(self)] = copy_mesh(self)
-        return memo[id(self)]
+        memo[id(self)] = copied = copy_mesh(self)
+        copied._root_mesh = deepcopy(self._root_mesh, memo)
+        return copied
 
     # --- views
 

@@ -42,7 +42,6 @@ _functional = torch.ops._c10d_functional
 
 _REDUCE = {
     "sum": torch.add,
-    "avg": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
     "product": torch.mul,
@@ -185,14 +184,7 @@ def _reduced(
 ) -> torch.Tensor:
     whole = flat.new_empty(shape)
     combine(whole, flat, pieces, step.op, kept)
-    return averaged(whole, step)
-
-
-def averaged(whole: torch.Tensor, step: AllToAll) -> torch.Tensor:
-    """What the terms give that were added up: their average, if the step asks for that."""
-    if step.op != "avg":
-        return whole
-    return whole / math.prod(step.before.sizes[axis] for axis in step.reduced)
+    return whole
 
 
 def combine(

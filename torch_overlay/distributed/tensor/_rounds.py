@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ._exchange import averaged, combine, offsets, pack_pieces, splits, swap, unread
+from ._exchange import combine, offsets, pack_pieces, splits, swap, unread
 from ._pack import Local, Place, joined, part
 from ._planner.boxes import Box
 from ._planner.rounds import parts
@@ -46,7 +46,7 @@ def exchanged(step: AllToAll, place: Place, group: Group) -> Local:
         whole = local.new_empty(place.wanted.length)
         for exchange, land in rounds:
             land(whole, exchange(local, whole), local)
-        return averaged(whole, step)
+        return whole
 
     return run
 

@@ -1,0 +1,79 @@
+"""A mesh that is loaded before there is a world: what it says of this rank waits for the world. On the fake backend."""
+
+import copy
+import pickle
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_overlay
+from mesh_harness import fake_world, group_ranks, needs_overlay
+from torch_overlay.distributed._mesh_state import OF_THE_RANK
+from torch_overlay.distributed.tensor._site import Site
+
+pytestmark = needs_overlay
+
+
+def grid() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+
+
+@pytest.fixture
+def loaded():
+    """Saved by rank 1, and there is no world; `as_rank_six` makes one."""
+    with fake_world(1, 8):
+        saved = pickle.dumps(grid())
+    yield pickle.loads(saved)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def as_rank_six() -> DeviceMesh:
+    dist.init_process_group("fake", store=FakeStore(), rank=6, world_size=8)
+    return grid()
+
+
+def test_it_knows_who_it_is_in(loaded):
+    made = as_rank_six()
+    assert group_ranks(loaded, "tp") == group_ranks(made, "tp") == (4, 5, 6, 7)
+    assert list(loaded.get_coordinate()) == list(made.get_coordinate()) == [1, 2] and loaded.get_local_rank("tp") == 2
+    assert loaded == made and hash(loaded) == hash(made)
+
+
+ASKED = {
+    "coordinate": lambda mesh, made: list(mesh.get_coordinate()) == [1, 2],
+    "groups": lambda mesh, made: mesh._dim_group_names == made._dim_group_names,
+    "redistribution": lambda mesh, made: (
+        Site.of(mesh)[2:4] == Site.of(made)[2:4] == ((1, 2), (*made._dim_group_names,))
+    ),
+    "slice": lambda mesh, made: mesh["tp"].get_local_rank() == 2,
+    "pickle": lambda mesh, made: list(pickle.loads(pickle.dumps(mesh)).get_coordinate()) == [1, 2],
+    "copy": lambda mesh, made: list(copy.deepcopy(mesh).get_coordinate()) == [1, 2],
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("form", ["mesh", "view"])
+def test_whatever_it_is_asked_first(loaded, asked, form):
+    """A redistribution with the saver's coordinates and this rank's groups would send other pieces than its peers wait
+    for: it ended the process."""
+    assert list(loaded.get_coordinate()) == [0, 1], "as the file says, until there is a world"
+    mesh = loaded if form == "mesh" else loaded.permute(("tp", "dp")).permute(("dp", "tp"))
+    assert ASKED[asked](mesh, as_rank_six())
+
+
+def test_disable_gives_it_back_as_it_was_saved(loaded):
+    said = {name: getattr(loaded, name) for name in OF_THE_RANK}
+    torch_overlay.disable()
+    try:
+        held = loaded.__dict__
+        assert {name: held[name] for name in OF_THE_RANK} == said and "_of_saver" not in held
+    finally:
+        torch_overlay.enable()
+
+
+def test_a_mesh_without_a_rank_shows_its_ranks():
+    """One for XLA, which never asks c10d for a rank."""
+    assert DeviceMesh("xla", [[0, 1], [2, 3]]).mesh.tolist() == [[0, 1], [2, 3]]
