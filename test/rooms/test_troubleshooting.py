@@ -18,7 +18,7 @@ INTERNAL |= {"UnknownFlag"}
 # Whose errors need a row: what turns the overlay on and off, and the rooms of meshes and groups. The algebra speaks to
 # whoever calls it; the planner's errors become reasons in status(); tools and ParallelDims name the argument at fault.
 ROOMS = ("choices", "overlay", "commands/run", "transfer", "versions")
-FOLDERS = tuple(f"{house.PACKAGE}/{folder}" for folder in ("patching", "transfers"))
+FOLDERS = tuple(f"{house.PACKAGE}/{folder}" for folder in ("patching", "compat", "transfers"))
 FILES = tuple(f"{house.PACKAGE}/{room}.py" for room in ROOMS)
 # What has no words of its own: the verdict before it has a row.
 FRAMES = {"… This rank, …, …s …."}
