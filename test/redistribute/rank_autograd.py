@@ -11,6 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from mesh_harness import needs_overlay
 from mesh_ranks import WORLD, make_root
+from twins_ranks import Case, MeshRecipe, placed
 from way import TENSOR_MESHES
 
 R, S, P = Replicate(), Shard, Partial()
@@ -71,6 +72,23 @@ class AutogradCases:
                 grad = DTensor.from_local(local, mesh, pending, run_check=False)
                 (found,) = torch.autograd.grad(moved, leaf, grad, retain_graph=True)
                 self.assertEqual(found.full_tensor(), grad.full_tensor(), f"{pending} to {target}")
+
+    @needs_overlay  # before 2.10 stock calls the two equal, and moves nothing
+    def test_strided_shards_become_plain_ones_and_their_gradients_strided_ones(self):
+        recipe = MeshRecipe(tuple(range(WORLD)), (2, 4))
+        mesh, strided, plain = recipe.make(), (("SS", 0, 4), ("S", 0)), (("S", 0), ("S", 0))
+        here = recipe.twin().coordinate(self.rank)
+        for source, target in ((strided, plain), (plain, strided)):
+            there, back = Case(recipe, source, target, (16, 6), public=True), Case(recipe, target, source, (16, 6))
+            self.assertIsNone(there.problem(mesh, self.rank))
+            leaf = DTensor.from_local(there.given(here), mesh, placed(source), run_check=False).requires_grad_()
+            moved = leaf.redistribute(placements=placed(target))
+            self.assertEqual([*map(type, moved.placements)], [*map(type, placed(target))])
+            self.assertIsNone(there.difference(moved.to_local(), here))
+            grad = DTensor.from_local(back.given(here), mesh, placed(target), run_check=False)
+            (found,) = torch.autograd.grad(moved, leaf, grad)
+            self.assertEqual([*map(type, found.placements)], [*map(type, placed(source))])
+            self.assertIsNone(back.difference(found.to_local(), here))
 
     @unittest.skipUnless(hasattr(torch_redistribute, "NestedRedistribute"), "torch differentiates once before 2.12")
     def test_second_derivatives(self):

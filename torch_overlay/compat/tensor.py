@@ -40,6 +40,17 @@ class _Redistribute:
         )
 
 
+class _OldestRedistribute:
+    """The same, before 2.10."""
+
+    @classmethod
+    def apply(cls, input: DTensor, device_mesh: DeviceMesh, placements: Any, *options: Any, **named: Any) -> DTensor:
+        """Where a strided shard says that it equals a plain one, and torch would move nothing."""
+        if [*map(type, input._spec.placements)] != [*map(type, placements)]:
+            placements = list(placements)  # a list equals no tuple, so torch moves; its spec makes a tuple of it
+        return _Redistribute.apply.__func__(cls, input, device_mesh, placements, *options, **named)  # type: ignore[attr-defined]
+
+
 def redistribute_local_tensor(
     local_tensor: torch.Tensor,
     current_spec: DTensorSpec,

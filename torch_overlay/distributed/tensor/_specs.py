@@ -60,7 +60,7 @@ def other_spec(
     """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
     may be changed."""
     target = tuple(target)
-    if source == target:
+    if source == target and kinds[: len(target)] == kinds[len(target) :]:
         return None
     shared = mesh.__dict__.get("_shared_state")
     specs = shared.remembered["specs"] if shared is not None else {}
