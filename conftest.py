@@ -15,13 +15,32 @@ collect_ignore_glob = ["torch_overlay/compat/before_*"]
 for folder in map(pathlib.Path, versions.older_folders()):
     collect_ignore += [f"torch_overlay/distributed/{path.name}" for path in folder.glob("_*[a-z].py")]
 release = versions.found()
-if release is not None and release.number < (2, 11):
-    collect_ignore.append("docs/tutorial.md")  # it clears a cache of torch's by a function that came with 2.11
+number = (99,) if release is None else release.number
+if number < (2, 10):
+    collect_ignore.append("torch_overlay/compat/debug_mode.py")  # there is no DebugMode
+# Sections of pages (all, if none is named) whose examples need a later torch: since when, and why.
+SINCE = {
+    "tutorial.md": ("", (2, 11), "it clears a cache of torch's by a function that came with 2.11"),
+    "redistribution.md": ("## See the plan\n", (2, 10), "before 2.10 torch has no DebugMode"),
+    "transfer.md": ("", (2, 10), "before 2.10 transfers need the overlay to be on"),
+    "recipes.md": ("## clip_grad_norm_ over two axes\n", (2, 10), "before 2.10 clipping takes more collectives"),
+}
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS), SkipParser()],
     patterns=["README.md", "docs/*.md"],
 ).pytest()
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what the running torch is too old for."""
+    for item in items:
+        heading, since, why = SINCE.get(item.path.name, ("", (0,), ""))
+        if number < since:
+            before, _, section = item.path.read_text(encoding="utf-8").partition(heading or "\n")
+            first, last = before.count("\n"), section.find("\n## ") if heading else len(section)
+            if first <= item.location[1] <= first + section[:last].count("\n") + 1:
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.hookimpl(tryfirst=True)

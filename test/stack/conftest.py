@@ -2,16 +2,21 @@
 
 import pytest
 from torch.distributed import device_mesh
+from torch.distributed.tensor import _redistribute
 
 from way import WAY, overlay
 
 
 def pytest_collection_modifyitems(items):
-    """Upstream's compiled code makes views; before 2.12 dynamo knows meshes in another way."""
+    """Upstream's compiled code makes views; before 2.12 dynamo knows meshes in another way. Before 2.10 torch
+    lacks what a test of merging clears between its threads."""
     known = hasattr(device_mesh, "_register_distributed_opaque_types")
+    clears = hasattr(_redistribute, "clear_redistribute_planner_cache")
     for item in items:
         if item.name.endswith("in_one_graph") and not known:
             item.add_marker(pytest.mark.skip(reason="before 2.12 dynamo knows little of meshes"))
+        if item.path.name == "test_safe_merging.py" and not clears:
+            item.add_marker(pytest.mark.skip(reason="before 2.10 torch has no cache to clear"))
 
 
 @pytest.fixture(autouse=True)

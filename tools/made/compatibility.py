@@ -152,8 +152,10 @@ def _ended(cases: dict[str, int]) -> str:
     return ", ".join(f"{cases[name]:,} {name}" for name in order if cases.get(name))
 
 
-def _kind(run: dict[str, Any]) -> tuple[str, str, str, str]:
-    return (_release(run), _minor(run), run["system"], run["tests"])
+def _kind(run: dict[str, Any]) -> tuple[list[int], list[int], str, str]:
+    """What tells two records apart, and puts them in order."""
+    release, minor = ([int(part) for part in number.split(".")] for number in (_release(run), _minor(run)))
+    return (release, minor, run["system"], run["tests"])
 
 
 def _release(run: dict[str, Any]) -> str:
