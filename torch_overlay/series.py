@@ -40,10 +40,11 @@ _ADDED = (
 )
 
 # What a mesh has since 2.10, and what it says otherwise before.
-_OLDEST_ADDED = ("mesh", "device_type", "mesh_dim_names", "__getstate__", "_create_flatten_mesh")
+_OLDEST_ADDED = ("mesh", "device_type", "mesh_dim_names", "_flatten_mesh_list", "__getstate__", "_create_flatten_mesh")
 _FINDING = ("_get_root_mesh", "_get_root_mesh_dim", "_get_mesh_dim_by_name")
 _OLDEST_REPLACED = ("__init__", "__getitem__", "__hash__", "size", "ndim", "shape")
 _ADOPTING = ("_device_type", "_mesh_dim_names", "_root_mesh", "_flatten_mapping", "_pg_registry", "_layout", "_rank")
+_FOUND_BY = ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims")
 _RESOURCES = ("get_root_mesh", "create_sub_mesh", "create_flatten_mesh", "_get_slice_mesh_dims", "_get_all_submeshes")
 
 # What torch has since 2.11.
@@ -134,8 +135,7 @@ PATCHES: tuple[Patch, ...] = (
     *(_oldest(f"DeviceMesh.{name}", Kind.ADD) for name in (*_OLDEST_ADDED, *_FINDING, *_ADOPTING)),
     *(_oldest(f"DeviceMesh.{name}") for name in _OLDEST_REPLACED),
     *(_oldest(f"_MeshEnv.{name}", home="mesh_env:_MeshEnv") for name in _RESOURCES),
-    _oldest("_MeshEnv.child_to_root_mapping", Kind.ADD, "mesh_env:_MeshEnv"),
-    _oldest("_MeshEnv.root_to_flatten_mapping", Kind.ADD, "mesh_env:_MeshEnv"),
+    *(_oldest(f"_MeshEnv.{name}", Kind.ADD, "mesh_env:_MeshEnv") for name in _FOUND_BY),
     *(_mesh(name, releases=">=2.10") for name in ("__init__", "mesh", "__getitem__")),
     *(_mesh(name) for name in _REPLACED),
     *(_mesh(name, releases=">=2.10") for name in _SINCE_2_10),

@@ -47,8 +47,19 @@ def test_resources_answer_from_the_shared_state():
     children, flattened = resources.child_to_root_mapping, resources.root_to_flatten_mapping
     assert children[piece] is mesh and children.get(mesh) is None and piece in list(children)
     assert flattened[mesh] == {"ac": flat} and list(flattened) == [mesh] and flattened.get(piece) is None
+    assert resources.flatten_name_to_root_dims[mesh] == {"ac": (0, 2)} and len(resources.flatten_name_to_root_dims) == 1
+    assert flat._flatten_mesh_list == (4, 5, 12, 13)
     flattened.setdefault(mesh, {})["mine"] = piece  # as libraries write it
     assert mesh["mine"].mesh.tolist() == piece.mesh.tolist()
+
+
+@tensors
+@needs_overlay
+def test_axes_of_one_rank_are_told_by_the_name_that_joins_them():
+    mesh = init_device_mesh("cpu", (1, 1, 16), mesh_dim_names=("a", "b", "c"))
+    views = [mesh["a", "b"]._flatten(), mesh["b", "c"]._flatten("bc")]
+    assert device_mesh._mesh_resources.flatten_name_to_root_dims[mesh] == {"a_b": (0, 1), "bc": (2,)}
+    assert [view.size() for view in views] == [1, 16]
 
 
 @tensors

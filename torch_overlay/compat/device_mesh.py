@@ -141,6 +141,14 @@ class _OldestDeviceMesh:
     device_type = property(lambda self: self._device_type, lambda self, name: put(self, "device_type", name))
     mesh_dim_names = property(lambda self: self._mesh_dim_names, lambda self, names: put(self, "mesh_dim_names", names))
 
+    @property
+    def _flatten_mesh_list(self: DeviceMesh) -> tuple[int, ...]:
+        return tuple(self.mesh.flatten().tolist())
+
+    @_flatten_mesh_list.setter
+    def _flatten_mesh_list(self: DeviceMesh, ranks: tuple[int, ...]) -> None:
+        self.__dict__["_flatten_mesh_list"] = ranks
+
     # What meshes that torch made hold only once they are asked.
     _device_type = Adopting()
     _mesh_dim_names = Adopting()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..distributed import _mesh_state
 from ..distributed._mesh_axes import ascending, select
+from ..distributed._mesh_state import view_of
 from .tensor_mesh import dims_in_root, named_root
 
 if TYPE_CHECKING:
@@ -55,6 +56,20 @@ class _Flattened(MutableMapping["DeviceMesh", "dict[str, DeviceMesh]"]):
         return sum(1 for _ in self)
 
 
+class _Dims(Mapping["DeviceMesh", "dict[str, tuple[int, ...]]"]):
+    """The numbers of the root's axes that each flattened view joins, by its name."""
+
+    def __getitem__(self, mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:
+        views = _Flattened()[mesh].items()
+        return {name: dims_in_root(mesh, view_of(view).layout.axes[0], name) or () for name, view in views}
+
+    def __iter__(self) -> Iterator[DeviceMesh]:
+        return iter(_Flattened())
+
+    def __len__(self) -> int:
+        return len(_Flattened())
+
+
 class _MeshEnv:
     """Never instantiated: set on torch's class of this name, of which each thread has dicts of its own."""
 
@@ -73,6 +88,14 @@ class _MeshEnv:
     @root_to_flatten_mapping.setter
     def root_to_flatten_mapping(self, mapping: dict[DeviceMesh, dict[str, DeviceMesh]]) -> None:
         self.__dict__["root_to_flatten_mapping"] = mapping
+
+    @property
+    def flatten_name_to_root_dims(self) -> Mapping[DeviceMesh, dict[str, tuple[int, ...]]]:
+        return _Dims()
+
+    @flatten_name_to_root_dims.setter
+    def flatten_name_to_root_dims(self, mapping: dict[DeviceMesh, dict[str, tuple[int, ...]]]) -> None:
+        self.__dict__["flatten_name_to_root_dims"] = mapping
 
     def get_root_mesh(self, device_mesh: DeviceMesh) -> DeviceMesh:
         return named_root(device_mesh)

@@ -149,7 +149,7 @@ def hand_back_tensors(_: None) -> None:
     living = list(_mesh_state._living.values())
     roots = [(mesh, named_root(mesh)) for mesh in living]
     flattened = [(mesh, name, view) for mesh in living for name, view in mesh._flatten_mapping.items()]
-    found = [(mesh, name, view, dims_in_root(mesh, view_of(view).layout.axes[0])) for mesh, name, view in flattened]
+    found = [(*one, dims_in_root(one[0], view_of(one[2]).layout.axes[0], one[1])) for one in flattened]
     living = list(_mesh_state._living.values())  # with those that were asked for the first time
     held = [as_tensor(mesh) for mesh in living]
     resources = device_mesh._mesh_resources.__dict__
@@ -166,14 +166,14 @@ def hand_back_tensors(_: None) -> None:
         mesh.__dict__.update(tensor)
 
 
-def dims_in_root(root: DeviceMesh, axis: _FlatLayout) -> tuple[int, ...] | None:
-    """Which axes of the root make up this one, as torch numbers them; None where none do."""
-    axes = view_of(root).layout.axes
-    for count in range(1, len(axes) + 1):
-        for dims in itertools.combinations(range(len(axes)), count):
-            if view_of(root).layout.select(dims).collapse() == axis:
-                return dims
-    return None
+def dims_in_root(root: DeviceMesh, axis: _FlatLayout, name: str = "") -> tuple[int, ...] | None:
+    """Which axes of the root make up this one, as torch numbers them; None where none do. Axes of one rank add nothing
+    to tell by, so those that the name joins go first."""
+    layout, names = view_of(root).layout, root._mesh_dim_names or ()
+    counts = range(1, len(layout.axes) + 1)
+    tried = [dims for count in counts for dims in itertools.combinations(range(len(layout.axes)), count)]
+    tried.sort(key=lambda dims: "_".join(str(names[dim]) for dim in dims if names) != name)
+    return next((dims for dims in tried if layout.select(dims).collapse() == axis), None)
 
 
 def _as_view(held: dict[str, Any]) -> dict[str, Any]:
