@@ -21,13 +21,17 @@ def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
     return whole
 
 
-class TestSafeMerging(DTensorOpTestBase):
-    """On a 2 x 2 mesh whose axes are flattened, so that steps may merge."""
+def flattened_mesh(*sizes: int) -> DeviceMesh:
+    """A mesh of two or three axes, every two or more of which are flattened, so that steps may merge."""
+    names = "abc"[: len(sizes)]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(names))
+    for count in range(2, len(sizes) + 1):
+        for axes in itertools.combinations(names, count):
+            mesh[axes]._flatten("".join(axes))
+    return mesh
 
-    @property
-    def world_size(self) -> int:
-        return 4
 
+class Moves(DTensorOpTestBase):
     def setUp(self) -> None:
         # Keyed by meshes, which belong to threads; the next threads may have the numbers of those before.
         _redistribute._gen_transform_infos.cache_clear()
@@ -35,43 +39,52 @@ class TestSafeMerging(DTensorOpTestBase):
         super().setUp()
 
     def _check(self, mesh: DeviceMesh, length: int, source, target) -> None:
-        whole = torch.arange(length * 3, dtype=torch.float32).reshape(length, 3)
+        whole = torch.arange(length * 3, dtype=torch.float32).reshape(length, 3) * self.world_size
         coordinate = mesh.get_coordinate()
-        local = chunk(whole, source, mesh.shape, coordinate)
-        if any(placement.is_partial() for placement in source):
-            terms = 1
-            for placement, size in zip(source, mesh.shape, strict=True):
-                terms *= size if placement.is_partial() else 1
-            local = local / terms
+        terms = 1
+        for placement, size in zip(source, mesh.shape, strict=True):
+            terms *= size if placement.is_partial() else 1
+        local = chunk(whole, source, mesh.shape, coordinate) / terms
         held = DTensor.from_local(local, mesh, source, run_check=False, shape=whole.shape, stride=whole.stride())
         moved = held.redistribute(placements=target).to_local()
         expected = chunk(whole, target, mesh.shape, coordinate)
         self.assertEqual(moved, expected, msg=f"length {length}, {source} to {target} at {coordinate}")
 
-    def test_uneven_and_even_lengths(self) -> None:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        mesh._flatten("ab")
-        for length in range(1, 10):
-            self._check(mesh, length, (Shard(0), Shard(0)), (Replicate(), Replicate()))
+    def _check_all(self, mesh: DeviceMesh, lengths, kinds) -> None:
+        """Every pair of placements of these kinds, the last of which is pending, on each length."""
+        sources = itertools.product(kinds, repeat=mesh.ndim)
+        targets = itertools.product(kinds[:-1], repeat=mesh.ndim)
+        for length, source, target in itertools.product(lengths, sources, list(targets)):
+            self._check(mesh, length, source, target)
 
-    def test_every_pair_on_uneven_shards(self) -> None:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        mesh._flatten("ab")
-        kinds = (Replicate(), Shard(0), Shard(1), Partial())
-        for source, target in itertools.product(
-            itertools.product(kinds, repeat=2), itertools.product(kinds[:3], repeat=2)
-        ):
-            self._check(mesh, 5, source, target)
+
+class TestSafeMerging(Moves):
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def test_every_pair_on_every_length(self) -> None:
+        self._check_all(flattened_mesh(2, 2), range(1, 10), (Replicate(), Shard(0), Shard(1), Partial()))
 
     def test_even_shards_merge_whatever_ran_before(self) -> None:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        mesh._flatten("ab")
+        mesh = flattened_mesh(2, 2)
         for _ in range(10):  # ranks are threads here, and must not decide for each other
             self._check(mesh, 5, (Shard(0), Shard(0)), (Replicate(), Replicate()))
         held = DTensor.from_local(torch.ones(2, 3), mesh, (Shard(0), Shard(0)), run_check=False)
         with CommDebugMode() as counted:
             held.redistribute(placements=(Replicate(), Replicate())).to_local()
         self.assertEqual(counted.get_total_counts(), 1)
+
+
+class TestSafeMergingBelowOtherCuts(Moves):
+    """What is merged may have been cut along an outer axis before, by the same redistribution."""
+
+    @property
+    def world_size(self) -> int:
+        return 8
+
+    def test_every_pair_on_even_lengths(self) -> None:
+        self._check_all(flattened_mesh(2, 2, 2), (2, 4, 6), (Replicate(), Shard(0), Partial()))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ What can't be planned runs step by step, with collectives merged only where that
 from __future__ import annotations
 
 import itertools
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,12 @@ from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._specs import is_known, other_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor.placement_types import Placement
 
 redistribute_by_steps = keep(torch_redistribute, "redistribute_local_tensor")
 merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
@@ -37,43 +39,50 @@ merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
 def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
-    """Torch's steps, with consecutive ones of a kind merged where that is exact."""
+    """Torch's steps, with consecutive ones of a kind merged where that is exact.
+
+    Torch merges averages with sums and divides afterwards, and then a whole number isn't one any more.
+    """
     in_order = _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
-    for mergeable, run in itertools.groupby(transform_infos, lambda info: _mergeable(info, device_mesh, in_order)):
+    for (source, target), run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
         infos = list(run)
-        if mergeable is not None:
+        ordered = in_order or (source.is_partial() and target.is_replicate())
+        if ordered and _cuts_evenly(infos, device_mesh, src_placements, dst_placements):
             infos = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
         steps += infos
     return steps
 
 
-def _mergeable(info: Any, mesh: DeviceMesh, in_order: bool) -> Hashable:
-    """What a step must have in common with the next one to be merged with it; None if it may not be merged.
-
-    Torch merges averages with sums and divides afterwards, and then a whole number isn't one any more.
-    """
-    source, target = info.src_dst_placements
-    if not (source.is_partial() and target.is_replicate()) and not (in_order and _cuts_evenly(info, mesh)):
-        return None
-    return source if source.is_partial() else "shards"
-
-
-def _cuts_evenly(info: torch_redistribute._TransformInfo, device_mesh: DeviceMesh) -> bool:
-    """Whether a transform cuts its tensor dim into equal parts, or cuts nothing.
+def _cuts_evenly(
+    infos: Sequence[torch_redistribute._TransformInfo],
+    device_mesh: DeviceMesh,
+    src_placements: Sequence[Placement],
+    dst_placements: Sequence[Placement],
+) -> bool:
+    """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
 
     Only then are nested cuts the same as one cut over all their mesh dims. The ranks
     of a merged collective agree: outer mesh dims gave them the same part to cut.
     """
-    source, target = info.src_dst_placements
+    source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():
         return True
     shard = target if source.is_partial() else source
     # A strided shard is cut in another order. A dim that the tensor lacks is refused
     # where the transform runs.
-    if type(shard) is not Shard or not 0 <= shard.dim < len(info.logical_shape):
+    if type(shard) is not Shard or not 0 <= shard.dim < len(infos[0].logical_shape):
         return False
-    return guard_or_false(info.logical_shape[shard.dim] % device_mesh.size(info.mesh_dim) == 0)
+    if source.is_partial():
+        # The logical shapes leave out what this redistribution itself cuts before.
+        cut = [
+            device_mesh.size(mesh_dim)
+            for mesh_dim in range(infos[0].mesh_dim)
+            if src_placements[mesh_dim] != dst_placements[mesh_dim] == shard
+        ]
+        parts = math.prod([*cut, *(device_mesh.size(info.mesh_dim) for info in infos)])
+        return guard_or_false(infos[0].logical_shape[shard.dim] % parts == 0)
+    return all(guard_or_false(info.logical_shape[shard.dim] % device_mesh.size(info.mesh_dim) == 0) for info in infos)
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:

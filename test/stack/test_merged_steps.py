@@ -1,0 +1,30 @@
+"""What is left to torch's steps is merged only where that is exact; most moves are planned, so here none is.
+
+It stays here: upstream the steps have the first patch of the stack.
+"""
+
+from unittest import mock
+
+import test_safe_merging
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from torch_overlay.distributed.tensor import _redistribute
+from torch_overlay.distributed.tensor._answers import Fallback
+from way import merges
+
+
+class TestMergedSteps(test_safe_merging.Moves):
+    @property
+    def world_size(self) -> int:
+        return 8
+
+    def test_every_pair_on_even_lengths(self) -> None:
+        mesh = test_safe_merging.flattened_mesh(2, 2, 2)
+        with (
+            mock.patch.object(_redistribute, "find_answer", return_value=Fallback("the test says so")),
+            mock.patch.object(
+                _redistribute, "merge_transform_infos", wraps=_redistribute.merge_transform_infos
+            ) as merged,
+        ):
+            self._check_all(mesh, (2, 4, 6), (Replicate(), Shard(0), Partial()))
+        assert merged.called == merges()
