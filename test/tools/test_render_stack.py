@@ -150,6 +150,28 @@ def test_c10d_does_not_import_the_mesh(states):
     assert asked[0] & ours == {"torch.distributed._member_names"} and asked[1] == set()
 
 
+WITHOUT_C10D = """
+import sys, torch
+for name in [name for name in sys.modules if name.startswith("torch.distributed")]:
+    del sys.modules[name]
+del torch._C._c10d_init
+sys.modules["torch._C._distributed_c10d"] = None
+from torch.distributed import device_mesh
+print(device_mesh.__file__, device_mesh.DeviceMesh.__name__)
+"""
+
+
+def test_meshes_are_imported_without_c10d(states, tmp_path):
+    """On builds without it DeviceMesh is a stub; all that the stack imports there stands behind that question."""
+    from stack.copied import copy_torch
+
+    patched = copy_torch(INSTALLED, tmp_path)
+    write(patched, states[-1])
+    env = {**os.environ, "PYTHONPATH": str(patched)}
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_C10D], env=env, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == [str(patched / "torch/distributed/device_mesh.py"), "_DeviceMeshStub"], ended.stderr
+
+
 def test_torchs_own_words_stay(states):
     """Where torch documents a function, its docstring and the types of its parameters do not change."""
     import ast

@@ -47,6 +47,9 @@ def found(added="", test="", message=SOUND, path=FILE):
         ("\n\nclass There:\n    alone: int = 0\n\n\nthere(There)\n", 9, "callers"),
         ("\n\nclass There:\n    def __init__(self):\n        self.alone = 0\n\n\nthere(There)\n", 10, "callers"),
         ("\n\nclass There:\n    alone: int = 0\n\n\nthere().alone += 1\nthere(There)\n", 9, "callers"),
+        ("\n\ndef there():\n    return 2\n", 8, "twice"),
+        ("if there():\n    pass\nelse:\n    import torch\n", 9, "twice"),
+        ("from torch.distributed.tensor import x\nif not is_available():\n    there(x)\n", 6, "guard"),
         (f"there({'9' * 82})\n", 6, "width"),
     ],
 )
@@ -67,8 +70,21 @@ def test_what_was_there_and_what_has_a_caller_is_no_breach():
     assert [b.rule for b in found(public.replace("listed", "_listed"), test="_listed()\n")] == ["callers"]
 
 
+def test_branches_bind_a_name_once_and_what_is_guarded_may_import_c10d():
+    guarded = "if not is_available():\n    x = 1\nelse:\n    from torch.distributed.tensor import x\nthere(x)\n"
+    assert found(guarded) == []
+    typed = "if TYPE_CHECKING:\n    from collections.abc import y\nelse:\n    y = 1\nthere(y)\n"
+    assert found(typed) == []
+
+
 def test_torch_as_a_name_a_path_or_a_release_is_no_word():
-    for line in ("import torch", "    from torch import fx", "torch.ones(1)", "there('torch')", "# torch/distributed"):
+    for line in (
+        "import torch.fx",
+        "    from torch import fx",
+        "torch.ones(1)",
+        "there('torch')",
+        "# torch/distributed",
+    ):
         assert found(f"{line}\n") == [], line
     for line in ("Measured with torch 2.13.0", "see `torch` and torch.ones", "uses_torchcomms", "Torch 2.13.0, fake"):
         assert found(message=PatchMessage("views", "[DeviceMesh] V", (), (), f"{line}\n", line=4)) == [], line

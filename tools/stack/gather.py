@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import libcst as cst
@@ -42,6 +42,12 @@ class Laid:
         inserted = [line for one in self.insertions for line in one.lines]
         members = [member for group in self.members.values() for member in group.values()]
         return [*self.helpers, *self.functions.values(), *members, *inserted]
+
+    def bodies_of(self, names: Collection[str]) -> list[cst.BaseStatement]:
+        """What goes into or over these definitions at top level."""
+        inserted = [line for one in self.insertions if one.place and one.place[0] in names for line in one.lines]
+        members = [m for owner, group in self.members.items() if owner in names for m in group.values()]
+        return [*(f for name, f in self.functions.items() if name in names), *members, *inserted]
 
     @property
     def targets(self) -> set[str]:

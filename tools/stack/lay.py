@@ -97,7 +97,11 @@ def _check_names(module: cst.Module, room: Room, laid: Laid, torchs: list[Import
 
 
 class _Place(cst.CSTTransformer):
-    """Puts everything where it belongs in one pass."""
+    """Puts everything where it belongs in one pass.
+
+    If a branch of a top-level ``if`` has targets, what they use goes into that branch, and to the top level only what
+    targets there use: the branch may be the one that doesn't run, and then its imports can't be had.
+    """
 
     def __init__(self, laid: Laid, room: Room, torchs: list[Import]) -> None:
         super().__init__()
@@ -106,6 +110,31 @@ class _Place(cst.CSTTransformer):
         typed = {i.bound for i in torchs}
         self.knows_checking = "TYPE_CHECKING" in there
         self.new = [i for i in laid.imports if i.bound not in (typed if i.typed else there)]
+        self.top: frozenset[str] = frozenset()  # the names that top-level targets use
+
+    def visit_Module(self, node: cst.Module) -> None:
+        top, *branches = blocks(node)
+        inner = [block for block in branches if self._has_targets(block)]
+        if not inner:
+            self.top = frozenset(
+                {i.bound for i in self.new} | {n for helper in self.laid.helpers for n in bound(helper)}
+            )
+            return
+        self.top = self._used_in(top)
+        for name in sorted(self.top & frozenset().union(*map(self._used_in, inner))):
+            if any(name in bound(helper) for helper in self.laid.helpers):
+                raise StackError(f"torch/distributed/{self.room.file}: {name} is used inside and outside of a branch")
+
+    def _used_in(self, statements: Sequence[cst.BaseStatement]) -> frozenset[str]:
+        """The names that the targets among these statements use, through helpers, too."""
+        here = {name for statement in statements for name in bound(statement)}
+        waiting = self.laid.bodies_of(here)
+        names: set[str] = set()
+        while waiting:
+            new = used(waiting.pop()) - names
+            names |= new
+            waiting += [helper for helper in self.laid.helpers if bound(helper) & new]
+        return frozenset(names)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
         return False  # nothing is placed inside a function
@@ -135,23 +164,26 @@ class _Place(cst.CSTTransformer):
     def leave_Else(self, original, updated):  # type: ignore[no-untyped-def]
         if not isinstance(updated.body, cst.IndentedBlock):
             return updated
-        body = self._block(updated.body.body, [i for i in self.new if not _standard(i)])
+        own = [i for i in self.new if i.bound not in self.top and not _standard(i)]
+        helpers = [helper for helper in self.laid.helpers if not bound(helper) <= self.top]
+        body = self._block(updated.body.body, own, helpers)
         return updated.with_changes(body=updated.body.with_changes(body=body))
 
     def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
-        if self._has_targets(updated.body):
-            return updated.with_changes(body=self._block(updated.body, self.new))
-        return updated.with_changes(body=with_imports(updated.body, [i for i in self.new if _standard(i)], True))
+        own = [i for i in self.new if i.bound in self.top or _standard(i)]
+        if not self._has_targets(updated.body):
+            return updated.with_changes(body=with_imports(updated.body, [i for i in own if _standard(i)], True))
+        helpers = [helper for helper in self.laid.helpers if bound(helper) <= self.top]
+        return updated.with_changes(body=self._block(updated.body, own, helpers))
 
     def _has_targets(self, statements: Sequence[cst.BaseStatement]) -> bool:
         return any(bound(s) & self.laid.targets for s in statements)
 
-    def _block(self, statements, imports):  # type: ignore[no-untyped-def]
+    def _block(self, statements, imports, helpers):  # type: ignore[no-untyped-def]
         """A block that has targets gets the helpers before the first, and the imports after its own."""
         if not self._has_targets(statements):
             return statements
         body: list[cst.BaseStatement] = []
-        helpers = self.laid.helpers
         for statement in statements:
             if helpers and self._has_targets([statement]):
                 body, helpers = [*body, *helpers], []
