@@ -48,6 +48,15 @@ class TestMeshPickling(TestCase):
             self.assertEqual(dist.get_process_group_ranks(mesh.get_group(name)), ranks)
         self.assertEqual(dist.get_process_group_ranks(row.get_group()), [8, 9, 10, 11])
 
+    def test_loaded_early_it_waits_for_the_world(self) -> None:
+        mesh, row = torch.load(self.saved, weights_only=False)
+        self._join(rank=10)
+        self.assertEqual(mesh.get_coordinate(), [2, 2])
+        self.assertEqual(row.get_coordinate(), [2])
+        here = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
+        self.assertEqual(mesh["tp"].get_local_rank(), 2)
+        self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
+
     def test_a_group_that_is_not_here_is_an_error(self) -> None:
         self._join(rank=10)
         mesh, _ = torch.load(self.saved, weights_only=False)

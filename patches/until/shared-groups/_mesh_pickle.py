@@ -8,7 +8,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import shared_state, thread_id, view_of
+from ._mesh_state import shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View
@@ -22,6 +22,7 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh, without what is true only in this process."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state.update(state.pop("_of_saver", {}))
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
@@ -42,15 +43,25 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
         mesh._thread_id = thread_id()
     mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     if "_dim_group_names" in state:
-        bind_groups(mesh, view)
+        _bind(mesh, view, state["_dim_group_names"])
+    if not is_initialized():
+        wait_for_world(mesh)
 
 
-def bind_groups(mesh: DeviceMesh, view: View | None = None) -> None:
-    """Find this rank's group on each axis by its ranks; an axis without one gets a name that says so."""
-    view = view or view_of(mesh)
-    saved = mesh._dim_group_names
+def bind_groups(mesh: DeviceMesh) -> None:
+    """Find out who this rank is, and its group on each axis, anew; an axis without one keeps a name that says so."""
+    held = mesh.__dict__
+    saved = {**held, **held.get("_of_saver", {})}.get("_dim_group_names")
+    mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
+    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    if saved is not None:
+        _bind(mesh, view_of(mesh), saved)
+    held.pop("_of_saver", None)
+
+
+def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> None:
     mesh._dim_group_names = []
-    if view.coordinate(mesh._rank) is None:
+    if mesh._coordinate_on_dim is None:
         return
     for number, axis in enumerate(view.layout.axes):
         ranks = view.show(_MeshLayout((axis,))).ranks(mesh._rank)

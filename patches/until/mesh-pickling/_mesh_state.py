@@ -1,0 +1,22 @@
+"""Before pickling: no mesh waits for a world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+OF_THE_RANK = ...
+wait_for_world = ...
+
+
+def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | None) -> DeviceMesh:
+    rank = parent.__dict__.get("_rank")
+    if rank is not None:
+        mesh._rank = rank
+        mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    if group_names is not None:
+        mesh._dim_group_names = list(group_names)
+    return mesh
