@@ -5,9 +5,9 @@ It stays here: upstream the steps have the first patch of the stack.
 
 from unittest import mock
 
-import test_safe_merging
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+import test_safe_merging
 from torch_overlay.distributed.tensor import _redistribute
 from torch_overlay.distributed.tensor._answers import Fallback
 from way import merges
