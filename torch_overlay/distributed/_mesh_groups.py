@@ -205,7 +205,7 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
 
 
 def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:
-    """One line about axes that are about to get groups, for ranks to compare. Of options it says that there are some."""
+    """One line about axes that are about to get groups, for ranks to compare; of options, that there are some."""
     rank_map = view_of(mesh).rank_map
     axes = (
         [f"{name}={size}" for name, size in zip(names, layout.top_level_sizes, strict=True)]
