@@ -10,6 +10,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -53,6 +54,19 @@ def moves(mesh, local):
     swapped = placed.redistribute(placements=(S(1), S(0)))
     total = DTensor.from_local(local, mesh, (P, P), run_check=False).redistribute(placements=(S(0), R))
     return whole.to_local() * 2, swapped.to_local() + 1, total.to_local()
+
+
+@needs_overlay
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_large_reduction_can_be_waited_for_later(mesh, async_op, monkeypatch):
+    """In rounds nothing could: each is put in its place before the next one."""
+    monkeypatch.setattr(planner_cost, "_ASSUMED", planner_cost.Cost(least_round=1))
+    pending = DTensor.from_local(torch.ones(64, 64), mesh, (P, P), run_check=False)
+    with CommDebugMode() as mode:
+        part = pending.redistribute(placements=(S(0), S(1)), async_op=async_op)
+    assert (collectives(mode)["reduce_scatter_tensor"] > 1) == (not async_op)
+    assert isinstance(part._local_tensor, AsyncCollectiveTensor) == async_op
+    assert part.to_local().shape == (32, 16)
 
 
 @needs_overlay

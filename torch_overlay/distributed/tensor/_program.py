@@ -13,6 +13,7 @@ from ._planner.cost import Cost, collectives
 from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
+from ._planner.rounds import reduced_at_once
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
 from ._specs import gathers_for_torch, read_ends
@@ -141,6 +142,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     _check_reductions(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
+    if question.async_op:
+        steps = reduced_at_once(steps)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
             raise NotPlanned("terms of a type that only a backend reduces")

@@ -30,6 +30,11 @@ def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step,
     return tuple([_in_rounds(step, is_view, itemsize, cost) for step, is_view in zip(steps, views)])
 
 
+def reduced_at_once(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, no reduce-scatter in rounds: for whoever goes on while the last one runs."""
+    return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, ReduceScatter) else step for step in steps])
+
+
 def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:
     """Of the whole tensor, if anything is sent."""
     step = next((step for step in steps if isinstance(step, Collective)), None)
