@@ -403,6 +403,32 @@ def test_a_mesh_of_another_process_finds_the_first_of_its_kind(monkeypatch):
     assert pickle.loads(saved)._dim_group_names not in [mesh._dim_group_names for mesh in here]
 
 
+@pytest.mark.parametrize("ranks", [range(8), range(4)], ids=["the world", "a part"])
+@pytest.mark.parametrize("flattened", [False, True])
+def test_a_mesh_of_a_user_s_group_finds_that_group_again(ranks, flattened):
+    """Not the default group nor another mesh's over the same ranks, which other threads may use: as on stock, by name."""
+
+    def job():
+        grid("dp", "x")
+        return dist.new_group(list(ranks))
+
+    mesh = DeviceMesh.from_group(job(), "cpu", mesh_dim_names=("x",))
+    if flattened:
+        mesh._flatten("all")
+    saved = pickle.dumps(mesh)
+    with fake_world_as(1):
+        own = job()
+        assert pickle.loads(saved).get_group() is own
+
+
+def test_a_name_that_means_other_ranks_here_says_nothing():
+    saved = pickle.dumps(DeviceMesh.from_group(dist.new_group([0, 1, 2]), "cpu", mesh_dim_names=("x",)))
+    with fake_world_as(1):
+        dist.new_group([1, 2, 3])
+        with pytest.raises(RuntimeError, match=r"no process group here has the ranks \[0, 1, 2\]"):
+            pickle.loads(saved).get_group()
+
+
 def test_a_mesh_that_was_loaded_first_plans_as_those_that_were_not_looked_at():
     """Before the mesh that it came from is here again."""
     saved = pickle.dumps(grid())

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -40,7 +41,8 @@ class LoopCases:
     """Cases for ``EightRanks``."""
 
     def test_full_state_dicts_go_in_exchanges(self):
-        """One exchange for the whole mesh, one for that of parameters without TP, unless nobody there wants them."""
+        """One exchange over both axes, one for each mesh along the one axis of parameters that TP doesn't cut, unless
+        nobody there wants them."""
         model = sharded_model(make_root(range(WORLD), (4, 2), ("dp", "tp")))
         parts = model.state_dict()
         wanted = {name: tensor.full_tensor() for name, tensor in parts.items()}
@@ -48,7 +50,7 @@ class LoopCases:
             with CommDebugMode() as comm:
                 options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
                 found = get_model_state_dict(model, options=options)
-            self.assertEqual(comm.get_total_counts(), 1 if offload and self.rank % 2 else 2)
+            self.assertEqual(comm.get_total_counts(), 1 if offload and self.rank % 2 else 3)
             if offload and self.rank:
                 self.assertEqual(found, {})
                 continue
@@ -79,6 +81,23 @@ class LoopCases:
                 finally:
                     full_state.WHOLE = before
                 self.assertEqual(found, full_state.one_by_one(state, **options))
+
+    def test_ranks_that_gather_nothing_together_may_hold_other_tensors(self):
+        """On stock each tensor asks those along its own axes only; in one exchange over both the columns would differ."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        b = distribute_tensor(torch.arange(6.0), mesh, [Replicate(), Shard(0)], src_data_rank=None)
+        state = {"b": b}
+        if mesh.get_local_rank("tp") == 0:
+            state["a"] = distribute_tensor(torch.arange(9.0), mesh, [Shard(0), Replicate()], src_data_rank=None)
+        found = full_state.gather_state_dict(state)
+        self.assertEqual(found, {name: torch.arange(9.0 if name == "a" else 6.0) for name in state})
+
+    def test_what_needs_no_gathering_stays_the_tensor_that_it_is(self):
+        """As on stock: whoever writes into the full state of a model on one rank writes into the model."""
+        alone = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("dp", "tp"))["tp"]
+        local = torch.ones(4)
+        found = full_state.gather_state_dict({"w": DTensor.from_local(local, alone, [Shard(0)], run_check=False)})
+        self.assertEqual(found["w"].data_ptr(), local.data_ptr())
 
     def test_norms_of_many_gradients_end_in_one_all_reduce(self):
         """Without a row of its own: torch stacks the norms that are pending, and the overlay reduces over both axes."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._group_table import GroupTable
+    from ._universe import World
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
@@ -138,7 +139,8 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
     """The name of a group over exactly these ranks in this order.
 
     If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
-    it is told so. Else it is a live one: of another universe over the same ranks, or one that no table has.
+    it is told so. Else it is a live one: that of the saved name if no mesh made it, as of a mesh that was made from a
+    user's group; of another universe over the same ranks; or one that no table has.
     """
     world = current_world()
     saved_from = world.find_universe(rank_map, private, number)
@@ -146,14 +148,22 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
         name = _of_table(saved_from.table, wanted)
         if name is not None:
             return name
+    made = {entry.group_name for table in _tables(world) for entry in list(table.entries.values())}
+    if wanted.saved_name not in made and wanted.saved_name in _open(wanted.ranks):
+        return wanted.saved_name
     if wanted.ranks == list(range(get_world_size())) and private is None:
         return distributed_c10d._get_default_group().group_name
     if private is not None:
         return None
-    tables = [saved_from.table] if saved_from else []
-    tables += [*(known.table for known in world.universes if known.private is None), world.table]
+    tables = [*([saved_from.table] if saved_from else ()), *_tables(world)]
     names = (_of_table(table, wanted) for table in tables)
-    return next((name for name in names if name and find_group(name)), None) or _in_no_table(wanted)
+    mesh_s = (name for name, text in _open(wanted.ranks).items() if text.startswith("mesh_"))
+    return next((name for name in names if name and find_group(name)), None) or next(mesh_s, None)
+
+
+def _tables(world: World) -> list[GroupTable]:
+    """Those whose groups others may use."""
+    return [*(known.table for known in world.universes if known.private is None), world.table]
 
 
 def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
@@ -166,10 +176,8 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
 
 
-def _in_no_table(wanted: _Wanted) -> str | None:
-    """A group that was made in another way: the one of the saved name, else a mesh's."""
+def _open(ranks: list[int]) -> dict[str, str]:
+    """The open groups over these ranks in this order: what each is for, by its name."""
     books = distributed_c10d._world
-    fitting = [group for group in books.pg_names if list(books.pg_group_ranks[group]) == wanted.ranks]
-    named = [group for group in fitting if books.pg_names.get(group) == wanted.saved_name]
-    made_for_meshes = [group for group in fitting if getattr(group, "group_desc", "").startswith("mesh_")]
-    return next((group.group_name for group in (*named, *made_for_meshes)), None)
+    fitting = [group for group in books.pg_names if list(books.pg_group_ranks[group]) == ranks]
+    return {books.pg_names[group]: getattr(group, "group_desc", "") for group in fitting}

@@ -79,14 +79,17 @@ Batch = list[tuple[int, DTensor, Change]]
 
 
 def _batches(tensors: Sequence[DTensor], offloads: bool) -> Iterator[Batch]:
-    """Tensors of one mesh that go together, as all of its ranks find them: all of them, or, if they don't stay on the
-    device, as many as fit the budget when they are whole."""
-    meshes: dict[DeviceMesh, Batch] = {}
+    """Tensors of one mesh that go together, as all ranks find them that talk for one of them: those that move along
+    the same axes, or, if they don't stay on the device, as many of these as fit the budget when they are whole.
+
+    Ranks that differ along other axes may hold other tensors, as they may where each is gathered by itself.
+    """
+    alike: dict[tuple[DeviceMesh, frozenset[int]], Batch] = {}
     for number, tensor in enumerate(tensors):
         change = _change_of(tensor)
         if change is not None:
-            meshes.setdefault(tensor.device_mesh, []).append((number, tensor, change))
-    for some in meshes.values():
+            alike.setdefault((tensor.device_mesh, change.axes), []).append((number, tensor, change))
+    for some in alike.values():
         batch: Batch = []
         size = 0
         for each in some:
@@ -104,7 +107,8 @@ def _change_of(tensor: DTensor) -> Change | None:
     whole = (Replicate(),) * tensor.device_mesh.ndim
     if tensor.placements == whole or (tensor.requires_grad and torch.is_grad_enabled()):
         return None
-    return read_change(tensor, whole)
+    change = read_change(tensor, whole)
+    return change if change is not None and (change.axes or change.before.pending) else None
 
 
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:
