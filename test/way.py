@@ -2,12 +2,11 @@
 
 overlay   the default: torch as released, and the overlay on around each test
 stock     torch as released: what a test says of stock must hold there; those that need the overlay are skipped
-patched   a torch that carries our code itself, as the stack renders it: there is nothing to turn on, and what tests see
-          is what they see under the overlay. Such a torch comes first on the path.
+patched   a torch that carries our code itself, as the stack renders it: what isn't on by default is turned on around
+          each test, and then tests see what they see under the overlay. Such a torch comes first on the path.
 """
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -58,6 +57,11 @@ def carries(file):
     return importlib.util.find_spec(f"torch.distributed.{file}") is not None
 
 
+def has(file, name):
+    """Whether a file of ours defines this name there."""
+    return carries(file) and hasattr(importlib.import_module(f"torch.distributed.{file}"), name)
+
+
 # The options of the overlay, by the names of the switches that torch has for them.
 SWITCHES = {
     "share_groups": "mesh_share_groups",
@@ -68,29 +72,33 @@ SWITCHES = {
     "topology": "mesh_topology",
     "plan": "plan_redistribution",  # the overlay has no such option: it is on
 }
+# What the overlay has on by default, and torch from `planned-by-default` on; and torch before.
+ON = {"share_groups": "names", "flatten": "whole", "plan": True}
+OFF = {"share_groups": "off", "flatten": "existing", "plan": False}
 
 
 def set_options(**options):
-    """The settings of the running code, as ``enable()`` would set them."""
-    if not carries("_settings"):
-        return None  # the first patches bring no options
+    """The settings of the running code, as ``enable()`` would set them; what they were before.
+
+    Those that come with a later patch of the stack aren't there yet.
+    """
     config = importlib.import_module("torch.distributed.config")
-    before = importlib.import_module("torch.distributed._settings").get_settings()
-    for name, value in options.items():
-        if hasattr(config, SWITCHES[name]):  # those of later patches aren't there yet
-            setattr(config, SWITCHES[name], value)
+    there = {name: switch for name, switch in SWITCHES.items() if hasattr(config, switch)}
+    before = {name: getattr(config, switch) for name, switch in there.items()}
+    for name in there.keys() & options:
+        value = options[name]
+        setattr(config, there[name], "steps" if (name, value) == ("cost", "stock") else value)
     return before
 
 
 def _carry() -> None:
-    """On such a torch the package's switch turns nothing on or off: its options are the torch's settings."""
+    """On such a torch the package's switch, and its options, set torch's settings."""
     if not carries("_settings"):
         return
     face = importlib.import_module("torch_overlay.overlay")
     settings = importlib.import_module("torch_overlay.distributed._settings")
-    face.enable = lambda strict=None, **options: set_options(**options)
-    first = dataclasses.asdict(settings.get_settings())
-    face.disable = lambda force=False: set_options(**first)
+    face.enable = lambda strict=None, **options: set_options(**ON | options)
+    face.disable = lambda force=False: set_options(**OFF)
     face.is_enabled = lambda: True
     face.options = settings.get_settings
     face.enabled = lambda strict=None, **options: overlay(**options)
@@ -107,6 +115,11 @@ needs_package = pytest.mark.skipif(WAY != "overlay", reason="what the package to
 # The mesh check comes with a patch of its own; `tools/render_stack.py --check` runs shorter prefixes too.
 needs_mesh_check = pytest.mark.skipif(
     WAY == "patched" and not carries("_mesh_check"), reason="what a later patch of the stack brings"
+)
+# Until `mesh-one-way` lands, "off" makes groups as torch does without the stack.
+needs_one_way = pytest.mark.skipif(
+    WAY == "patched" and has("_mesh_groups", "_make_each"),
+    reason="what a later patch of the stack brings",
 )
 
 
@@ -137,11 +150,11 @@ def overlay(**options):
         with left_as_found(**options):
             yield
     elif WAY == "patched":
-        before = set_options(**options)
+        before = set_options(**ON | options)
         try:
             yield
         finally:
-            set_options(**(dataclasses.asdict(before) if before else {}))
+            set_options(**before)
     else:
         yield
 

@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, overlay_rooms, quiet
+from way import needs_package
 
 WORLD = 12
 CLEAR = (ValueError, RuntimeError, KeyError, TypeError, IndexError, NotImplementedError)
@@ -161,7 +162,6 @@ STOCK_REFUSES = {
 
 # What stock takes, or answers without a sentence or with one about something else: ours says what is wrong.
 CLEARER = {
-    "flatten then cut across": (lambda m: m["ac"]._unflatten(0, (3, 2), ("x", "y")), "3, 2|3|unflatten"),
     "unflatten to negatives": (lambda m: m._unflatten("c", (-3, -1), ("x", "y")), "-3|negative|positive"),
     "negative sizes": (lambda m: grid(2, -6), "at least 1.*-6"),
     "size zero": (lambda m: grid(2, 0, 3), "at least 1.*0"),
@@ -227,6 +227,12 @@ def test_what_stock_refuses_is_refused_in_its_words(mesh, what):
         return
     with changes_nothing(mesh), pytest.raises(kind, match=words):
         call(mesh)
+
+
+@needs_package  # torch's layouts, upstream's too, assert it without a word
+def test_a_flattened_axis_is_not_cut_across_its_axes(mesh):
+    with changes_nothing(mesh), pytest.raises(ValueError, match="3:2 doesn't divide 3:1"):
+        mesh["ac"]._unflatten(0, (3, 2), ("x", "y"))
 
 
 @needs_overlay

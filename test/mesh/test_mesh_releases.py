@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, _mesh_resources, init_devi
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
-from torch_overlay.compat.device_mesh import _OldestDeviceMesh
-from torch_overlay.compat.tensor_mesh import as_tensor
 from torch_overlay.distributed._mesh_pickle import saved_state
 from torch_overlay.distributed._mesh_state import view_of
 from way import TENSOR_MESHES, needs_package
+
+# How releases before 2.13 wrote layouts, and before 2.10 meshes; a torch that carries the stack reads what it wrote.
+OLD_FORMS = ("nested", "bare", "tensor")
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def held_by(layout):
 
 
 @pytest.mark.skipif(STOCK, reason="stock reads the files of releases that have its layouts")
-@pytest.mark.parametrize("form", ["axes", "nested", "bare", "tensor"])
+@pytest.mark.parametrize("form", ["axes", *(pytest.param(old, marks=needs_package) for old in OLD_FORMS)])
 @pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize("name", ["root", "slice", "one rank", "flat", "apart"])
 def test_files_of_every_release_are_read(form, weights_only, name, monkeypatch):
@@ -90,8 +91,9 @@ def test_files_of_every_release_are_read(form, weights_only, name, monkeypatch):
     views |= {"flat": mesh["b", "c"]._flatten("bc"), "apart": mesh["a", "c"]._flatten("ac")}
     here = views[name]
     own = {id(one): one._layout for one in (mesh, *views.values())}
-    writes = _OldestDeviceMesh.__getstate__ if form == "tensor" else saved_state
-    monkeypatch.setattr(DeviceMesh, "__getstate__", writes)
+    if form == "tensor":
+        from torch_overlay.compat.device_mesh import _OldestDeviceMesh
+    monkeypatch.setattr(DeviceMesh, "__getstate__", _OldestDeviceMesh.__getstate__ if form == "tensor" else saved_state)
     for one in (mesh, *views.values()) if form != "tensor" else ():
         one._layout = as_saved(one, form)
     file = io.BytesIO()
@@ -108,11 +110,13 @@ def test_files_of_every_release_are_read(form, weights_only, name, monkeypatch):
     assert there._get_root_mesh()["ac"].mesh.tolist() == views["apart"].mesh.tolist()
 
 
-@needs_overlay
+@needs_package
 @pytest.mark.parametrize("name", ["root", "slice", "flat"])
 def test_files_of_meshes_that_are_tensors_are_read(name, monkeypatch):
     """As torch itself wrote them before 2.10: of a slice they say no root, so it is one, with the same ranks and
     groups."""
+    from torch_overlay.compat.tensor_mesh import as_tensor
+
     mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
     here = {"root": mesh, "slice": mesh["a", "c"], "flat": mesh["b", "c"]._flatten("bc")}[name]
     theirs = ("_thread_id", "_dim_group_names", "_coordinate_on_dim")

@@ -29,6 +29,7 @@ from torch_overlay.distributed._rank_map import RankMap
 from torch_overlay.distributed._universe import current_world
 from torch_overlay.distributed._view import View
 from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
+from way import needs_one_way, needs_package
 
 pytestmark = needs_overlay
 
@@ -91,7 +92,7 @@ def test_the_same_ranks_by_another_way_share_if_asked():
         assert DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]]).get_group(1) is flat.get_group()
 
 
-@pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
+@pytest.mark.parametrize("share", ["names", "ranks", "world", pytest.param("off", marks=needs_one_way)])
 def test_the_world_serves_the_axis_that_is_the_whole_world(share):
     """In rank order, whatever the way to it; in another order it is another group. It serves no other axis."""
     with overlay(share_groups=share):
@@ -113,7 +114,7 @@ def test_an_order_is_part_of_what_a_group_is():
     assert (group_ranks(there, 0), group_ranks(back, 0)) == ((0, 1), (1, 0))
 
 
-@pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
+@pytest.mark.parametrize("share", ["names", "ranks", "world", pytest.param("off", marks=needs_one_way)])
 def test_private_groups_are_shared_with_nobody(share):
     """Made anew inside the block, not found later, and not the default group even for the whole world."""
     import torch_overlay
@@ -192,10 +193,20 @@ def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_
     assert joint_axes(plain) and not set(own._dim_group_names) & set(plain._dim_group_names)
     for view in (own, own["a", "b"], copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         assert not joint_axes(view)
+
+
+@needs_package
+def test_a_view_made_in_a_private_block_gets_no_joint_groups_when_asked():
+    import torch_overlay
+
+    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    with torch_overlay.private_groups():
+        own = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
     with pytest.raises(RuntimeError, match="prepare makes groups that all views of a mesh share"):
         torch_overlay.prepare(own)
 
 
+@needs_package
 def test_an_answer_about_joint_groups_changes_when_its_reasons_do():
     """A later view with other options of the same names, and groups that were there and are asked for now."""
     import torch_overlay
@@ -518,19 +529,27 @@ def test_a_flattened_view_on_another_backend_is_no_joint_group():
         assert find_group(mesh, (1, 2), 1).name == right.get_group().group_name
 
 
-def test_only_a_user_asks_for_groups_in_the_middle_of_a_step():
-    """Slices, permutations and redistributions make none, whatever `flatten` says; `prepare` makes those of a mesh."""
+@pytest.mark.parametrize("policy, made", [("existing", 0), ("whole", 1), ("create", 4)])
+def test_nothing_makes_groups_in_the_middle_of_a_step(policy, made):
+    """Slices, permutations and redistributions make none, whatever `flatten` says."""
+    with overlay(flatten=policy):
+        before = len(open_groups())
+        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        assert len(open_groups()) == before + 3 + made
+        views = [mesh["a", "b"], mesh.permute(("c", "a", "b")), DeviceMesh._concatenate([mesh["c"], mesh["a"]])]
+        for view in views:
+            DTensor.from_local(torch.ones(8), view, [Shard(0)] * view.ndim, run_check=False).full_tensor()
+        assert len(open_groups()) == before + 3 + made
+
+
+@needs_package
+def test_prepare_makes_the_joint_groups_of_a_mesh():
     import torch_overlay
 
-    for policy, made in (("existing", 0), ("whole", 1), ("create", 4)):
+    for policy in ("existing", "whole", "create"):
         with overlay(flatten=policy):
             before = len(open_groups())
             mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-            assert len(open_groups()) == before + 3 + made
-            views = [mesh["a", "b"], mesh.permute(("c", "a", "b")), DeviceMesh._concatenate([mesh["c"], mesh["a"]])]
-            for view in views:
-                DTensor.from_local(torch.ones(8), view, [Shard(0)] * view.ndim, run_check=False).full_tensor()
-            assert len(open_groups()) == before + 3 + made
             torch_overlay.prepare(mesh["a", "b"])
             assert (0, 1) in joint_axes(mesh) and (0, 1) in joint_axes(mesh["a", "b"])
             torch_overlay.prepare(mesh)

@@ -11,7 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import SHUFFLED
 from twins_ranks import Case, MeshRecipe, placed
-from way import TENSOR_MESHES, WAY, merges
+from way import TENSOR_MESHES, WAY, merges, needs_package
 from width import sample
 
 WORLD = tuple(range(8))
@@ -183,7 +183,7 @@ class ShapeCases:
         self.assertEqual(sum(counts.values()), 1, counts)
         self.assertIn("all_gather_into_tensor", str(counts))
 
-    @needs_overlay
+    @needs_package
     @unittest.skipIf(TENSOR_MESHES, "torch itself cuts it otherwise before 2.10")
     def test_an_uneven_strided_shard_is_left_to_torch(self):
         """And is right there, merging being off; the reason is counted."""

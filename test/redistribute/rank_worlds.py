@@ -95,7 +95,7 @@ class WorldCases:
                 torch_overlay.enable(check_mesh=True)
         self.assertEqual(placed.full_tensor(), whole)
 
-    @needs_overlay
+    @needs_package
     def test_what_was_counted(self):
         """Plans are made once; status() shows how many ran, and why torch's own code did."""
         import torch_overlay

@@ -182,6 +182,7 @@ def test_meta_tensors_too(mesh):
     assert [t.shape for t in moves(mesh, torch.ones(8, 4, device="meta"))] == [(16, 16), (4, 8), (4, 4)]
 
 
+@needs_package  # which counts
 def test_local_tensor_mode_runs_torchs_own_code():
     """One process stands for many ranks, of which a plan knows one."""
     local = pytest.importorskip("torch.distributed._local_tensor")
@@ -254,6 +255,7 @@ def test_debug_mode_shows_the_plan(mesh):
 
 
 @needs_overlay  # stock takes the subclass for its equal
+@needs_package  # which counts
 def test_partial_values_of_other_classes_are_torchs(mesh):
     """A subclass may reduce as it likes: its own methods are called."""
 
@@ -268,7 +270,7 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
     assert counted()["torch"].get("a placement of the class Doubled")
 
 
-@needs_overlay
+@needs_package  # which counts
 def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
     """The oldest plan goes; what it did is planned again."""
     from torch_overlay.distributed.tensor import _answers as ours
@@ -338,7 +340,7 @@ class Marked(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
-@needs_overlay
+@needs_package  # which counts
 def test_a_local_tensor_of_a_class_of_its_own_takes_torch_s_steps(mesh):
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import needs_overlay
-from torch_overlay.distributed.tensor._answers import counters
 from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
+from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial
 COMPLEX = "complex numbers have no greatest or least, and no backend multiplies them"
@@ -190,7 +190,7 @@ def test_who_sends_nothing_may_receive(rank):
 
 
 @pytest.mark.parametrize("ends", [((R, P("avg")), (R, R)), ((P("avg"), P()), (R, R)), ((P(), P("avg")), (S(0), S(0)))])
-@pytest.mark.parametrize("flattened", [True, False])
+@pytest.mark.parametrize("flattened", [pytest.param(True, marks=needs_package), False])  # torch's own merging divides
 def test_whole_numbers_stay_whole(ends, flattened):
     """Where torch's merging divides a sum, or a plan would, they became floating-point numbers."""
     with torch_overlay.enabled(), world(1, 4):
@@ -206,9 +206,12 @@ def test_whole_numbers_stay_whole(ends, flattened):
         assert counted.get_total_counts() == 1, "of real numbers it is one collective"
 
 
+@needs_package  # which counts them
 @pytest.mark.parametrize("op", ["max", "min", "product"])
 @pytest.mark.parametrize("target", [(R, R), (S(0), R), (S(0), S(0))])
 def test_what_torch_refuses_of_complex_numbers_goes_to_torch(op, target):
+    from torch_overlay.distributed.tensor._answers import counters
+
     with torch_overlay.enabled(), world(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         given = DTensor.from_local(torch.ones(8, dtype=torch.complex64), mesh, (P(op), P(op)), run_check=False)
@@ -327,7 +330,7 @@ def test_a_local_tensor_under_autograd_is_redistributed_as_on_stock(ends, size):
         assert found.shape == redistribute_local_tensor(local.detach(), given._spec, target).shape
 
 
-@needs_overlay
+@needs_package  # which turns itself on and off
 def test_results_on_a_mesh_that_is_made_under_the_overlay_lie_on_it():
     """Torch keeps what an operation gives, with the mesh in it; an equal mesh from before has none of our groups."""
     torch_overlay.disable()

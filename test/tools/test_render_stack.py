@@ -232,7 +232,7 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     monkeypatch.setattr(check, "results", results)
     monkeypatch.setattr(check, "random_moves", lambda patched: "identity 4" if patched is None else "identity 0")
     monkeypatch.setattr(check, "patched", patched)
-    pure, shared = names.index("planner-senders") + 1, names.index("mesh-one-way") + 1
+    pure, shared = names.index("planner-senders") + 1, names.index("shared-by-default") + 1
     assert check.check(MESSAGES, [1, pure, shared, len(MESSAGES)]) == 0
     first, *_ = MESSAGES[0].tests[0].split("=")
     moves, meshes = ("test/redistribute",), ("test/mesh",)

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.util
 import pathlib
+import py_compile
 import subprocess
 import sys
 import tempfile
@@ -19,14 +20,11 @@ from .room import OURS
 from .runs import Results, compare, environment, ran, random_moves, results
 from .tree import Tree, write
 
-NEEDED = ("pytest", "pytest_timeout", "hypothesis", "expecttest", "numpy")
+NEEDED = ("pytest", "pytest_timeout", "xdist", "hypothesis", "expecttest", "numpy")
 MESH, REDISTRIBUTE, PURE = SUITES = ("test/mesh", "test/redistribute", "test/pure")
-# From the first patch on a suite doesn't end as on torch as it is, and from the second on it ends as under the overlay:
-# all that it asks for is on. Between the two it says nothing.
-ON = {
-    MESH: ("shared-by-default", "planned-by-default"),
-    REDISTRIBUTE: ("planned-by-default", "planned-by-default"),
-}
+# From this patch on a suite ends as under the overlay, before it as on torch as it is. The tests turn on what is still
+# off by default then (test/way.py).
+ON = {MESH: "shared-by-default", REDISTRIBUTE: "planned-by-default"}
 # Whose patches change what a suite sees, by the tag of their titles.
 TAGS = {MESH: "[DeviceMesh]", REDISTRIBUTE: "[DTensor]"}
 HEAD = ("after", *SUITES, "its tests", "random moves wrong")
@@ -50,9 +48,9 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
     _print_row(HEAD)
     _print_row(["---"] * len(HEAD))
     _print_row(["torch as it is", *[""] * 4, random_moves(None)])
-    for count in counts:
-        with tempfile.TemporaryDirectory() as folder:
-            prefix = patched(messages, count, pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            prefix = patched(tuple(messages), count, pathlib.Path(folder))
             cells, differing = [], []
             for suite in dict.fromkeys((*SUITES, *suites)):
                 ended, lines = _suite(prefix, suite, plain) if suite in suites else ({}, [])
@@ -64,9 +62,9 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
             ]
             cells.append(_said(ended, lines))
             moved = random_moves(prefix.folder) if prefix.changed else UNCHANGED
-        _print_row([f"{count} `{messages[count - 1].name}`", *cells, moved])
-        print("".join(f"  {line}\n" for line in differing + lines), end="", flush=True)
-        wrong += bool(differing + lines)
+            _print_row([f"{count} `{messages[count - 1].name}`", *cells, moved])
+            print("".join(f"  {line}\n" for line in differing + lines), end="", flush=True)
+            wrong += bool(differing + lines)
     return 1 if wrong else 0
 
 
@@ -137,9 +135,7 @@ def _suite(prefix: Patched, suite: str, plain) -> tuple[Results, list[str]]:  # 
         return ended, [f"{name}: {how}" for name, how in ended.items() if how.startswith("failed")]
     if not prefix.is_whole and not (prefix.changed and prefix.message.title.startswith(TAGS.get(suite, "["))):
         return {}, []
-    other, on = (prefix.is_whole or prefix.has(patch) for patch in ON.get(suite, ("", "")))
-    if other and not on:
-        return {}, []
+    on = prefix.is_whole or prefix.has(ON.get(suite, ""))
     ended = results([suite], "patched" if on else "stock", prefix.folder)
     return ended, compare(plain(suite, "overlay" if on else "stock"), ended, prefix.later)
 
@@ -172,30 +168,30 @@ def _file_of(module: str) -> set[str]:
 
 @functools.cache
 def _probes() -> list[tuple[str, str]]:
-    """What our suites and the rest of the package look into, which users of torch don't."""
+    """What our suites look into, which users of torch don't."""
     found = []
-    for home in ("test", "torch_overlay"):
-        for path in sorted((ROOT / home).rglob("*.py")):
-            inside = path.relative_to(ROOT / home).parts[:-1]
-            if home == "test" or inside[:1] != ("distributed",):
-                text = path.read_text(encoding="utf-8").replace("torch_overlay.distributed", "torch.distributed")
-                found.append((".".join(["torch", *inside]), text))
+    for path in sorted((ROOT / "test").rglob("*.py")):
+        text = path.read_text(encoding="utf-8").replace("torch_overlay.distributed", "torch.distributed")
+        found.append((".".join(["torch", *path.relative_to(ROOT / "test").parts[:-1]]), text))
     return found
 
 
-def _files(messages: Sequence[PatchMessage], count: int) -> Mapping[str, str]:
+@functools.cache
+def _files(messages: tuple[PatchMessage, ...], count: int) -> Mapping[str, str]:
     later = [message.name for message in messages[count:]]
     tree = Tree.at(installed_torch().parent)
     return Prefix(tree, messages[:count], later, probes=_probes()).files() if count else {}
 
 
-def patched(messages: Sequence[PatchMessage], count: int, folder: pathlib.Path) -> Patched:
-    """A copy of the installed torch with the first ``count`` patches, imported once."""
-    tree = Tree.at(copy_torch(installed_torch(), folder))
+def patched(messages: tuple[PatchMessage, ...], count: int, folder: pathlib.Path) -> Patched:
+    """A copy of the installed torch with the first ``count`` patches, imported once; it may have others before."""
+    tree = Tree.at(installed_torch().parent)
+    if not (folder / "torch").exists():
+        copy_torch(installed_torch(), folder)
     before, after = ({p: t for p, t in _files(messages, n).items() if p[:5] != "test/"} for n in (count - 1, count))
     there = {path for path in after if path in before or tree.exists(path)}
     changed = {path for path in there if after[path] != (before.get(path) or tree.read(path))}
-    write(folder, dict(_files(messages, count)))
+    _make(folder, {path: after.get(path) or _text(tree, path) for path in {*_files(messages, len(messages)), *after}})
     code = f"import torch.distributed.tensor, sys; sys.exit(not torch.__file__.startswith({str(folder)!r}))"
     ended = subprocess.run(
         [sys.executable, "-c", code], env=environment("patched", folder), capture_output=True, text=True
@@ -203,3 +199,19 @@ def patched(messages: Sequence[PatchMessage], count: int, folder: pathlib.Path) 
     if ended.returncode:
         raise StackError(f"The copy with {count} patches can't be imported:\n{ended.stderr.strip()}")
     return Patched(messages, count, folder, frozenset(changed), frozenset(after) - there)
+
+
+def _text(tree: Tree, path: str) -> str | None:
+    return tree.read(path) if tree.exists(path) else None
+
+
+def _make(folder: pathlib.Path, files: Mapping[str, str | None]) -> None:
+    """Put the files there that differ, and what Python makes of them, which many processes will import."""
+    there = Tree(folder)
+    differing = {path: text for path, text in files.items() if text != _text(there, path)}
+    write(folder, differing)
+    for path, text in differing.items():
+        compiled = pathlib.Path(importlib.util.cache_from_source(str(folder / path)))
+        compiled.unlink(missing_ok=True)
+        if text is not None:
+            py_compile.compile(str(folder / path), doraise=True)

@@ -1,4 +1,4 @@
-"""A copy of an installed torch that can be patched: its Python files under ``torch/distributed``, links elsewhere."""
+"""A copy of an installed torch that can be patched: its files under ``torch/distributed``, and links elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
         if entry.name == "__pycache__":
             continue
         if entry.name == COPIED:
-            shutil.copytree(entry, target / COPIED, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(entry, target / COPIED)
         else:
             (target / entry.name).symlink_to(entry.resolve())
     return folder

@@ -16,9 +16,11 @@ from .message import ROOT, StackError
 
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
+WORKERS = 2
 SECONDS = 400  # for one test; the machine may be busy, and a whole run shouldn't end for that
 NOT_THROUGH = "pytest didn't get through"
 Results = Mapping[str, str]
+_LACKS = re.compile(r"has no attribute '(\w+)'")
 
 
 def random_moves(patched: pathlib.Path | None) -> str:
@@ -41,7 +43,16 @@ def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None
     """How each test of the suites ended: passed, skipped, left out, or failed with the reason in brackets."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junit-xml={report}",
+            f"-n{WORKERS}",
+        ]
         command += [f"--timeout={SECONDS}", "--timeout-method=signal", *suites]
         ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
         if ended.returncode not in (0, 1) or not report.exists():
@@ -56,7 +67,8 @@ def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None
 def _outcome(case: ET.Element) -> str:
     for kind in ("failure", "error"):
         if (found := case.find(kind)) is not None:
-            why, *_ = (found.get("message") or "no message").splitlines()
+            lines = (found.get("message") or "no message").splitlines()
+            why = next((line for line in lines if _LACKS.search(line)), lines[0])  # in a rank, it is further down
             return f"failed ({why[:200]})"
     skipped = case.find("skipped")
     if skipped is None:
@@ -76,7 +88,7 @@ def compare(before: Results, after: Results, later: Collection[str] = ()) -> lis
     lines = []
     for name in sorted(set(before) | set(after)):
         one, other = before.get(name, "missing"), after.get(name, "missing")
-        asked = re.search(r"has no attribute '(\w+)'", other)
+        asked = _LACKS.search(other)
         left = other == "left out" or (asked is not None and asked[1] in later)
         if not left and (other.startswith("failed") or one != other):
             lines.append(f"{name}: {one} before, {other} on the patched torch")
