@@ -264,6 +264,26 @@ def test_another_mesh_recompiles_and_an_equal_one_does_not(world):
     assert len(graphs) == 2
 
 
+@traces_meshes
+def test_a_collective_on_an_equal_mesh_uses_that_meshs_group(world):
+    """Guards read the mesh's value and the names of its groups; of the ranks they compare one tuple with itself."""
+    import torch.distributed._functional_collectives as funcol
+
+    used = []
+
+    def noting(graph, inputs):
+        used.extend(str(node.args) for node in graph.graph.nodes if "all_reduce" in str(node.target))
+        return graph
+
+    torch._dynamo.reset()
+    fast = torch.compile(lambda x, mesh: funcol.all_reduce(x, "sum", (mesh, 0)), backend=noting, fullgraph=True)
+    meshes = [cube(), cube()]
+    for mesh in (*meshes, *meshes):
+        fast(torch.ones(1), mesh)
+    assert len(used) == 2 and all(mesh.get_group(0).group_name in one for mesh, one in zip(meshes, used, strict=True))
+    assert STOCK or meshes[0]._flatten_rank_map is meshes[0]["a"]._flatten_rank_map
+
+
 def test_a_backward_through_compiled_dtensors(world):
     """Autograd under compile on a view."""
     view = cube()["b", "c"]._flatten("bc")
