@@ -18,7 +18,7 @@ from stack.message import read_series
 from stack.render import LAYOUTS
 from stack.tree import Tree, write
 
-from stack import check, history, rules, wrap
+from stack import check, history, rules, runs, wrap
 from torch_overlay.patching.patch import Kind
 from torch_overlay.series import PATCHES as ROWS
 
@@ -215,6 +215,25 @@ def test_the_comparison_hides_nothing():
     assert "f" in [line.partition(":")[0] for line in check.compare(before, after, {"flatten"})]
     stuck = {"test/mesh": "failed (pytest didn't get through, exit 2: ['5 errors'])"}
     assert check.compare(before, stuck) == [f"test/mesh: {stuck['test/mesh']}"], "and not all that is missing"
+
+
+def test_what_failed_runs_once_more(monkeypatch):
+    """Its file alone; but not where a member is missing, which no second run brings."""
+    twin, scale = "test.mesh.test_mesh_twin.test_a[x.y]", "test.mesh.test_mesh_scale.TestScale.test_b"
+    lacks, asked = "failed (AttributeError: 'DeviceMesh' object has no attribute 'permute')", []
+
+    def run(suites, way, patched):
+        asked.append(list(suites))
+        if len(asked) == 1:
+            return {twin: "failed (timeout)", scale: lacks, "test.mesh.test_mesh_twin.test_c": "passed"}
+        return {twin: "passed", "test.mesh.test_mesh_twin.test_c": "passed"}
+
+    monkeypatch.setattr(runs, "_run", run)
+    ended = runs.results(["test/mesh"], "patched")
+    assert asked[1:] == [["test/mesh/test_mesh_twin.py"]] and ended[twin] == "passed" and ended[scale] == lacks
+    ends = iter([{"test/mesh": f"failed ({runs.NOT_THROUGH}, exit 3: [])"}, {"a": "passed"}])
+    monkeypatch.setattr(runs, "_run", lambda suites, way, patched: next(ends))
+    assert runs.results(["test/mesh"], "patched") == {"a": "passed"}
 
 
 def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):

@@ -20,7 +20,7 @@ from .room import OURS
 from .runs import Results, compare, environment, ran, random_moves, results
 from .tree import Tree, write
 
-NEEDED = ("pytest", "pytest_timeout", "xdist", "hypothesis", "expecttest", "numpy")
+NEEDED = ("pytest", "pytest_timeout", "hypothesis", "expecttest", "numpy")
 MESH, REDISTRIBUTE, PURE = SUITES = ("test/mesh", "test/redistribute", "test/pure")
 # From this patch on a suite ends as under the overlay, before it as on torch as it is. The tests turn on what is still
 # off by default then (test/way.py).

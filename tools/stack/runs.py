@@ -16,7 +16,6 @@ from .message import ROOT, StackError
 
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
-WORKERS = 2
 SECONDS = 240  # for one test; the machine may be busy, and a whole run shouldn't end for that
 NOT_THROUGH = "pytest didn't get through"
 Results = Mapping[str, str]
@@ -42,20 +41,20 @@ def environment(way: str, patched: pathlib.Path | None = None) -> dict[str, str]
 def results(suites: Sequence[str], way: str, patched: pathlib.Path | None = None) -> Results:
     """How each test of the suites ended: passed, skipped, left out, or failed with the reason in brackets.
 
-    The files of tests that failed run once more, one after the other: on a busy machine ranks run into time limits.
+    The files of tests that failed run once more: on a busy machine ranks run into time limits.
     """
-    ended = _run(suites, way, patched, WORKERS)
+    ended = _run(suites, way, patched)
     failed = {name for name, how in ended.items() if how.startswith("failed") and not _LACKS.search(how)}
     files = sorted(set(map(_file_of, failed)) - {""}) or (list(suites) if failed else [])
     kept = {name: how for name, how in ended.items() if NOT_THROUGH not in how}
-    return {**kept, **_run(files, way, patched, 0)} if files else ended
+    return {**kept, **_run(files, way, patched)} if files else ended
 
 
-def _run(suites: Sequence[str], way: str, patched: pathlib.Path | None, workers: int) -> Results:
+def _run(suites: Sequence[str], way: str, patched: pathlib.Path | None) -> Results:
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        command += [f"-n{workers}", f"--timeout={SECONDS}", "--timeout-method=signal", *suites]
+        command += [f"--timeout={SECONDS}", "--timeout-method=signal", *suites]
         ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
         if ended.returncode not in (0, 1) or not report.exists():
             said = (ended.stdout + ended.stderr).strip().splitlines()[-1:]
