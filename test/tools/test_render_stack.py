@@ -55,6 +55,7 @@ def test_every_row_is_carried_and_nothing_else():
     # Layouts are ours in the overlay; upstream their members go into torch's classes, which the overlay leaves alone.
     carried = {target for target in carried if not target.startswith(LAYOUTS)}
     carried.remove("torch.distributed.device_mesh:_register_distributed_opaque_types")  # a hook does it in the overlay
+    carried.add("torch.distributed.device_mesh:_maybe_traced_group")  # upstream has it where graphs are for all ranks
     carried.remove("torch.distributed.device_mesh:DeviceMesh.__setstate__")  # the overlay's reads files of 2.9 first
     assert carried == {row.target for row in rows if not row.body.startswith("torch_overlay.compat.")}
 
@@ -113,6 +114,15 @@ def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
     names = [message.name for message in MESSAGES]
     first, last = names.index("timeouts") + 1, names.index("mesh-one-way")
     assert texts == [1 * (first <= i <= last) for i in range(len(states))]
+
+
+def test_what_a_patch_removes_is_gone_with_its_imports(states):
+    """From the patch on which nothing calls it, and not before."""
+    names = [message.name for message in MESSAGES]
+    texts = [state["torch/distributed/device_mesh.py"] for state in states]
+    for name, patch in (("_init_process_groups", "mesh-views"), ("_init_one_process_group", "mesh-one-way")):
+        assert [name in text for text in texts] == [i <= names.index(patch) for i in range(len(texts))]
+    assert "split_group" in texts[0] and "split_group" not in texts[-1]
 
 
 def test_each_patch_changes_something_and_brings_its_tests(states):

@@ -73,6 +73,36 @@ def test_forms_for_what_a_tree_lacks_stay_away_from_one_that_has_it(tmp_path):
         assert ("sort_ranks=False" in groups) == (not member)
 
 
+def test_a_function_that_a_tree_lacks_has_forms_too(tmp_path):
+    """Before 2.14 no graph stands for all ranks, so a group comes from nowhere but the mesh."""
+    small_tree(tmp_path)
+    file = tmp_path / "torch/distributed/device_mesh.py"
+    head, stub, tail = file.read_text().partition("else:\n")
+    function = "    def _maybe_traced_group(mesh, mesh_dim):\n        pass\n\n"
+    tail = tail.replace("    def _maybe_traced_group(", "    def _lost(")
+    names = [message.name for message in MESSAGES]
+    for count in (names.index("mesh-views") + 1, names.index("mesh-pickling") + 1):
+        for there in ("", function):
+            file.write_text(head + stub + there + tail)
+            files = render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)
+            text = files["torch/distributed/_mesh_groups.py"]
+            assert ("_maybe_traced_group" in text) == bool(there)
+            assert ("UNBOUND" in text) == (count > names.index("mesh-pickling"))
+
+
+def test_removing_what_is_not_there_is_refused(tmp_path):
+    """As is removing what somebody changed: it may have a new caller, or a fix."""
+    file = small_tree(tmp_path) / "torch/distributed/device_mesh.py"
+    text = file.read_text()
+    file.write_text(text.replace("def _init_process_groups(", "def _init_other_groups("))
+    count = 1 + [message.name for message in MESSAGES].index("mesh-views")
+    with pytest.raises(StackError, match=r"device_mesh\.py defines no DeviceMesh\._init_process_groups, which a patch"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)
+    file.write_text(text.replace("pg_name = None\n", "pg_name = ''\n", 1))
+    with pytest.raises(StackError, match=r"DeviceMesh\._init_one_process_group: .* with another body than any release"):
+        render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
+
+
 MERGING = "insert/safe-merging/tensor/_redistribute.py"
 
 

@@ -28,6 +28,7 @@ class Laid:
         imports: what all of them import.
         renamed: torch's function: the name under which it goes on.
         insertions: what goes into functions of torch's that stay.
+        gone: methods of torch's that don't stay, by qualified name.
     """
 
     functions: dict[str, cst.FunctionDef]
@@ -36,6 +37,7 @@ class Laid:
     imports: list[Import]
     renamed: dict[str, str]
     insertions: Sequence[Insertion] = ()
+    gone: frozenset[str] = frozenset()
 
     @property
     def bodies(self) -> list[cst.BaseStatement]:
@@ -52,13 +54,22 @@ class Laid:
     @property
     def targets(self) -> set[str]:
         """The names at top level that change."""
-        return {*self.functions, *self.members, *(one.place[0] for one in self.insertions if one.place)}
+        owners = {name.partition(".")[0] for name in self.gone}
+        return {*self.functions, *self.members, *owners, *(one.place[0] for one in self.insertions if one.place)}
 
 
-def gather(text: str, room: Room, qualnames: Sequence[str], insertions: Sequence[Insertion] = ()) -> Laid:
+def gather(
+    text: str,
+    room: Room,
+    qualnames: Sequence[str],
+    insertions: Sequence[Insertion] = (),
+    gone: frozenset[str] = frozenset(),
+) -> Laid:
     """The bodies of these rows, the insertions and all in the room that they use, fit for torch's file of this text."""
     fit = _Fit(room)
     theirs = _definitions(parsed(text))
+    if absent := sorted(gone - {*theirs}):
+        raise StackError(f"torch/distributed/{room.file} defines no {', '.join(absent)}, which a patch removes")
     kept = room.kept()
     functions: dict[str, cst.FunctionDef] = {}
     helpers: dict[str, cst.BaseStatement] = {}
@@ -73,7 +84,7 @@ def gather(text: str, room: Room, qualnames: Sequence[str], insertions: Sequence
         else:
             helpers[name] = fit(room.definition(name))
     insertions = [replace(one, lines=tuple(map(fit, one.lines))) for one in insertions]
-    laid = Laid(functions, members, [], [], {}, insertions)
+    laid = Laid(functions, members, [], [], {}, insertions, gone)
     bodies = laid.bodies
     taken = set(functions) | set(helpers) | set(members) | set(CARRIERS.values())
     waiting = [*bodies, *helpers.values()]

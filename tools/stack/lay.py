@@ -71,6 +71,7 @@ def _visited(laid: Laid, change: cst.CSTTransformer, inside: cst.CSTTransformer)
         laid.imports,
         laid.renamed,
         laid.insertions,
+        laid.gone,
     )
 
 
@@ -140,13 +141,15 @@ class _Place(cst.CSTTransformer):
         return False  # nothing is placed inside a function
 
     def leave_ClassDef(self, original, updated):  # type: ignore[no-untyped-def]
-        members = self.laid.members.get(updated.name.value)
-        if not members:
+        owner = updated.name.value
+        left = dict(self.laid.members.get(owner, {}))
+        if owner not in {*self.laid.members, *(name.partition(".")[0] for name in self.laid.gone)}:
             return updated
-        left = dict(members)
         body = []
         for statement in updated.body.body:
             name = next(iter(bound(statement)), "") if isinstance(statement, cst.BaseStatement) else ""
+            if f"{owner}.{name}" in self.laid.gone:
+                continue
             if name not in left:
                 body.append(statement)
             elif isinstance(left[name], cst.FunctionDef) and not isinstance(statement, cst.FunctionDef):

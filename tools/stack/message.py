@@ -35,6 +35,7 @@ class PatchMessage:
         files: new files of ours that the patch brings whoever imports them, by their paths under torch/distributed.
         size: why the patch is larger than patches should be; empty if it isn't.
         owes: breaches of upstream's rules that it still has.
+        removes: methods of torch's that go, ``module:qualname``, since nothing calls them any more.
         line: at which line of the file the body begins.
     """
 
@@ -47,6 +48,7 @@ class PatchMessage:
     size: str = ""
     owes: tuple[Debt, ...] = ()
     line: int = 1
+    removes: tuple[str, ...] = ()
 
 
 def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
@@ -58,7 +60,9 @@ def read_series(folder: pathlib.Path = PATCHES) -> list[PatchMessage]:
 def read_message(path: pathlib.Path) -> PatchMessage:
     """A head of fields, of which ``Module:`` has names in the lines below it; an empty line; the message."""
     head, _, body = path.read_text(encoding="utf-8").partition("\n\n")
-    fields: dict[str, list[str]] = {name: [] for name in ("Title", "Module", "Tests", "Files", "Size", "Owes")}
+    fields: dict[str, list[str]] = {
+        name: [] for name in ("Title", "Module", "Tests", "Files", "Size", "Owes", "Removes")
+    }
     rows: list[str] = []
     for number, line in enumerate(head.splitlines(), 1):
         field, colon, value = line.partition(":")
@@ -82,6 +86,7 @@ def read_message(path: pathlib.Path) -> PatchMessage:
         " ".join(fields["Size"]),
         tuple(_debt(path.name, value) for value in fields["Owes"]),
         len(head.splitlines()) + 2,
+        tuple(" ".join(fields["Removes"]).split()),
     )
 
 

@@ -57,7 +57,8 @@ class Prefix:
             whole_bodies = tuple(name for name, inserted in forms.items() if not inserted)
             insertions = tuple(one for inserted in forms.values() for one in inserted)
             path = f"torch/distributed/{file}"
-            done[path], bodies = _laid(self.tree.read(path), self.room(file), whole_bodies, insertions)
+            gone = frozenset(qualname for module, qualname in self._removed() if file_of(module) == file)
+            done[path], bodies = _laid(self.tree.read(path), self.room(file), whole_bodies, insertions, gone)
             reach.add_bodies(self.room(file), bodies)
         for file in self._named_files():
             reach.add_file(file, *self._used_anywhere)
@@ -180,9 +181,16 @@ class Prefix:
                 refused.append(f"  {target}: {why}")
             elif not self.tree.has_it(rows[target]):
                 found.setdefault(file_of(module), {})[qualname] = insertions
+        for target in {":".join(one) for one in self._removed()} & {*rows}:
+            if why := self.tree.unfit(rows[target]):
+                refused.append(f"  {target}: {why}")
         if refused:
             raise StackError("These functions aren't what the stack was written for:\n" + "\n".join(refused))
         return found
+
+    def _removed(self) -> list[tuple[str, str]]:
+        """Module and qualified name of what these patches take out of torch's files."""
+        return [(t.partition(":")[0], t.partition(":")[2]) for message in self.messages for t in message.removes]
 
     def _forms(self) -> dict[str, list[Insertion]]:
         """What each target of these patches has: insertions, until a patch lays a body of ours over it."""
@@ -203,6 +211,8 @@ class Prefix:
                 if target in here and before == []:
                     raise StackError(f"{here[target][0].source}: a patch before lays a body of ours over {target}")
                 forms[target] = [*(before or []), *here[target]] if target in here else []
+            for target in message.removes:
+                forms.pop(target, None)
         return forms
 
     def _room_file(self, found: Import) -> tuple[str, bool] | None:
@@ -246,10 +256,10 @@ def _bound_last(insertions: Sequence[Insertion]) -> list[Insertion]:
 
 @functools.lru_cache(maxsize=64)  # a prefix has most of them as the one before
 def _laid(
-    text: str, room: Room, qualnames: tuple[str, ...], insertions: tuple[Insertion, ...]
+    text: str, room: Room, qualnames: tuple[str, ...], insertions: tuple[Insertion, ...], gone: frozenset[str]
 ) -> tuple[str, tuple[cst.BaseStatement, ...]]:
     """Torch's file with these bodies and insertions, and all that went into it."""
-    laid = gather(text, room, qualnames, insertions)
+    laid = gather(text, room, qualnames, insertions, gone)
     return lay(text, room, laid), tuple(laid.bodies)
 
 

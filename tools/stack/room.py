@@ -1,7 +1,8 @@
 """One module of `torch_overlay/distributed` as it stands at one place of the series.
 
 A definition may stand in another form until a later patch lands: `patches/until/<that patch>/<file>` has it, with the
-imports that it needs. `patches/lacking/<file of torch>.<class>.<name>/<file>` has forms for trees without that member.
+imports that it needs. `patches/lacking/<file of torch>.<class>.<name>/<file>` has forms for trees without that member,
+or, without a class, that function; it may have an `until` of its own.
 Lines that end with ``# overlay only`` stay here.
 """
 
@@ -129,10 +130,15 @@ def read_room(
     for path in (patches / "instead" / file, *(patches / "until" / name / file for name in reversed(later))):
         if path.exists():
             room = _with(room, parse(file, path), path)
-    for path in (patches / "lacking" / name / file for name in lacking):
+    for path in (home / file for name in lacking for home in _lacking_homes(patches / "lacking" / name, later)):
         if path.exists() and room.defined & (forms := parse(file, path)).defined:
             room = _with(room, forms, path)
     return room
+
+
+def _lacking_homes(folder: pathlib.Path, later: Sequence[str]) -> list[pathlib.Path]:
+    """The folder, which may have an ``until`` of its own."""
+    return [folder, *(folder / "until" / name for name in reversed(later))]
 
 
 def absent_names(later: list[str], patches: pathlib.Path = PATCHES) -> frozenset[tuple[str, str]]:

@@ -111,8 +111,15 @@ class Tree:
         return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)
 
     def lacks(self, member: str) -> bool:
-        """Whether torch has no such member, ``device_mesh.DeviceMesh._hash``, of a class under torch.distributed."""
+        """Whether torch has no such member, ``device_mesh.DeviceMesh._hash``, of a class under torch.distributed.
+
+        Without a class, ``device_mesh.init_device_mesh``, a function that stands at top level or in an ``if`` there.
+        """
         *file, owner, name = member.split(".")
+        if not owner[:1].isupper():
+            tree = ast.parse(self._bytes(f"torch/distributed/{'/'.join([*file, owner])}.py"))
+            blocks = [tree.body, *(block for s in tree.body if isinstance(s, ast.If) for block in (s.body, s.orelse))]
+            return name not in {bound for block in blocks for statement in block for bound in _bound(statement)}
         tree = ast.parse(self._bytes(f"torch/distributed/{'/'.join(file)}.py"))
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
         if not classes:
