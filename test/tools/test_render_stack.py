@@ -16,6 +16,7 @@ from stack_trees import INSTALLED, PACKAGES, ROOT, TOUCHED, small_tree
 import render_stack
 from stack.message import read_series
 from stack.render import LAYOUTS
+from stack.room import read_words
 from stack.tree import Tree, write
 
 from stack import check, history, rules, runs, wrap
@@ -114,6 +115,18 @@ def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
     names = [message.name for message in MESSAGES]
     first, last = names.index("timeouts") + 1, names.index("mesh-one-way")
     assert texts == [1 * (first <= i <= last) for i in range(len(states))]
+
+
+def test_every_phrase_that_upstream_says_otherwise_is_one_of_ours(states):
+    """Else it replaces nothing any more; what names a switch is itself no phrase of ours, so that nothing is left."""
+    ours = [path.read_text() for path in (ROOT / "torch_overlay/distributed").rglob("*.py")]
+    names = [message.name for message in MESSAGES]
+    for phrase, theirs in read_words(ROOT / "patches", names):
+        assert any(phrase in text for text in ours), phrase
+        assert not any(phrase in text for state in states for text in state.values() if text), phrase
+        assert theirs == "" or any(" ".join(theirs.split()[:2]) in text for text in states[-1].values()), theirs
+    hints = [state["torch/distributed/_process_groups.py"] or "" for state in states]
+    assert ["mesh_check" in text for text in hints] == [i > names.index("check-mesh") for i in range(len(states))]
 
 
 def test_what_a_patch_removes_is_gone_with_its_imports(states):

@@ -13,6 +13,7 @@ from stack_trees import ROOT, small_tree
 import render_stack
 from stack.message import StackError, read_message, read_series
 from stack.render import Prefix
+from stack.room import read_words
 from stack.tree import Tree, write
 
 from stack import check
@@ -101,6 +102,13 @@ def test_removing_what_is_not_there_is_refused(tmp_path):
     file.write_text(text.replace("pg_name = None\n", "pg_name = ''\n", 1))
     with pytest.raises(StackError, match=r"DeviceMesh\._init_one_process_group: .* with another body than any release"):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, len(MESSAGES))
+
+
+def test_a_phrase_without_its_replacement_is_refused_by_line(tmp_path):
+    (tmp_path / "patches/instead").mkdir(parents=True)
+    (tmp_path / "patches/instead/words").write_text("an option => a switch\nan option\n")
+    with pytest.raises(StackError, match=r"patches/instead/words:2: needs 'ours => theirs': 'an option'"):
+        read_words(tmp_path / "patches", ())
 
 
 MERGING = "insert/safe-merging/tensor/_redistribute.py"

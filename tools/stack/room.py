@@ -2,8 +2,8 @@
 
 A definition may stand in another form until a later patch lands: `patches/until/<that patch>/<file>` has it, with the
 imports that it needs. `patches/lacking/<file of torch>.<class>.<name>/<file>` has forms for trees without that member,
-or, without a class, that function; it may have an `until` of its own.
-Lines that end with ``# overlay only`` stay here.
+or, without a class, that function; it may have an `until` of its own. Lines that end with ``# overlay only`` stay
+here. `patches/instead/words` and `patches/until/LATER/words` have phrases for which upstream has others.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def read_room(
     Args:
         lacking: the folders of forms for what the tree lacks; a form counts where the module has its definition then.
     """
-    room = parse(file, ours / file)
+    room = parse(file, ours / file, read_words(patches, later))
     for path in (patches / "instead" / file, *(patches / "until" / name / file for name in reversed(later))):
         if path.exists():
             room = _with(room, parse(file, path), path)
@@ -263,10 +263,29 @@ def _in_form(statement: cst.BaseStatement, form: cst.BaseStatement) -> cst.BaseS
     return statement.with_changes(body=statement.body.with_changes(body=left))
 
 
-def parse(file: str, path: pathlib.Path) -> Room:
-    """A file of ours as a room. Raises StackError with file and line if it can't be parsed."""
+def read_words(patches: pathlib.Path, later: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """What our texts say otherwise than upstream's, a line ``ours => theirs``: in `until/LATER/words`, then `instead`.
+
+    Raises StackError for a line that says something else.
+    """
+    paths = [*(patches / "until" / name / "words" for name in later), patches / "instead" / "words"]
+    found = []
+    for path in filter(pathlib.Path.exists, paths):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            ours, arrow, theirs = line.partition(" => ")
+            if not ours or not arrow:
+                raise StackError(f"{path.relative_to(patches.parent)}:{number}: needs 'ours => theirs': {line!r}")
+            found.append((ours, theirs))
+    return tuple(found)
+
+
+def parse(file: str, path: pathlib.Path, words: Sequence[tuple[str, str]] = ()) -> Room:
+    """A file of ours as a room, in upstream's words. Raises StackError with file and line if it can't be parsed."""
     try:
-        return _parse_text(file, path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        for ours, theirs in words:
+            text = text.replace(ours, theirs)
+        return _parse_text(file, text)
     except cst.ParserSyntaxError as error:
         raise StackError(f"{path}:{error.editor_line} isn't Python: {error.message}") from error
 

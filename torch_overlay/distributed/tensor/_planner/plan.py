@@ -1,7 +1,7 @@
 """Plans: the steps from one spec to another, and the line that shows them.
 
-    source = Regions.of((Partial("sum"), Shard(0)), shape=(8, 4), sizes=(2, 2))
-    target = Regions.of((Replicate(), Replicate()), shape=(8, 4), sizes=(2, 2))
+    source = Regions.of((None, 0), ("sum", None), shape=(8, 4), sizes=(2, 2))  # Partial("sum"), Shard(0)
+    target = Regions.of((None, None), (None, None), shape=(8, 4), sizes=(2, 2))  # Replicate(), Replicate()
     for step in plan(source, target, itemsize=4): ...
 
 A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The source is `source` and each step
