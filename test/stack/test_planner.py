@@ -42,6 +42,7 @@ class TestPlan(TestCase):
         counts = [collectives(plan(regions(s), regions(t), ITEMSIZE)) for s, t in pairs(reduces)]
         self.assertEqual(len(counts), 999 if reduces else 702)
         self.assertEqual(max(counts), 2 if reduces else 1)
+        self.assertEqual(sum(counts), 1464 if reduces else 630)
 
     @parametrize("reduces", [False, True])
     def test_a_replica_that_stays_one_takes_no_part(self, reduces) -> None:
