@@ -14,12 +14,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import run_clients  # noqa: E402
 from clients import compare, launch, page  # noqa: E402
-from clients.catalogue import CLIENTS, SCRIPTS, Client, Missing  # noqa: E402
+from clients.catalogue import CLIENTS, EARLIER, OF_THEIR_TIME, SCRIPTS, Client, Missing  # noqa: E402
 
 BY_IMPORT = {"nemo_automodel": "nemo-automodel", "megatron_fsdp": "megatron-fsdp"}
 
 
-@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+@pytest.mark.parametrize("client", dict.fromkeys((*CLIENTS, *OF_THEIR_TIME)), ids=lambda client: client.name)
 def test_script_needs_what_the_catalogue_says(client):
     """Its third-party imports are torch, our recorder and packages that the catalogue names; nothing turns us on."""
     tree = ast.parse(client.script.read_text(encoding="utf-8"))
@@ -32,6 +32,9 @@ def test_script_needs_what_the_catalogue_says(client):
 
 def test_every_script_is_in_the_catalogue():
     assert {path.stem for path in SCRIPTS.glob("*.py")} == {client.name for client in CLIENTS}
+    assert {*EARLIER.glob("*.py")} == {client.script for client in OF_THEIR_TIME} - {
+        client.script for client in CLIENTS
+    }
 
 
 def test_scripts_of_torch_alone_can_be_imported():
@@ -56,7 +59,7 @@ def test_a_missing_library_is_a_skip_that_says_which():
 
 def test_page_says_what_the_record_says():
     text = page.PAGE.read_text()
-    assert page.filled(text, json.loads(page.RECORD.read_text())) == text, "python tools/run_clients.py --page"
+    assert page.filled(text, page.read(page.RECORD), page.read(page.EARLIER)) == text, "tools/run_clients.py --page"
 
 
 def test_record_has_every_client():
@@ -67,6 +70,7 @@ def test_page_has_a_place_for_each_table():
     assert [found[1] for found in page.MARKED.findall(page.PAGE.read_text())] == [
         "clients: setup",
         "clients: short",
+        "clients: earlier",
         "clients: full",
     ]
 
@@ -83,6 +87,22 @@ def test_short_table_has_what_saves_most_and_what_differs():
     results = {"a": dict(tensors=4, equal=4), "b": {"tensors": 4, "equal": 3, "largest difference": 0.002}}
     line = page.short({"clients": {"x": {"title": "X", "results": results, **sides}}}).splitlines()[-1]
     assert line == "| X | 1,000 → 10 | many 40 → 20; few 9 → 1 | 8 | b, by 2e-03 |"
+
+
+def test_a_record_on_an_earlier_torch_takes_the_place_of_the_same_libraries(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "EARLIER", tmp_path / "earlier.json")
+    monkeypatch.setattr(page, "write", lambda: None)
+    page.EARLIER.write_text("[]")
+    for release, version, why in (("2.11.0", 1, "w"), ("2.9.1", 1, "x"), ("2.9.1", 2, "y"), ("2.9.1", 1, "z")):
+        client = {"title": "X", "script": "x.py", "packages": {"x": f"{version}.0"}, "failed": {"stock": why}}
+        clients = {"x": client, "skipped": {"packages": {}}}
+        run_clients.write_earlier({"torch": release, "python": "3.11", "clients": clients})
+    rows = [row.split(" | ")[:3] for row in page.earlier(page.read(page.EARLIER)).splitlines()[2:]]
+    assert rows == [
+        ["| 2.9.1", "X (1.0)", "stock: `z`"],
+        ["| 2.9.1", "X (2.0)", "stock: `y`"],
+        ["| 2.11.0", "X (1.0)", "stock: `w`"],
+    ]
 
 
 # --- what is compared

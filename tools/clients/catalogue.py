@@ -7,6 +7,7 @@ import importlib.metadata
 import pathlib
 
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
+EARLIER = SCRIPTS / "earlier"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,4 +55,15 @@ CLIENTS = (
     Client("megatron_fsdp_index", "Megatron-FSDP's index of meshes", ("megatron-fsdp",)),
     Client("torch_dcp", "torch.distributed.checkpoint, FSDP2 4, TP 2"),
     Client("torch_muon", "torch.optim.Muon, FSDP2 4, TP 2"),
+)
+
+# On torch before 2.13, with libraries of that time.
+OF_THEIR_TIME = (
+    Client("accelerate_mesh", "accelerate's ParallelismConfig, dp_shard 4, tp 2", ("accelerate",)),
+    Client(
+        "torchtitan_0_2", "torchtitan's ParallelDims, dp_shard 2, cp 2, tp 2, ep 4", ("torchtitan",), folder=EARLIER
+    ),
+    Client("nemo_0_2", "NeMo Automodel's FSDP2Manager", ("nemo-automodel",), folder=EARLIER),
+    Client("nemo_0_3", "NeMo Automodel's meshes, after its own patches of torch", ("nemo-automodel",), folder=EARLIER),
+    Client("nemo_meshes", "NeMo Automodel's meshes", ("nemo-automodel",)),
 )

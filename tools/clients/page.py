@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -13,14 +14,24 @@ from .compare import gain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD, PAGE = ROOT / "docs" / "clients.json", ROOT / "docs" / "clients.md"
+EARLIER = ROOT / "docs" / "clients_earlier.json"  # on torch before 2.13: a list of entries
 COLLECTIVES = "collectives: "
 MARKED = re.compile(r"(<!-- (clients: \w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def filled(text: str, record: dict[str, Any]) -> str:
-    """The page with what the record says between ``<!-- clients: NAME -->`` and ``<!-- end -->``."""
-    tables = {"clients: short": short, "clients: full": full, "clients: setup": setup}
-    return MARKED.sub(lambda found: f"{found[1]}{tables[found[2]](record)}\n{found[3]}", text)
+def read(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write() -> None:
+    """The page, from the records."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), read(RECORD), read(EARLIER)), encoding="utf-8")
+
+
+def filled(text: str, record: dict[str, Any], before: list[dict[str, Any]]) -> str:
+    """The page with what the records say between ``<!-- clients: NAME -->`` and ``<!-- end -->``."""
+    tables = {"short": short(record), "earlier": earlier(before), "full": full(record), "setup": setup(record)}
+    return MARKED.sub(lambda found: f"{found[1]}{tables[found[2].removeprefix('clients: ')]}\n{found[3]}", text)
 
 
 def setup(record: dict[str, Any]) -> str:
@@ -34,12 +45,25 @@ def short(record: dict[str, Any]) -> str:
     """The front page's table: a row for each client that ran, stock's counts before the overlay's."""
     lines = ["| client | calls of `new_group` | collectives | lines of warnings | tensors that differ |"]
     lines.append("| --- | ---: | --- | ---: | --- |")
-    for client in record["clients"].values():
-        if OVERLAY in client:
-            (_, *calls), _, (_, *warnings), *phases = _counts(client)
-            cells = (client["title"], _both(*calls), _most(phases), _both(*warnings), _differing(client))
-            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *(_row(one, one["title"]) for one in record["clients"].values() if OVERLAY in one)])
+
+
+def earlier(entries: list[dict[str, Any]]) -> str:
+    """The same for torch before 2.13, by its release; what fails says so in the place of the counts."""
+    lines = ["| torch | client | calls of `new_group` | collectives | lines of warnings | tensors that differ |"]
+    lines.append("| --- | --- | ---: | --- | ---: | --- |")
+    for one in entries:
+        version = ", ".join(one["packages"].values())
+        failed = "; ".join(f"{side}: `{line}`" for side, line in one.get("failed", {}).items())
+        title = f"{one['torch']} | {one['title']} ({version})"
+        lines.append(f"| {title} | {failed} | | | |" if failed else _row(one, title))
     return "\n".join(lines)
+
+
+def _row(client: dict[str, Any], title: str) -> str:
+    (_, *calls), _, (_, *warnings), *phases = _counts(client)
+    cells = (title, _both(*calls), _most(phases), _both(*warnings), _differing(client))
+    return f"| {' | '.join(cells)} |"
 
 
 def _both(stock: int, overlay: int) -> str:
