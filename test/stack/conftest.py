@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.name.endswith("in_one_graph") and not known:
             item.add_marker(pytest.mark.skip(reason="before 2.12 dynamo knows little of meshes"))
-        if not clears and "clear_redistribute_planner_cache" in item.path.read_text(encoding="utf-8"):
+        if item.path.name in ("test_safe_merging.py", "test_merged_steps.py") and not clears:
             item.add_marker(pytest.mark.skip(reason="before 2.10 torch has no cache to clear"))
 
 
