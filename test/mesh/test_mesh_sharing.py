@@ -417,7 +417,7 @@ def test_a_mesh_of_another_process_finds_the_first_of_its_kind(monkeypatch):
 @pytest.mark.parametrize("ranks", [range(8), range(4)], ids=["the world", "a part"])
 @pytest.mark.parametrize("flattened", [False, True])
 def test_a_mesh_of_a_user_s_group_finds_that_group_again(ranks, flattened):
-    """Not the default group nor another mesh's over the same ranks, which other threads may use: as on stock, by name."""
+    """Not the default group nor another mesh's over the same ranks, which other threads may use."""
 
     def job():
         grid("dp", "x")
@@ -430,6 +430,19 @@ def test_a_mesh_of_a_user_s_group_finds_that_group_again(ranks, flattened):
     with fake_world_as(1):
         own = job()
         assert pickle.loads(saved).get_group() is own
+
+
+@pytest.mark.parametrize(("flatten", "used"), [("whole", set()), ("create", {(0, 1)}), ("existing", {(0, 1)})])
+def test_redistributions_over_a_flattened_world_leave_the_default_group_alone(flatten, used):
+    """Metrics and barriers run there from other threads. Stock merges no steps over different dims, and so doesn't use
+    it; with "existing" its owner says that we may."""
+    with overlay(flatten=flatten, share_groups="off"):
+        mesh = grid()
+        assert mesh._flatten("all").get_group() is dist.group.WORLD
+        assert joint_axes(mesh) == used
+        if used:
+            name = find_group(mesh, (0, 1), 1).name
+            assert (name == dist.group.WORLD.group_name) == (flatten == "existing")
 
 
 def test_a_name_that_means_other_ranks_here_says_nothing():

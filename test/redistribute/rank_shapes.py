@@ -11,7 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import SHUFFLED
 from twins_ranks import Case, MeshRecipe, placed
-from way import TENSOR_MESHES, WAY, merges, needs_package
+from way import TENSOR_MESHES, merges, needs_package
 from width import sample
 
 WORLD = tuple(range(8))
@@ -149,10 +149,8 @@ class ShapeCases:
             self.check(*(Case(mesh, s, t, shape) for shape, mesh, (s, t) in sample(cases, 3)))
             self.check(*(Case(CUBE, s, t, (16, 8), "int64") for s, t in ends[:3]))
             mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
-            # 12 is cut into 6, 3 and then 2 and 1; 7 into 4 and 3, and the 4 evenly by the other axes. A torch that
-            # carries our code merges all three steps or none.
-            fewest = 3 if WAY == "patched" or not merges() else 2
-            for length, expected in ((16, 1 if merges() else 3), (12, fewest), (7, max(fewest, 2 + here[0]))):
+            # 12 is cut into 6, 3 and then 2 and 1: all three steps are merged, or none.
+            for length, expected in ((16, 1 if merges() else 3), (12, 3), (7, 3)):
                 case = Case(CUBE, *ends[0], (length, 2))
                 with CommDebugMode() as comm:
                     case.run(mesh, case.given(here))

@@ -83,7 +83,7 @@ class LoopCases:
                 self.assertEqual(found, full_state.one_by_one(state, **options))
 
     def test_ranks_that_gather_nothing_together_may_hold_other_tensors(self):
-        """On stock each tensor asks those along its own axes only; in one exchange over both the columns would differ."""
+        """On stock each tensor asks those along its own axes only; in one exchange over both, the columns differ."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         b = distribute_tensor(torch.arange(6.0), mesh, [Replicate(), Shard(0)], src_data_rank=None)
         state = {"b": b}

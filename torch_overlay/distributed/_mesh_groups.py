@@ -175,15 +175,17 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
         return None
     wanted = view.layout.select(axes).collapse().ascending()
     made = universe.joint.get((wanted, kind)) if universe is not None and not is_apart(mesh) else None
-    usable = get_settings().flatten != "existing"
+    existing = get_settings().flatten == "existing"
+    usable = not existing
     usable = usable or (made is not None and made.asked_for)  # overlay only
     if made is not None and usable:
         return made.group_name
+    default = None if existing else distributed_c10d._get_default_group().group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         if is_apart(flattened):
             continue
         names = group_names(flattened)
-        if not names or view_of(flattened).layout.axes[0].ascending() != wanted:
+        if not names or names[0] == default or view_of(flattened).layout.axes[0].ascending() != wanted:
             continue
         if Kind.of(override_of(flattened, universe, 0)) == kind:
             return names[0]
