@@ -10,9 +10,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import test_safe_merging
 from torch_overlay.distributed.tensor import _redistribute
 from torch_overlay.distributed.tensor._answers import Fallback
-from way import merges
+from way import merges, needs_package
 
 
+@needs_package
 class TestMergedSteps(test_safe_merging.Moves):
     @property
     def world_size(self) -> int:
