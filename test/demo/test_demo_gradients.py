@@ -117,7 +117,7 @@ MERGED = 2 if hasattr(_redistribute, "NestedRedistribute") else 4  # before 2.12
 
 @pytest.mark.parametrize(
     "overlay, flatten, counts",
-    [(False, False, (4, 34)), (False, True, (MERGED, 34)), (True, False, (4, 29)), (True, True, (2, 2))],
+    [(False, False, (4, 34)), (False, True, (MERGED, 34)), (True, False, (4, 29)), (True, True, (2, 3))],
 )
 def test_flattening_saves_an_all_reduce_and_the_overlay_gathers_a_mesh_at_once(fake_world, overlay, flatten, counts):
     """What the demo's table says of a step's collectives and of a full save's, with --flatten and without."""
