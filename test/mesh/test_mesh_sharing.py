@@ -17,16 +17,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
 from torch_overlay.distributed._group_table import Kind, _by_value
 from torch_overlay.distributed._group_table import find_group as find_group_by_name
 from torch_overlay.distributed._mesh_check import MESH, _verdict
 from torch_overlay.distributed._mesh_groups import _describe
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._mesh_state import view_of
+from torch_overlay.distributed._mesh_state import shared_state, view_of
 from torch_overlay.distributed._process_groups import Request, _default_serves
 from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._universe import current_world
+from torch_overlay.distributed._universe import current_world, universe_of
 from torch_overlay.distributed._view import View
 from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
 from way import needs_one_way, needs_package
@@ -655,3 +656,14 @@ def test_an_order_is_asked_for_where_it_is_one(ranks, monkeypatch):
     monkeypatch.setattr(distributed_c10d, "new_group", asked)
     DeviceMesh("cpu", ranks)
     assert asked.call_args.kwargs["sort_ranks"] == (ranks[0] == 0)
+
+
+def test_a_mesh_has_its_groups_again_when_the_overlay_comes_back():
+    """Those of redistributions, too, and what it shares with the views that are made then."""
+    grid()
+    mesh = grid()
+    known, name = joint_axes(mesh), find_group(mesh, (0, 1), 1).name
+    torch_overlay.disable()
+    torch_overlay.enable()
+    assert joint_axes(mesh) == known == {(0, 1)} and find_group(mesh, (0, 1), 1).name == name
+    assert universe_of(shared_state(mesh)).number == 2

@@ -19,13 +19,18 @@ class TestMergedSteps(test_safe_merging.Moves):
     def world_size(self) -> int:
         return 8
 
+    def setUp(self) -> None:
+        """Once for all ranks, which are threads: each would find the other's in place, and put that back."""
+        for name, how in (
+            ("find_answer", {"return_value": Fallback("the test says so")}),
+            ("merge_transform_infos", {"wraps": _redistribute.merge_transform_infos}),
+        ):
+            patched = mock.patch.object(_redistribute, name, **how)
+            patched.start()
+            self.addCleanup(patched.stop)
+        super().setUp()
+
     def test_every_pair_on_even_lengths(self) -> None:
         mesh = test_safe_merging.flattened_mesh(2, 2, 2)
-        with (
-            mock.patch.object(_redistribute, "find_answer", return_value=Fallback("the test says so")),
-            mock.patch.object(
-                _redistribute, "merge_transform_infos", wraps=_redistribute.merge_transform_infos
-            ) as merged,
-        ):
-            self._check_all(mesh, (2, 4, 6), (Replicate(), Shard(0), Partial()))
-        assert merged.called == merges()
+        self._check_all(mesh, (2, 4, 6), (Replicate(), Shard(0), Partial()))
+        assert _redistribute.merge_transform_infos.called == merges()

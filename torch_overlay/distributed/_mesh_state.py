@@ -202,6 +202,8 @@ def hand_back() -> None:  # overlay only
         if "_shared_state" not in held:
             continue
         shared = held.pop("_shared_state")
+        number = shared.universe.number if shared.universe else shared.saved_number
+        held["_universe"] = (number, shared.private, "")  # so that it has its groups again if the overlay comes back
         del held["_view"]
         held.pop("_apart", None)
         held.pop("_traced_views", None)
