@@ -20,10 +20,10 @@ PAIRS = [
 
 @pytest.fixture
 def mesh():
-    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
     with torch_overlay.enabled():
-        yield torch_overlay and dist.device_mesh.init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
-    dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+        yield dist.device_mesh.init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        dist.destroy_process_group()
 
 
 def spec(mesh, placements):
