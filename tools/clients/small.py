@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,6 +36,20 @@ def train(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, 
     """Some steps on this rank's part of four; keyword arguments as of `_step`."""
     for batch in torch.randn(STEPS, 4, 8, WIDTH)[:, part]:
         _step(session, model, optimizer, batch, **calls)
+
+
+def train_twice(
+    session: Session,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    clip_norm: Callable[[Iterable[torch.Tensor], float], torch.Tensor],
+) -> None:
+    """AdamW without clipping, then with the client's; the weights after each are kept. ``mesh`` cuts the batch."""
+    optimizer, part = torch.optim.AdamW(model.parameters(), lr=1e-2), mesh.get_local_rank()
+    train(session, model, optimizer, part)
+    session.keep("weights", model.state_dict())
+    train(session, model, optimizer, part, clip=lambda: clip_norm(model.parameters(), MAX_NORM))
+    session.keep("weights after clipping", model.state_dict())
 
 
 def _step(

@@ -149,7 +149,7 @@ def _sums(config: Config) -> str:
 def _about_save(result: Result) -> str:
     text = (
         f"A full save makes each of the {result.first.parameters} weights whole on every rank, out of its shards: "
-        "stock one after the other, the overlay those of a mesh together"
+        "stock one after the other, the overlay those together that the same axes cut"
     )
     if not result.config.lacks_groups:
         return f"{text}."

@@ -51,7 +51,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
 def bind_groups(mesh: DeviceMesh) -> None:
     """Find out who this rank is, and its group on each axis, anew; an axis without one keeps a name that says so."""
     held = mesh.__dict__
-    saved = {**held, **held.get("_of_saver", {})}.get("_dim_group_names")
+    saved = held.get("_of_saver", held).get("_dim_group_names")
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     if saved is not None:

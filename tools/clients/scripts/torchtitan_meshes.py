@@ -5,7 +5,6 @@ torchtitan asks torch for an accelerator and takes CUDA where there is none; its
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from clients import small
 from clients.inside import Session
@@ -22,16 +21,7 @@ def main() -> None:
     dims = ParallelDims(**DEGREES, world_size=session.size, spmd_backend="partial_dtensor")
     session.phase("build_mesh", dims.build_mesh)
     fsdp = dims.get_mesh("fsdp")
-    model = small.build(dims.get_mesh("tp"), fsdp)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    small.train(session, model, optimizer, fsdp.get_local_rank())
-    session.keep("weights", model.state_dict())
-
-    def clip() -> torch.Tensor:
-        return clip_grad_norm_(model.parameters(), small.MAX_NORM)
-
-    small.train(session, model, optimizer, fsdp.get_local_rank(), clip=clip)
-    session.keep("weights after clipping", model.state_dict())
+    small.train_twice(session, small.build(dims.get_mesh("tp"), fsdp), fsdp, clip_grad_norm_)
     meshes = {name: mesh.mesh for name, mesh in dims.get_all_one_dimensional_meshes().items()}
     session.keep("ranks of every mesh", meshes)
     session.close()

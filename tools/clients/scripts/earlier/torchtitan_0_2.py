@@ -5,7 +5,6 @@ torchtitan asks torch for an accelerator and takes CUDA where there is none; its
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from clients import small
 from clients.inside import Session
@@ -31,16 +30,7 @@ def main() -> None:
     dims = ParallelDims(**DEGREES, world_size=session.size)
     meshes = views(dims, session.phase("build_mesh", dims.build_mesh))
     fsdp = meshes["fsdp" if "fsdp" in meshes else "dp_shard_cp"]
-    model = small.build(meshes["tp"], fsdp)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    small.train(session, model, optimizer, fsdp.get_local_rank())
-    session.keep("weights", model.state_dict())
-
-    def clip() -> torch.Tensor:
-        return clip_grad_norm_(model.parameters(), small.MAX_NORM)
-
-    small.train(session, model, optimizer, fsdp.get_local_rank(), clip=clip)
-    session.keep("weights after clipping", model.state_dict())
+    small.train_twice(session, small.build(meshes["tp"], fsdp), fsdp, clip_grad_norm_)
     session.keep("ranks of every mesh", {name: mesh.mesh for name, mesh in meshes.items()})
     session.close()
 
