@@ -22,6 +22,11 @@ class TestMeshInput(TestCase):
         with self.assertRaisesRegex(RuntimeError, "invalid keys in backend_override"):
             init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"pp": "fake"})
 
+    def test_a_shape_has_no_size_below_one(self) -> None:
+        for wrong in ((0,), (2, -2), (2, 2.0)):
+            with self.assertRaisesRegex(ValueError, "at least 1"):
+                init_device_mesh("cpu", wrong)
+
     def test_ranks_are_whole_numbers_each_once(self) -> None:
         self.assertEqual(read_mesh([[3, 1], [2, 0]]).ranks(3), [3, 1, 2, 0])
         for wrong in ([0, 0], [0, 1.5], [], [[], []], torch.empty(2, device="meta"), [0, 1 << 40]):

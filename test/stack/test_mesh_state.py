@@ -7,8 +7,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh_axes import ascending, cut_axis, select, side_by_side
-from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._mesh_state import shared_state, view_of
 
 
@@ -43,28 +41,6 @@ class TestMeshState(TestCase):
         self.assertIs(shared_state(view), shared_state(mesh))
         self.assertEqual(view_of(view).ranks(self.RANK), [15, 14, 13, 12])
         self.assertEqual(view_of(mesh).coordinate(self.RANK), (2, 2))
-
-    def test_axes_are_found_by_name(self) -> None:
-        ranks = torch.arange(24).reshape(2, 3, 4)[1]
-        layout = view_of(self.mesh).show(select(self.mesh, ("tp", "dp")))
-        self.assertEqual(layout.ranks(self.RANK), ranks.T.flatten().tolist())
-        self.assertEqual(select(self.mesh, ("dp", "tp")), ascending(self.mesh, ("dp", "tp")))
-        with self.assertRaisesRegex(KeyError, "ascending order"):
-            ascending(self.mesh, ("tp", "dp"))
-        with self.assertRaisesRegex(KeyError, "Invalid mesh_dim_names"):
-            select(self.mesh, ("cp",))
-
-    def test_an_axis_is_cut_and_axes_are_put_together(self) -> None:
-        cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
-        self.assertEqual(names, ["pp", "dp", "cp", "sp"])
-        shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
-        self.assertEqual(shown, [[13, 15], [12, 13]])
-        both = side_by_side([self.mesh["pp"], self.mesh["tp"]])
-        self.assertEqual(both, view_of(self.mesh["pp", "tp"]).layout)
-        with self.assertRaisesRegex(RuntimeError, "overlapping"):
-            side_by_side([self.mesh["tp"], self.mesh["dp", "tp"]])
-        with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
-            cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
 
 
 if __name__ == "__main__":

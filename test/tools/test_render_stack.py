@@ -146,7 +146,7 @@ def test_what_a_patch_removes_is_gone_with_its_imports(states):
     """From the patch on which nothing calls it, and not before."""
     names = [message.name for message in MESSAGES]
     texts = [state["torch/distributed/device_mesh.py"] for state in states]
-    for name, patch in (("_init_process_groups", "mesh-views"), ("_init_one_process_group", "mesh-one-way")):
+    for name, patch in (("_init_process_groups", "mesh-reshape"), ("_init_one_process_group", "mesh-one-way")):
         assert [name in text for text in texts] == [i <= names.index(patch) for i in range(len(texts))]
     assert "split_group" in texts[0] and "split_group" not in texts[-1]
 
@@ -416,7 +416,7 @@ def test_a_broken_body_shows_up_in_the_comparison(states, tmp_path):
     patched = copy_torch(INSTALLED, tmp_path)
     write(patched, states[-1])
     shown = "test_slices_have_the_ranks_of_their_axes"  # its file has slower ones, which would show no more
-    tests = [f"test/stack/test_mesh_views.py::TestMeshViews::{shown}", "test/stack/test_mesh_check.py"]
+    tests = [f"test/stack/test_mesh_slices.py::TestMeshSlices::{shown}", "test/stack/test_mesh_check.py"]
     before = check.results(tests, "patched", patched)
     assert set(before.values()) == {"passed"}
     axes = patched / "torch/distributed/_mesh_axes.py"

@@ -82,7 +82,7 @@ def test_a_function_that_a_tree_lacks_has_forms_too(tmp_path):
     function = "    def _maybe_traced_group(mesh, mesh_dim):\n        pass\n\n"
     tail = tail.replace("    def _maybe_traced_group(", "    def _lost(")
     names = [message.name for message in MESSAGES]
-    for count in (names.index("mesh-views") + 1, names.index("mesh-pickling") + 1):
+    for count in (names.index("mesh-get-group") + 1, names.index("mesh-pickling") + 1):
         for there in ("", function):
             file.write_text(head + stub + there + tail)
             files = render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)
@@ -96,7 +96,7 @@ def test_removing_what_is_not_there_is_refused(tmp_path):
     file = small_tree(tmp_path) / "torch/distributed/device_mesh.py"
     text = file.read_text()
     file.write_text(text.replace("def _init_process_groups(", "def _init_other_groups("))
-    count = 1 + [message.name for message in MESSAGES].index("mesh-views")
+    count = 1 + [message.name for message in MESSAGES].index("mesh-reshape")
     with pytest.raises(StackError, match=r"device_mesh\.py defines no DeviceMesh\._init_process_groups, which a patch"):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)
     file.write_text(text.replace("pg_name = None\n", "pg_name = ''\n", 1))

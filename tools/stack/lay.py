@@ -233,12 +233,13 @@ def _standard(found: Import) -> bool:
 
 
 def _valued(declared: cst.SimpleStatementLine, ours: cst.SimpleStatementLine) -> cst.SimpleStatementLine:
-    """``name: type`` of torch's with the value of ours."""
+    """``name: type`` of torch's with the value of ours, and what ours says to type checkers."""
     small = declared.body[0]
     value = ours.body[0].value
     if isinstance(small, cst.AnnAssign):
         equal = cst.AssignEqual()
-        return declared.with_changes(body=[small.with_changes(value=value, equal=equal)])
+        body = [small.with_changes(value=value, equal=equal)]
+        return declared.with_changes(body=body, trailing_whitespace=ours.trailing_whitespace)
     return ours
 
 

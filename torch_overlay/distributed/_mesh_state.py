@@ -98,19 +98,19 @@ def _know_rank(held: dict[str, Any]) -> None:  # overlay only
 
 
 def make_view(
-    parent: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, group_names: Sequence[str] | None
+    parent: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, groups: Sequence[str] | None
 ) -> DeviceMesh:
     """Another mesh over the ranks of ``parent``'s universe.
 
     Args:
         layout: over the universe's rank map.
         names: of the axes; None for none.
-        group_names: of this rank's group on each axis; empty on a rank outside, None where no backend was set up.
+        groups: the name of this rank's group on each axis; empty on a rank outside, None where no backend was set up.
     """
     root = parent._get_root_mesh()
     mesh = _blank(parent, root, names)
     put_state(mesh, view_of(parent).show(layout), shared_state(parent))
-    return _finish(mesh, parent, group_names)
+    return _finish(mesh, parent, groups)
 
 
 # What a mesh says of this rank.
@@ -139,7 +139,7 @@ def copy_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def make_window(
-    parent: DeviceMesh, layout: _MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
+    parent: DeviceMesh, layout: _MeshLayout, start: int, names: Sequence[str] | None, groups: Sequence[str] | None
 ) -> DeviceMesh:
     """The copy of ``layout`` at index ``start``, as a root of its own."""
     view = view_of(parent).window(layout, start)
@@ -148,10 +148,10 @@ def make_window(
     put_state(mesh, view, shared)
     mesh._flatten_mapping = shared.flattened
     mesh._pg_registry = shared.registry
-    for name in group_names or ():
+    for name in groups or ():
         if name in shared_state(parent).registry:
             shared.registry[name] = shared_state(parent).registry[name]
-    return _finish(mesh, parent, group_names)
+    return _finish(mesh, parent, groups)
 
 
 def is_apart(mesh: DeviceMesh) -> bool:
@@ -177,13 +177,13 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
     return mesh
 
 
-def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | None) -> DeviceMesh:
+def _finish(mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None) -> DeviceMesh:
     rank = getattr(parent, "_rank", None)
     if rank is not None:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    if group_names is not None:
-        mesh._dim_group_names = list(group_names)
+    if groups is not None:
+        mesh._dim_group_names = list(groups)
     if "_of_saver" in parent.__dict__:
         wait_for_world(mesh)
     return mesh

@@ -56,7 +56,7 @@ class _DeviceMesh:
 
     # Meshes pickled before this attribute existed lack it.
     _preserve_rank_order = False
-    _rank = OfTheRank()
+    _rank: int = OfTheRank()  # type: ignore[assignment]
     _coordinate_on_dim = OfTheRank()
     _dim_group_names = OfTheRank()
 

@@ -37,3 +37,6 @@ class SharedState(...):
         self.remembered: defaultdict[str, OrderedDict[Any, Any]] = defaultdict(OrderedDict)
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None
+
+
+TracedViews = ...

@@ -12,11 +12,11 @@ OF_THE_RANK = ...
 wait_for_world = ...
 
 
-def _finish(mesh: DeviceMesh, parent: DeviceMesh, group_names: Sequence[str] | None) -> DeviceMesh:
+def _finish(mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None) -> DeviceMesh:
     rank = parent.__dict__.get("_rank")
     if rank is not None:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    if group_names is not None:
-        mesh._dim_group_names = list(group_names)
+    if groups is not None:
+        mesh._dim_group_names = list(groups)
     return mesh

@@ -36,10 +36,11 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 is_apart = ...
+axis_names = ...
 
 
 def make_window(
-    parent: DeviceMesh, layout: _MeshLayout, start: int, names: Sequence[str] | None, group_names: Sequence[str] | None
+    parent: DeviceMesh, layout: _MeshLayout, start: int, names: Sequence[str] | None, groups: Sequence[str] | None
 ) -> DeviceMesh:
     """The copy of ``layout`` at index ``start``, as a root of its own."""
     view = view_of(parent).window(layout, start)
@@ -48,7 +49,7 @@ def make_window(
     put_state(mesh, view, shared)
     mesh._flatten_mapping = shared.flattened
     mesh._pg_registry = shared.registry
-    for name in group_names or ():
+    for name in groups or ():
         if name in shared_state(parent).registry:
             shared.registry[name] = shared_state(parent).registry[name]
-    return _finish(mesh, parent, group_names)
+    return _finish(mesh, parent, groups)

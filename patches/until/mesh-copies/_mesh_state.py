@@ -1,0 +1,3 @@
+"""Before a copied mesh has the groups of its original."""
+
+copy_mesh = ...
