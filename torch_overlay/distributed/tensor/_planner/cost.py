@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .boxes import shortest
+from .busiest import most_sent
 from .steps import AllToAll, Collective, ReduceScatter, Step
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def arriving(step: Step) -> int:
 def leaving(step: Step) -> int:
     """The elements that the busiest rank sends in a step, or more where cuts are uneven; 0 for a local step."""
     if isinstance(step, AllToAll):
-        return step.exchange.most_sent(step.diagonals, least_overlap(step.before, step.after))
+        return most_sent(step.exchange, step.diagonals, least_overlap(step.before, step.after))
     return arriving(step)
 
 

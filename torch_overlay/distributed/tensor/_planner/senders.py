@@ -1,4 +1,4 @@
-"""Senders: which of several replicas sends a piece in an all-to-all, and how much the busiest rank sends.
+"""Senders: which of several replicas sends a piece in an all-to-all.
 
 Ranks that hold the same piece are replicas of one another; they differ along axes that don't cut the source, the
 replica axes. The other axes of the group are its shard axes: they cut the source, or a reduction is pending over them.
@@ -26,10 +26,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .regions import overlaps
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .regions import Regions
 
@@ -80,11 +78,11 @@ class Exchange(NamedTuple):
     def diagonals(self) -> tuple[Diagonal, ...]:
         """Each tied digit of a replica axis with a digit of a shard axis that isn't tied, of the same base if there is
         one left; all within the group."""
-        shards, tied = self.shards, self._tied()
+        shards, tied = self.shards, self.tied_digits()
         replicas = [digit for digit in tied if digit.axis in self.axes and digit.axis not in shards]
         if not replicas:
             return ()
-        free = [digit for digit in self._cuts(shards.intersection(self.axes)) if digit not in tied]
+        free = [digit for digit in self.cuts(shards.intersection(self.axes)) if digit not in tied]
         # Along axes that don't cut the target, all ranks want the same.
         free.sort(key=lambda digit: (digit.axis in self.after.sharded, digit.axis, -digit.unit))
         partners: dict[Digit, Digit] = {}
@@ -107,91 +105,18 @@ class Exchange(NamedTuple):
                 depth *= self.before.sizes[axis]
         return frozenset(found)
 
-    def most_sent(self, diagonals: Collection[Diagonal], least_kept: int) -> int:
-        """The elements that the busiest rank sends to others. Never less than that, and exact in most cases where all
-        cuts are even and made of the same primes.
-
-        Args:
-            least_kept: what every rank, at least, wants of what it holds already.
-        """
-        if self.shards.issuperset(self.after.sharded):  # all that a rank holds goes to the same number of others
-            alike = [axis for axis in self.axes if axis in self.shards and axis not in self.after.sharded]
-            return math.prod([self.before.sizes[axis] for axis in alike]) * self.before.most - least_kept
-        if not all(map(self._aligned, range(len(self.before.shape)))):
-            return self._most_uneven(diagonals) - least_kept
-        tied = self._tied()
-        paired = {diagonal.replica for diagonal in diagonals}
-        idle = math.prod([d.base for d in tied if d.axis not in self.shards and d not in paired])
-        terms = math.prod([self.before.sizes[axis] for axis in self.reduced])
-        return idle * terms * self.after.most - max(least_kept, 0 if paired else self._kept(tied))
-
-    def _kept(self, tied: list[Digit]) -> int:
-        """What each of the nearest senders wants of what it holds, if all of them want some; else 0.
-
-        A rank wants some if the tied digits have the values that they must have. Those of replica axes have them on
-        each rank that is a nearest sender at all; those of a shard axis, if it cuts the same place before and after.
-        """
-        old, new = _depths(self.before), _depths(self.after)
-        if any(old.get(digit.axis) != new[digit.axis] for digit in tied if digit.axis in self.shards):
-            return 0
-        return math.prod([min(self.before.longest(d), self.after.longest(d)) for d in range(len(self.before.shape))])
-
-    def _most_uneven(self, diagonals: Collection[Diagonal]) -> int:
-        """The elements that a rank has to send at most, with its own, whatever the cuts."""
-        used = {diagonal.shard for diagonal in diagonals}
-        alike = [axis for axis in self.axes if axis in self.shards and axis not in self.after.sharded]
-        receivers = math.prod([d.base for axis in alike for d in self._digits(axis) if d not in used])
-        # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
-        receivers *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
-        return receivers * math.prod([self._most_along(dim, diagonals) for dim in range(len(self.before.shape))])
-
-    def _most_along(self, dim: int, diagonals: Collection[Diagonal]) -> int:
-        """Along one dim, the most elements that a rank sends, summed over all coordinates of receivers that can differ.
-
-        A sum over what is paired with a replica digit is a sum over that digit. If the other digit of the pair cuts the
-        target too, it is taken where there is most.
-        """
-        paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
-        cuts = self._cuts(self.after.orders[dim])
-        same = [digit for digit in cuts if digit.axis not in self.shards and digit not in paired]
-        summed = [digit for digit in cuts if digit not in same and digit not in used]
-        if len(summed) == len(cuts):
-            return self.before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
-        most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # by sender, and what is summed over
-        order = self.before.orders[dim]
-        for elements, held, wanted in overlaps(self.before, self.after, dim):
-            sender = (*[held[a] for a in order], *[digit.of(wanted) for digit in same])
-            key = sender, tuple([digit.of(wanted) for digit in summed])
-            most[key] = max(most.get(key, 0), elements)
-        sent: dict[tuple[int, ...], int] = {}
-        for (sender, _), elements in most.items():
-            sent[sender] = sent.get(sender, 0) + elements
-        return max(sent.values(), default=0)
-
-    def _tied(self) -> list[Digit]:
+    def tied_digits(self) -> list[Digit]:
         """The digits that cut the target where the source is cut too: they say in which box of the source it lies."""
         found = []
         for old, new in zip(self.before.orders, self.after.orders):
             boxes, depth = math.prod([self.before.sizes[a] for a in old]), 1
-            for digit in self._cuts(new):
+            for digit in self.cuts(new):
                 if depth < boxes:
                     found.append(digit)
                 depth *= digit.base
         return found
 
-    def _aligned(self, dim: int) -> bool:
-        """Is this dim cut as before, or evenly and by the same primes as far as it is cut before and after?"""
-        orders = self.before.orders[dim], self.after.orders[dim]
-        if orders[0] == orders[1]:
-            return True
-        old, new = ([self.before.sizes[axis] for axis in order] for order in orders)
-        if self.before.shape[dim] % max(math.prod(old), math.prod(new)):
-            return False
-        if all(a == b for a, b in zip(old, new)):
-            return True
-        return all(a.base == b.base for a, b in zip(*map(self._cuts, orders)))
-
-    def _cuts(self, order: Iterable[int]) -> list[Digit]:
+    def cuts(self, order: Iterable[int]) -> list[Digit]:
         """The digits of the axes that cut a dim, outer to inner."""
         return [digit for axis in order for digit in self._digits(axis)]
 
@@ -201,17 +126,6 @@ class Exchange(NamedTuple):
         for base in primes(unit):
             unit //= base
             yield Digit(axis, unit, base)
-
-
-def _depths(regions: Regions) -> dict[int, tuple[int, int]]:
-    """For each axis that cuts a dim, the dim and the number of boxes that the axes outside of it make there."""
-    found = {}
-    for dim, order in enumerate(regions.orders):
-        boxes = 1
-        for axis in order:
-            found[axis] = dim, boxes
-            boxes *= regions.sizes[axis]
-    return found
 
 
 def primes(number: int) -> list[int]:

@@ -1,0 +1,51 @@
+# Owner(s): ["oncall: distributed"]
+"""A grid packs the pieces of a step as its list of pieces does, and puts them in their places."""
+
+import itertools
+
+import torch
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+from torch_overlay.distributed.tensor._planner.grids import grids
+from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.steps import AllToAll
+
+SIZES = (2, 2)
+
+
+def cut(tensor, box):
+    """A view of a box; a piece's box counts from the start of what holds it."""
+    for dim, (start, length) in enumerate(zip(*box, strict=True)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def ends(source, target, shape) -> AllToAll:
+    before, after = (Regions.of(dims, (None, None), shape, SIZES) for dims in (source, target))
+    return AllToAll(before, after, (0, 1))
+
+
+class TestGrids(TestCase):
+    @parametrize("source, target", [((0, 0), (1, 1)), ((0, 0), (None, 1)), ((0, 0), (1, None))])
+    def test_a_pack_is_the_list_of_pieces(self, source, target) -> None:
+        step, whole = ends(source, target, (8, 4)), torch.arange(32).reshape(8, 4)
+        for place in itertools.product(range(2), repeat=2):
+            held = step.before.box(place)
+            pack, unpack = grids(step, held, step.after.box(place))
+            local = cut(whole, held).reshape(pack.lengths).expand(pack.times)
+            packed = local.permute(pack.order).reshape(-1)
+            pieces = [cut(cut(whole, held), piece.box).reshape(-1) for piece in step.sends(place)]
+            self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
+            came = [cut(cut(whole, step.after.box(place)), piece.box).reshape(-1) for piece in step.receives(place)]
+            flat = torch.cat(came).reshape(unpack.lengths).permute(unpack.order)
+            self.assertEqual(flat.reshape(step.after.box(place).length), cut(whole, step.after.box(place)))
+
+    def test_pieces_that_differ_have_none(self) -> None:
+        for source, target, shape in (((0, 0), (1, 1), (7, 4)), ((0, 1), (1, 0), (8, 4))):
+            step = ends(source, target, shape)
+            self.assertEqual(grids(step, step.before.box((0, 0)), step.after.box((0, 0))), (None, None))
+
+
+instantiate_parametrized_tests(TestGrids)
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,79 @@
+"""Reductions by an all-to-all that brings all terms, and by one group at a time. Standard library only.
+
+Each function is a way to begin, for `Reduction`, as its methods are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .cost import least_overlap
+from .moves import all_to_alls, common, crossed, cut_toward, next_collective
+from .senders import Exchange
+from .steps import Divide, Narrow, ReduceScatter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .reductions import Beginning, Reduction
+    from .regions import Regions
+    from .steps import Step
+
+
+def exchanged(asked: Reduction) -> Iterator[Beginning]:
+    """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
+    no other rank has, and adds them up itself; then the parts move."""
+    group = asked.axes | asked.crossed
+    if asked.groups.has(asked.axes) or not asked.groups.has(group):
+        return
+    orders = zip(asked.before.orders, asked.after.orders)
+    start = asked.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(asked.axes)
+    like = cut_toward(start, asked.after, start.free)
+    cuts = [asked.scatters.spread(like, sorted(group - like.sharded)), *asked.scatters.movable(start, group)]
+    for cut in dict.fromkeys(cuts):
+        if asked.groups.has(asked.axes | crossed(asked.before, cut)):
+            yield from _exchanges(asked, cut)
+
+
+def in_one(asked: Reduction) -> Iterator[Beginning]:
+    """One all-to-all that brings every rank all terms of what it wants; it adds them up itself."""
+    arriving = asked.groups.count(asked.axes) * asked.after.most - least_overlap(asked.before, asked.after)
+    if not asked.too_many(arriving) and asked.groups.has(asked.axes | asked.crossed):
+        yield from _exchanges(asked, asked.after)
+
+
+def _exchanges(asked: Reduction, then: Regions) -> Iterator[Beginning]:
+    """All-to-alls to these boxes that bring each rank all terms."""
+    group, reduced = (tuple(sorted(axes)) for axes in (asked.axes | crossed(asked.before, then), asked.axes))
+    op, mean = (asked.op, ()) if asked.op != "avg" else ("sum", (Divide(asked.groups.count(reduced)),))
+    for step in all_to_alls(Exchange(asked.before, then, group, reduced), asked.before.free, asked.groups, op):
+        yield (step, *mean), then
+
+
+def one_group_at_a_time(asked: Reduction) -> Iterator[Beginning]:
+    """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce the `early` axes, else move on until one
+    does; what doesn't cut the target is all-reduced in the end."""
+    if asked.groups.has(asked.axes | asked.crossed):
+        return  # the other ways take no more than two
+    for early in dict.fromkeys((asked.axes, asked.axes - asked.after.sharded, frozenset[int]())):
+        steps: list[Step] = []
+        now = asked.before
+        while asked.axes & now.pending:
+            made, now = _next_collective(asked, now, early)
+            steps += made
+        yield tuple(steps), now
+
+
+def _next_collective(asked: Reduction, now: Regions, early: frozenset[int]) -> Beginning:
+    narrow = cut_toward(now, asked.after, now.free)
+    first = () if narrow == now else (Narrow(now, narrow),)
+    left = asked.axes & now.pending
+    for group in asked.groups.within(left):
+        then = cut_toward(narrow.without_pending(group), asked.after, narrow.free.union(group))
+        if then.sharded.issuperset(group):
+            return (*first, ReduceScatter(narrow, then, group, asked.op)), then
+    reduced = left if left.isdisjoint(asked.after.sharded) else left & early
+    if reduced:
+        return (*first, *asked.all_reduce(narrow, narrow, reduced)), narrow.without_pending(reduced)
+    made, then = next_collective(narrow, asked.after, asked.groups, asked.itemsize, asked.cost)
+    return (*first, *made), then

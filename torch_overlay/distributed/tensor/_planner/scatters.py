@@ -1,0 +1,82 @@
+"""Scatters: how a reduction may leave its result in parts, a different one on each rank. Standard library only."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .moves import crossed, cut_toward
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .groups import Groups
+    from .regions import Regions
+
+_ORDERS = tuple(itertools.product((False, True), repeat=2))  # axes that cut the target last, pending axes first
+
+
+@dataclass(slots=True)
+class Scatters:
+    """Into which boxes a reduction over `axes` may cut its result on the way from `before` to `after`."""
+
+    before: Regions
+    after: Regions
+    axes: frozenset[int]
+    groups: Groups
+    tried: set[int]  # the dims that it was tried to cut where the target doesn't
+
+    def narrowed(self) -> tuple[Regions, ...]:
+        """What to reduce: only what the target wants of the local tensor, where it can be told; or all of it."""
+        narrow = cut_toward(self.before, self.after, self.before.free)
+        return (narrow,) if narrow == self.before else (narrow, self.before)
+
+    def cuts(self, narrow: Regions) -> Iterator[Regions]:
+        """Different cuts of `narrow` along all the axes: where the target has them, the rest anywhere."""
+        start = narrow.without_pending(self.axes)
+        found: list[Regions] = []
+        for toward in dict.fromkeys([cut_toward(start, self.after, allowed) for allowed in (self.axes, start.free)]):
+            cut = self.spread(toward, sorted(self.axes - toward.sharded))
+            if cut not in found:
+                found.append(cut)
+                yield cut
+        if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
+            # Padded, and by more than one axis after the other would be: all of them where there is least padding.
+            cut = self.spread(start, sorted(self.axes))
+            if cut not in found:
+                found.append(cut)
+                yield cut
+        if not any(self.groups.has(crossed(cut, self.after)) for cut in found):
+            yield from self.movable(start, self.axes)
+
+    def _dims(self) -> list[int]:
+        """The dims that source or target cut, then the others: so that it makes no difference how evenly these can be
+        cut, where those can."""
+        ends = self.before.orders, self.after.orders
+        return sorted(range(len(self.before.shape)), key=lambda dim: not any(orders[dim] for orders in ends))
+
+    def spread(self, regions: Regions, axes: list[int]) -> Regions:
+        """Cut further, by all these axes on the dim where the biggest box gets smallest; of equals the first."""
+        if not axes or not regions.shape:
+            return regions
+        cuts, parts = [], self.groups.count(axes)
+        for dim in self._dims():
+            cuts.append(self._cut_on(regions, dim, axes))
+            if regions.longest(dim) % parts == 0:
+                return cuts[-1]  # evenly, so no box is smaller
+        return min(cuts, key=lambda cut: cut.most)
+
+    def movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
+        """Cuts of `start` along all these axes from which one collective leads on, with the groups at hand. Whose axes
+        talk in it depends on the dim that they cut, and on their order there."""
+        for (last, first), dim in itertools.product(_ORDERS, self._dims()):
+            order = sorted(axes, key=lambda a: (last and a in self.after.sharded, first and a not in self.axes, a))
+            cut = self._cut_on(start, dim, order)
+            if self.groups.has(crossed(cut, self.after)):
+                yield cut
+
+    def _cut_on(self, regions: Regions, dim: int, axes: list[int]) -> Regions:
+        self.tried.add(dim)
+        orders = regions.orders
+        return regions.cut((*orders[:dim], orders[dim] + tuple(axes), *orders[dim + 1 :]))
