@@ -26,9 +26,9 @@ from ._planner.plan import flatten_call
 from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
 from ._program import Program, make_program
-from ._question import MANY_RANKS, SYMBOLIC, Question, stands_for_many_ranks, why_not
+from ._question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
 from ._spelling import torch_pads
-from ._symbolic import is_symbolic, only_reduces, plan_open_sizes
+from ._symbolic import only_reduces, plan_open_sizes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

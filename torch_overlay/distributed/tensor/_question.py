@@ -17,6 +17,8 @@ from .._mesh_group_names import group_names
 from ._site import Site
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Placement
@@ -91,6 +93,11 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     if mesh._coordinate_on_dim is None:
         return "this rank isn't in the mesh"
     return None
+
+
+def is_symbolic(shape: Sequence[object]) -> bool:
+    """Whether a size isn't known."""
+    return bool({*map(type, shape)} - {int})
 
 
 def stands_for_many_ranks(mesh: DeviceMesh) -> bool:

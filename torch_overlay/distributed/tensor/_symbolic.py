@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 _FAR = 40  # up to 2**40 units are looked at
 
 
-def is_symbolic(shape: Sequence[object]) -> bool:
-    """Whether a size isn't known."""
-    return bool({*map(type, shape)} - {int})
-
-
 def only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
     """Whether all that happens is that reductions end: then the plan is the same for all sizes."""
     ends = zip(source.placements, target.placements, strict=True)

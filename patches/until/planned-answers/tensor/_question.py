@@ -1,0 +1,3 @@
+"""Before anybody asks."""
+
+is_symbolic = ...

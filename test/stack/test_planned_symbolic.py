@@ -1,0 +1,57 @@
+# Owner(s): ["oncall: distributed"]
+"""Sizes that a compiler leaves open have the plan of known sizes, and guards that say of which."""
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed import config
+from torch_overlay.distributed.tensor._answers import find_answer
+from torch_overlay.distributed.tensor._planner.forms import without_sizes
+
+
+class TestOpenSizes(TestCase):
+    """On a mesh of 4, in a world of 4 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        planned = config.patch(plan_redistribution=True)
+        planned.__enter__()
+        self.addCleanup(planned.__exit__, None, None, None)
+        self.mesh = init_device_mesh("cpu", (4,))
+
+    def _ask(self, source, target, shape, dynamic):
+        """The answer for a local tensor of this shape, and the guards on its sizes."""
+        env = ShapeEnv() if dynamic else None
+        mode = FakeTensorMode(shape_env=env)
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
+        local = mode.from_tensor(torch.empty(shape), symbolic_context=context)
+        with mode:
+            given = DTensor.from_local(local, self.mesh, [source], run_check=False)
+            spec = DTensorSpec(self.mesh, (target,), tensor_meta=given._spec.tensor_meta)
+            return find_answer(self.mesh, local, given._spec, spec, False, None), env.guards if dynamic else []
+
+    def test_the_plan_is_that_of_known_sizes(self) -> None:
+        for source, target in ((Shard(0), Shard(1)), (Shard(0), Replicate()), (Partial(), Shard(1))):
+            open_sizes, guards = self._ask(source, target, (8, 16), True)
+            known, _ = self._ask(source, target, (8, 16), False)
+            self.assertEqual(without_sizes(open_sizes.steps), without_sizes(known.steps), msg=f"{source} to {target}")
+            self.assertEqual(bool(guards), target == Shard(1), msg="what is gathered was cut evenly")
+
+    def test_what_only_reduces_is_one_plan_for_all_sizes(self) -> None:
+        one, guards = self._ask(Partial(), Replicate(), (8, 16), True)
+        other, _ = self._ask(Partial(), Replicate(), (5, 3), True)
+        self.assertIs(one, other)
+        self.assertEqual(guards, [])
+
+
+if __name__ == "__main__":
+    run_tests()
