@@ -12,7 +12,7 @@ import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
 from torch_overlay.distributed._mesh_state import OF_THE_RANK
 from torch_overlay.distributed.tensor._site import Site
-from way import TENSOR_MESHES
+from way import TENSOR_MESHES, needs_package
 
 pytestmark = needs_overlay
 
@@ -65,6 +65,7 @@ def test_whatever_it_is_asked_first(loaded, asked, form):
     assert ASKED[asked](mesh, as_rank_six())
 
 
+@needs_package
 def test_disable_gives_it_back_as_it_was_saved(loaded):
     said = {name: getattr(loaded, name) for name in OF_THE_RANK[TENSOR_MESHES:]}  # before 2.10 it holds no rank
     torch_overlay.disable()

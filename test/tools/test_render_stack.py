@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 
 import pytest
 
@@ -251,6 +252,23 @@ def test_the_comparison_hides_nothing():
     assert "f" in [line.partition(":")[0] for line in check.compare(before, after, {"flatten"})]
     stuck = {"test/mesh": "failed (pytest didn't get through, exit 2: ['5 errors'])"}
     assert check.compare(before, stuck) == [f"test/mesh: {stuck['test/mesh']}"], "and not all that is missing"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "AttributeError: 'DeviceMesh' object has no attribute 'permute'",
+        "Explanation: Member 'permute' is not registered",
+    ],
+    ids=["in a rank", "in compiled code"],
+)
+def test_a_member_that_is_not_there_yet_is_found_where_it_is_said(said):
+    failure = ET.Element("failure", message="RuntimeError: Exception in worker process:")
+    failure.text = f"RuntimeError: Exception in worker process:\nE   {said}\nE   more"
+    case = ET.Element("testcase")
+    case.append(failure)
+    before, after = {"a": "passed"}, {"a": runs._outcome(case)}
+    assert check.compare(before, after, {"permute"}) == [] != check.compare(before, after, {"flatten"})
 
 
 def test_what_failed_runs_once_more(monkeypatch):

@@ -19,7 +19,7 @@ LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the st
 SECONDS = 240  # for one test; the machine may be busy, and a whole run shouldn't end for that
 NOT_THROUGH = "pytest didn't get through"
 Results = Mapping[str, str]
-_LACKS = re.compile(r"has no attribute '(\w+)'")
+_LACKS = re.compile(r"(?:has no attribute|Member) '(\w+)'")  # the second is dynamo's
 
 
 def random_moves(patched: pathlib.Path | None) -> str:
@@ -75,8 +75,12 @@ def _file_of(test: str) -> str:
 def _outcome(case: ET.Element) -> str:
     for kind in ("failure", "error"):
         if (found := case.find(kind)) is not None:
-            lines = (found.get("message") or "no message").splitlines()
-            why = next((line for line in lines if _LACKS.search(line)), lines[0])  # in a rank, it is further down
+            first = (found.get("message") or "no message").splitlines()[0]
+            said = [
+                first,
+                *(found.text or "").splitlines(),
+            ]  # what a rank or dynamo said is further down
+            why = next((line for line in said if _LACKS.search(line)), first)
             return f"failed ({why[:200]})"
     skipped = case.find("skipped")
     if skipped is None:
