@@ -9,9 +9,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed._group_table import GroupTable, Key, Kind
-from torch_overlay.distributed._member_names import MemberNames, compact
-from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._universe import current_world
+from torch_overlay.distributed._member_names import compact
 
 
 class TestGroupTable(TestCase):
@@ -53,27 +51,6 @@ class TestGroupTable(TestCase):
         self.assertEqual(Kind.of(("fake", one)), Kind.of((None, same)))
         self.assertNotEqual(Kind.of(("fake", one)), Kind.of(("fake", longer)))
         self.assertNotEqual(Kind.of(("fake", one)), Kind.of(("fake", None)))
-
-    def test_members_agree_on_names_whatever_else_they_made(self) -> None:
-        one, other = MemberNames(), MemberNames()
-        one.next([0, 2])
-        first = one.next([0, 1])
-        self.assertEqual(first, other.next([0, 1]))
-        self.assertNotEqual(first, one.next([0, 1]), msg="another group")
-        self.assertNotEqual(first, other.next([1, 0]), msg="another order")
-
-    def test_universes_are_numbered_alike_on_all_ranks(self) -> None:
-        world, ranks = current_world(), RankMap.identity(8)
-        one, other = (world.open_universe(ranks, None) for _ in range(2))
-        private = world.open_universe(ranks, world.next_private(ranks))
-        self.assertEqual([one.number, other.number, private.number], [1, 2, 3])
-        self.assertIs(world.find_universe(RankMap(range(8)), None, 2), other)
-        self.assertIs(world.find_universe(ranks, None, 9), one, msg="the first, where that number isn't here")
-        self.assertIs(world.find_universe(ranks, private.private, 3), private)
-        self.assertIsNone(world.find_universe(RankMap([1, 0]), None, 1))
-        dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
-        self.assertIsNot(current_world(), world)
 
 
 if __name__ == "__main__":

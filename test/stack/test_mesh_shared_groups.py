@@ -10,7 +10,6 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._universe import private_groups
 
 
 class TestSharedGroups(TestCase):
@@ -68,19 +67,6 @@ class TestSharedGroups(TestCase):
         plain, ordered = (DeviceMesh("cpu", ranks, preserve_rank_order=said) for said in (False, True))
         self.assertEqual(dist.get_process_group_ranks(ordered.get_group()), ranks)
         self.assertNotEqual(ordered, plain)
-
-    def test_a_private_mesh_uses_nothing_of_others(self) -> None:
-        """Its collectives may overlap with those of an equal mesh, and with those of the world."""
-        with private_groups():
-            private = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
-            again = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
-        self.assertNotEqual(private.get_group(), dist.group.WORLD)
-        self.assertNotEqual(private.get_group(), again.get_group())
-        self.assertNotEqual(private, init_device_mesh("cpu", (64,), mesh_dim_names=("world",)))
-        one, other = (private._unflatten(0, (4, 16), ("a", "b")) for _ in range(2))
-        self.assertEqual(
-            one.get_group("a"), other.get_group("a"), msg="views made outside of the block are private, too"
-        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ MESH, REDISTRIBUTE, PURE = SUITES = ("test/mesh", "test/redistribute", "test/pur
 # off by default then (test/way.py).
 ON = {MESH: "shared-by-default", REDISTRIBUTE: "planned-by-default"}
 # Whose patches change what a suite sees, by the tag of their titles.
-TAGS = {MESH: "[DeviceMesh]", REDISTRIBUTE: "[DTensor]"}
+TAGS = {MESH: ("[DeviceMesh]", "[c10d]"), REDISTRIBUTE: ("[DTensor]",)}
 HEAD = ("after", *SUITES, "its tests", "random moves wrong")
 UNCHANGED = "as before"
 

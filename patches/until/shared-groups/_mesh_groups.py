@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from ._mesh_state import shared_state, view_of
+from ._mesh_state import shared_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout, _MeshLayout
-
-
-def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
-    """Give a mesh the groups of its axes."""
-    mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
 
 
 def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
@@ -45,7 +40,3 @@ def make_groups(
             shared.registry[group] = _resolve_process_group(group)
             found.append(group)
     return found
-
-
-finish_view = ...
-mark_apart = ...

@@ -1,4 +1,4 @@
-"""Before groups are shared: no mesh is private."""
+"""Before a mesh can be private."""
 
 from __future__ import annotations
 

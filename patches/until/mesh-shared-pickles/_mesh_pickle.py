@@ -1,4 +1,4 @@
-"""Before groups are shared: a loaded mesh finds its groups in torch's books."""
+"""Before pickles say of which root mesh they are: a loaded mesh finds its groups in torch's books."""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+"""Before a mesh can be private."""
+
+is_apart = ...

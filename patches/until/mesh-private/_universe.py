@@ -1,0 +1,3 @@
+"""Before a mesh can be private."""
+
+private_groups = ...

@@ -1,0 +1,31 @@
+"""Before pickles say of which root mesh they are: a mesh that holds only what torch stores has no universe to join."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._rank_map import RankMap
+from ._shared_state import SharedState
+from ._torch_layout import from_torch
+from ._view import View
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
+    """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
+    held = mesh.__dict__
+    root = held.get("_root_mesh")
+    if root is None or root is mesh:
+        # A subclass that makes its own mesh may set less than DeviceMesh does.
+        ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
+        shared = SharedState(RankMap(ranks))
+        shared.flattened = held.setdefault("_flatten_mapping", {})
+        shared.registry = held.setdefault("_pg_registry", {})
+    else:
+        shared = shared_state(root)
+        shared.registry.update(held.get("_pg_registry", {}))
+    held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
+    held["_shared_state"] = shared
+    return held

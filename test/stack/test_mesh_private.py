@@ -1,0 +1,49 @@
+# Owner(s): ["oncall: distributed"]
+"""A mesh that is made private shares no group with another."""
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed import config
+from torch_overlay.distributed._universe import private_groups
+
+
+class TestPrivateMesh(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        switched_on = config.patch(mesh_share_groups="names")
+        switched_on.__enter__()
+        self.addCleanup(switched_on.__exit__, None, None, None)
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_a_private_mesh_uses_nothing_of_others(self) -> None:
+        """Its collectives may overlap with those of an equal mesh, and with those of the world."""
+        with private_groups():
+            private = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+            again = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        self.assertNotEqual(private.get_group(), dist.group.WORLD)
+        self.assertNotEqual(private.get_group(), again.get_group())
+        self.assertNotEqual(private, init_device_mesh("cpu", (64,), mesh_dim_names=("world",)))
+        one, other = (private._unflatten(0, (4, 16), ("a", "b")) for _ in range(2))
+        self.assertEqual(
+            one.get_group("a"), other.get_group("a"), msg="views made outside of the block are private, too"
+        )
+
+    def test_a_view_made_inside_has_groups_of_its_own(self) -> None:
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        outside = mesh._unflatten(0, (4, 16), ("a", "b"))
+        with private_groups():
+            inside = mesh._unflatten(0, (4, 16), ("a", "b"))
+        self.assertNotEqual(inside.get_group("a"), outside.get_group("a"))
+
+
+if __name__ == "__main__":
+    run_tests()
