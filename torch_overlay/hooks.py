@@ -46,25 +46,39 @@ _READ = ("permute", "submesh_at", "flatten", "unflatten", "_beside")
 _RUN = ("_trace_view", "_traced_views")
 
 
-def trace_views() -> dict[str, Any]:
-    """Register the methods that give views with dynamo, which refuses any member of a mesh that it doesn't know."""
+def trace_views() -> tuple[dict[str, Any], Any, Any]:
+    """Register the methods that give views with dynamo, which refuses any member of a mesh that it doesn't know, and
+    let it compare all that makes two meshes unequal before it runs the code of one with the other."""
     from torch.distributed.device_mesh import DeviceMesh
+
+    from torch_overlay.distributed._mesh_state import is_apart, shared_state
 
     try:
         from torch._library.opaque_object import _OPAQUE_TYPES as known
     except ImportError:  # before 2.12 dynamo knows meshes in another way, and breaks the graph
         known = {}
-    members = getattr(known.get(DeviceMesh), "members", None) or {}
+    info = known.get(DeviceMesh)
+    members = getattr(info, "members", None) or {}
     kinds = {name: members.get(like) for names, like in ((_READ, "_flatten"), (_RUN, "size")) for name in names}
     added = {name: kind for name, kind in kinds.items() if kind is not None and name not in members}
     members.update(added)
-    return dict.fromkeys(added, members)
+    torchs: Any = getattr(info, "guard_fn", None)
+
+    def compared(mesh: DeviceMesh) -> list[Any]:
+        return [*torchs(mesh), mesh._preserve_rank_order, shared_state(mesh).private, is_apart(mesh)]
+
+    if info is not None and torchs is not None:
+        info.guard_fn = compared
+    return dict.fromkeys(added, members), info, torchs
 
 
-def trace_views_no_more(added: dict[str, Any]) -> None:
+def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
     """Take them back."""
+    added, info, torchs = before
     for name, members in added.items():
         del members[name]
+    if torchs is not None:
+        info.guard_fn = torchs
 
 
 def _with(files: list[str], torchs: Any) -> Any:

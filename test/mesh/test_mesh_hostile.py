@@ -243,6 +243,12 @@ def test_what_stock_lets_pass_or_mumbles_is_refused_clearly(mesh, what):
         call(mesh)
 
 
+@pytest.mark.parametrize("dim", [-4, 3])
+def test_a_dim_that_is_not_there_is_not_another_one(mesh, dim):
+    with changes_nothing(mesh), pytest.raises((IndexError, ValueError), match=r"3 dims|out of range"):
+        mesh._unflatten(dim, (2, 1), ("x", "y"))
+
+
 @needs_overlay
 def test_all_axes_have_names_or_none(mesh):
     """Else a mesh of three axes had two names, and the second one was the third axis's."""

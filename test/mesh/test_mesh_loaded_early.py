@@ -4,7 +4,9 @@ import copy
 import pickle
 
 import pytest
+import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -74,6 +76,36 @@ def test_disable_gives_it_back_as_it_was_saved(loaded):
         assert {name: held[name] for name in said} == said and "_of_saver" not in held
     finally:
         torch_overlay.enable()
+
+
+@pytest.fixture
+def loaded_first():
+    """Loaded in a world in which its groups are made later."""
+    with fake_world(1, 8):
+        saved = pickle.dumps(grid())
+    with fake_world(6, 8):
+        yield pickle.loads(saved)
+
+
+def test_it_has_its_groups_as_soon_as_they_are_there(loaded_first):
+    """Whoever asks, and however: stock has the names of the process that saved, and warns."""
+    assert not reduces(loaded_first)
+    again = pickle.loads(pickle.dumps(loaded_first))
+    made = grid()
+    for mesh in (loaded_first, again, copy.deepcopy(loaded_first), loaded_first["dp", "tp"]):
+        assert reduces(mesh) and mesh._dim_group_names == made._dim_group_names
+        assert mesh.get_group("tp") is made.get_group("tp")
+    assert "_of_saver" not in loaded_first.__dict__
+
+
+def reduces(mesh: DeviceMesh) -> bool:
+    """Whether a functional collective finds the group of the mesh's second axis."""
+    try:
+        funcol.all_reduce(torch.ones(1), "sum", (mesh, 1)).tolist()
+    except RuntimeError as error:
+        assert "no process group here has ranks [4, 5, 6, 7]" in str(error)
+        return False
+    return True
 
 
 def test_a_mesh_without_a_rank_shows_its_ranks():

@@ -6,6 +6,7 @@ import datetime
 import gc
 import pickle
 import sys
+import threading
 import weakref
 from unittest import mock
 
@@ -19,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay, open_groups, overlay
+from torch_overlay.distributed import _mesh_state
 from torch_overlay.distributed._group_table import Kind, _by_value
 from torch_overlay.distributed._group_table import find_group as find_group_by_name
 from torch_overlay.distributed._mesh_check import MESH, _verdict
@@ -647,6 +649,25 @@ def test_ranks_that_are_late_cost_no_more_than_the_time_there_is():
         store.set(f"x/{rank}", "the same")
     said = _verdict(store, "x", 1000, -1.0, MESH)
     assert "ranks [1, 2, 4, " in said and store.waits == 2
+
+
+def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):
+    """The second one's knew nothing of the private groups, and took other meshes'."""
+    with torch_overlay.private_groups():
+        loaded = pickle.loads(pickle.dumps(grid()))
+    make, found = _mesh_state.RankMap, []
+    asks = threading.Thread(target=lambda: found.append(shared_state(loaded)))
+
+    def slow(ranks):
+        monkeypatch.setattr(_mesh_state, "RankMap", make)
+        asks.start()
+        asks.join(0.5)  # while this thread reads the ranks
+        return make(ranks)
+
+    monkeypatch.setattr(_mesh_state, "RankMap", slow)
+    found.append(shared_state(loaded))
+    asks.join()
+    assert found[0] is found[1] is shared_state(loaded) and found[0].private is not None
 
 
 @pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [3, 2, 1, 0]])

@@ -68,6 +68,13 @@ def test_all_operations_ignore_the_defaults_for_tensors(world, what, mode):
     assert all(3 in group_ranks(mesh, axis) for axis in range(mesh.ndim) if mesh.get_coordinate())
 
 
+def test_ranks_that_were_first_asked_for_in_inference_mode_are_plain_tensors_after(world):
+    mesh = DeviceMesh("cpu", [[3, 1], [2, 0]], mesh_dim_names=("a", "b"))
+    with torch.inference_mode():
+        assert mesh.mesh.tolist() == [[3, 1], [2, 0]]
+    assert not mesh.mesh.is_inference() and not mesh["b"].mesh.is_inference()
+
+
 class FloatDefault:
     """The default type is float64 inside."""
 
@@ -219,6 +226,24 @@ def test_a_view_that_compiled_code_makes_is_made_once(world):
             torch.compile(uses, backend="eager", fullgraph=True)(torch.zeros(2), mesh)
             made.append(len(open_groups()))
     assert made[0] == made[1] == made[2]
+
+
+@traces_meshes
+@needs_overlay
+@pytest.mark.parametrize("what", ["private", "order"])
+def test_code_compiled_for_one_mesh_does_not_run_for_an_unequal_one(world, what):
+    first = cube()
+    if what == "private":
+        with torch_overlay.private_groups():
+            second = cube()
+    else:
+        second = DeviceMesh("cpu", first.mesh, mesh_dim_names=first.mesh_dim_names, preserve_rank_order=True)
+
+    def which(x, mesh, known):
+        return x + (1 if mesh == known else 2)
+
+    compiled = torch.compile(which, backend="eager", fullgraph=True)
+    assert [compiled(torch.zeros(()), mesh, first).item() for mesh in (cube(), second)] == [1, 2]
 
 
 @traces_meshes

@@ -32,6 +32,13 @@ class TestMeshCopies(TestCase):
         self.mesh["dp", "tp"]._flatten("model")
         self.assertEqual(mesh["model"], self.mesh["model"])
 
+    def test_what_users_put_on_a_mesh_comes_along(self) -> None:
+        self.mesh.notes = ["kept"]
+        self.assertIs(copy.copy(self.mesh).notes, self.mesh.notes)
+        copied = copy.deepcopy(self.mesh).notes
+        self.assertEqual(copied, ["kept"])
+        self.assertIsNot(copied, self.mesh.notes)
+
 
 if __name__ == "__main__":
     run_tests()

@@ -9,15 +9,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 
+from torch_overlay.distributed._timeouts import timeout_of
+
 
 class TestMeshTimeouts(TestCase):
     """In a world of one rank, in which an axis with a backend of its own has a group of its own."""
 
     def setUp(self) -> None:
         super().setUp()
-        timeout = datetime.timedelta(seconds=77)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        self._open_world(timeout=datetime.timedelta(seconds=77))
         self.addCleanup(dist.destroy_process_group)
+
+    def _open_world(self, **timeout: datetime.timedelta) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, **timeout)
 
     def _seconds(self, group: dist.ProcessGroup) -> float:
         return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
@@ -38,6 +42,15 @@ class TestMeshTimeouts(TestCase):
         override = {"a": ("gloo", options), "b": "gloo"}
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"), backend_override=override)
         self.assertEqual([self._seconds(mesh.get_group(name)) for name in ("a", "b")], [5, 77])
+
+    def test_a_constant_is_its_backends_own(self) -> None:
+        dist.destroy_process_group()
+        self._open_world()
+        with mock.patch("torch.distributed.distributed_c10d._get_default_timeout") as constant:
+            constant.side_effect = lambda backend: datetime.timedelta(minutes=30 if backend == "gloo" else 10)
+            self.assertIsNone(timeout_of(dist.group.WORLD))
+            constant.side_effect = lambda backend: datetime.timedelta(minutes=10)
+            self.assertEqual(timeout_of(dist.group.WORLD), datetime.timedelta(minutes=30), "somebody asked for it")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _ANCHOR = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Elli
 _DEL = matchers.SimpleStatementLine(body=[matchers.Del()])
 _CALL = matchers.Call(matchers.Name(), [matchers.Arg(value=matchers.Ellipsis()), matchers.ZeroOrMore()])
 _GIVE = matchers.SimpleStatementLine(body=[matchers.Expr(value=_CALL)])
-_ENTRIES = matchers.SimpleStatementLine(body=[matchers.Expr(value=matchers.Dict())])
+_ENTRIES = matchers.SimpleStatementLine(body=[matchers.Expr(value=matchers.Dict() | matchers.List())])
 Definition = (cst.FunctionDef, cst.ClassDef)
 
 
@@ -44,7 +44,7 @@ class Insertion:
         lines: what goes before that statement.
         gone: the names whose statements go.
         given: keywords for calls that lack them, by the name that is called.
-        entries: of a dict that has their first key.
+        entries: of a dict or a list that has the first of them.
     """
 
     source: str
@@ -54,7 +54,7 @@ class Insertion:
     lines: tuple[cst.BaseStatement, ...]
     gone: frozenset[str] = frozenset()
     given: tuple[tuple[str, cst.Arg], ...] = ()
-    entries: tuple[cst.DictElement, ...] = ()
+    entries: tuple[cst.DictElement | cst.Element, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
                 raise StackError(f"{source}: {'.'.join(place)} needs lines to insert and, at its end, one 'name = ...'")
             gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
             given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
-            dicts = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
-            entries = tuple(dicts[0].elements) if dicts else ()
+            found = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
+            entries = tuple(found[0].elements) if found else ()
             lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
             yield Insertion(source, place, target, anchor, tuple(lines), gone, given, entries)
     for inner in body:
@@ -153,8 +153,17 @@ def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cs
                 f"{one.source} gives it"
             )
         if one.entries and not visitor.filled:
-            raise StackError(f"torch/distributed/{file}: {'.'.join(one.place)} has no dict as {one.source} names it")
+            raise StackError(
+                f"torch/distributed/{file}: {'.'.join(one.place)} has no dict or list as {one.source} names it"
+            )
     return module
+
+
+def _same(one: cst.BaseElement | cst.BaseDictElement, known: cst.BaseElement | cst.BaseDictElement) -> bool:
+    """Whether these are entries of one key, or of one value in a list."""
+    if isinstance(one, cst.DictElement) and isinstance(known, cst.DictElement):
+        return one.key.deep_equals(known.key)
+    return isinstance(one, cst.Element) and isinstance(known, cst.Element) and one.value.deep_equals(known.value)
 
 
 class _Insert(cst.CSTTransformer):
@@ -198,14 +207,16 @@ class _Insert(cst.CSTTransformer):
                 self.told.add((name, argument.keyword.value))
         return updated
 
-    def leave_Dict(self, original, updated):  # type: ignore[no-untyped-def]
+    def _grow(self, original, updated):  # type: ignore[no-untyped-def]
         if tuple(self.at) != self.insertion.place or not self.insertion.entries:
             return updated
         known, *new = self.insertion.entries
-        if not any(isinstance(one, cst.DictElement) and one.key.deep_equals(known.key) for one in updated.elements):
+        if not any(_same(one, known) for one in updated.elements):
             return updated
         self.filled = True
         return updated.with_changes(elements=[*updated.elements, *new])
+
+    leave_Dict = leave_List = _grow
 
     def _filled(self, updated):  # type: ignore[no-untyped-def]
         body: list[cst.BaseStatement] = []

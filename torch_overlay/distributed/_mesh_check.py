@@ -1,8 +1,9 @@
 """Compare ranks before groups are made, so that a mismatch is an error on every rank and not a hang.
 
 Every rank puts a line about its mesh into the default group's store; rank 0 compares them and answers all. Costs each
-rank two store operations a mesh, rank 0 one for each rank; and the same once more for each world, in which ranks
-compare what their groups and plans depend on beside the mesh.
+rank four store operations a mesh, rank 0 one more for each rank; and the same once more for each world, in which ranks
+compare what their groups and plans depend on beside the mesh. Nothing is left in the store: a later world may have the
+same one, and the same keys.
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ def _compare(prefix: str, line: str, words: Words) -> None:
                 f"Ranks compare their meshes before making groups, and rank 0 didn't answer within {seconds:g} s. "
                 f"This rank {words.some}s {line}. See whether rank 0 died or skips this mesh."
             )
+    store.delete_key(f"{prefix}/{world.rank()}")
+    if store.add(f"{prefix}/left", 1) == world.size():
+        store.delete_key(f"{prefix}/verdict")
+        store.delete_key(f"{prefix}/left")
     if verdict != "same":
         raise RuntimeError(f"{verdict} This rank, {world.rank()}, {words.some}s {line}.")
 

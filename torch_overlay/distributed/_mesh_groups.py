@@ -7,13 +7,12 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh, distributed_c10d
-from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
 
 from ._group_table import Kind, find_group
 from ._mesh_check import check_same_mesh
 from ._mesh_group_names import group_names
 from ._mesh_layout import _MeshLayout
-from ._mesh_pickle import UNBOUND, bind_groups
+from ._mesh_pickle import UNBOUND
 from ._mesh_state import axis_names, is_apart, shared_state, view_of
 from ._process_groups import Request, axis_group, makes_communicators
 from ._rank_map import short
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import ProcessGroup
 
     from ._mesh_input import Override
 
@@ -234,14 +234,9 @@ def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessG
     traced = None if isinstance(asked, str) else device_mesh._maybe_traced_group(mesh, dim)
     if traced is not None:
         return traced
-    root = mesh._get_root_mesh()
     if name.startswith(UNBOUND):
-        bind_groups(mesh)
-        name = mesh._dim_group_names[dim]
-        if name.startswith(UNBOUND):
-            raise RuntimeError(
-                f"This mesh was loaded, and no process group here has the ranks {name.removeprefix(UNBOUND)} of its "
-                "axis. Build a mesh over these ranks first; the loaded one then finds its groups."
-            )
-        root._pg_registry[name] = _resolve_process_group(name)
-    return device_mesh._get_pg_from_name(root, name)
+        raise RuntimeError(
+            f"This mesh was loaded, and no process group here has the ranks {name.removeprefix(UNBOUND)} of its axis. "
+            "Build a mesh over these ranks first; the loaded one then finds its groups."
+        )
+    return device_mesh._get_pg_from_name(mesh._get_root_mesh(), name)

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import get_rank, get_world_size, is_init
 
 from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import axis_names, shared_state, thread_id, view_of, wait_for_world
+from ._mesh_state import axis_names, lay_aside, shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import as_here, from_torch
 from ._universe import current_world, join_universe
@@ -37,7 +37,7 @@ OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 class OfTheRank:
     """What a mesh says of this rank. One that was loaded where there was no world waits for it: until then it says what
-    the saver's said, and it is asked again each time."""
+    the saver's said, and it is asked again each time. So is one that was loaded before its groups were made."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -48,20 +48,20 @@ class OfTheRank:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         if not is_initialized():
             return saved[self.name]
-        bind_groups(mesh)
-        return mesh.__dict__[self.name]
+        return bind_groups(mesh)[self.name]
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What a plain DeviceMesh pickles, without what is true only in this process, and the universe."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
-    state.update(state.pop("_of_saver", {}))
+    saver = state.pop("_of_saver", {})
+    state.update(saver)
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None
-    world = current_world().token if is_initialized() else ""
+    world = current_world().token if is_initialized() and not saver else ""
     state["_universe"] = (shared.universe.number if shared.universe else shared.saved_number, shared.private, world)
     return state
 
@@ -83,36 +83,53 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
         mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     else:
         mesh._rank = -1  # files of releases before 2.11 have coordinates only
-    if "_dim_group_names" in state:
-        _bind(mesh, view, state["_dim_group_names"], *mesh.__dict__["_universe"])
     if not is_initialized():
         wait_for_world(mesh)
+    elif "_dim_group_names" in state:
+        _bind(mesh, view, state["_dim_group_names"], *mesh.__dict__["_universe"])
 
 
-def bind_groups(mesh: DeviceMesh) -> None:
-    """Find out who this rank is, and its group on each axis, anew; an axis without one keeps a name that says so."""
+def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
+    """Find out who this rank is, and its group on each axis, anew, and give what the mesh says of it. An axis without a
+    group has a name that says so, and is asked again."""
     held = mesh.__dict__
     saved = held.get("_of_saver", held).get("_dim_group_names")
     shared = shared_state(mesh)
     join_universe(shared)
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    if saved is not None:
-        _bind(mesh, view_of(mesh), saved, shared.saved_number, shared.private)
-    held.pop("_of_saver", None)
+    found = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
+    if saved is None:
+        held.pop("_of_saver", None)
+        return found
+    found["_dim_group_names"] = _bind(mesh, view_of(mesh), saved, shared.saved_number, shared.private)
+    shared.registry.update(mesh._pg_registry)
+    return found
 
 
 def _bind(
     mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None, world: str = ""
-) -> None:
-    if is_initialized() and world == current_world().token and not any(name.startswith(UNBOUND) for name in saved):
+) -> list[str]:
+    held = mesh.__dict__
+    if world == current_world().token and not any(name.startswith(UNBOUND) for name in saved):
         # Saved in this process and world: the names are right, also those of groups that users made.
         mesh._pg_registry = {name: group for name in saved if (group := find_group(name)) is not None}
-        mesh._dim_group_names = saved
-        return
-    mesh._dim_group_names = []
+        names = saved
+    else:
+        names = _find_all(mesh, view, saved, number, private)
+    if any(name.startswith(UNBOUND) for name in names):
+        lay_aside(mesh, {"_dim_group_names": saved})
+    else:
+        held["_dim_group_names"] = names
+        held.pop("_of_saver", None)
+    return names
+
+
+def _find_all(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None) -> list[str]:
+    """The name of the group of each axis, or what stands for it; none on a rank outside."""
+    names: list[str] = []
     if mesh._coordinate_on_dim is None:
-        return
+        return names
     lanes = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axis, layout in enumerate(view.layout.axes):
         wanted = _Wanted(
@@ -120,11 +137,12 @@ def _bind(
             lanes[axis],
             saved[axis] if axis < len(saved) else "",
         )
-        name = _find(wanted, view.rank_map, number, private) if is_initialized() else None
-        mesh._dim_group_names.append(name or f"{UNBOUND}{wanted.ranks}")
+        name = _find(wanted, view.rank_map, number, private)
+        names.append(name or f"{UNBOUND}{wanted.ranks}")
         group = find_group(name) if name else None
         if group is not None:
             mesh._pg_registry[group.group_name] = group
+    return names
 
 
 class _Wanted(NamedTuple):

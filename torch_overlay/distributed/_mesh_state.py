@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._mesh_layout import _MeshLayout
+
+_adopting = threading.RLock()  # one state for a mesh, whichever thread asks first
 
 # Every mesh that lacks what torch's own code would look for, by id. Weak: a mesh lives no longer for being listed.
 _living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()  # overlay only
@@ -65,6 +68,13 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:
 
 def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
     """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
+    with _adopting:
+        if "_shared_state" not in mesh.__dict__:
+            _read_state(mesh)
+        return mesh.__dict__
+
+
+def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = getattr(mesh, "_root_mesh", None)
     number, private, _ = held.pop("_universe", (None, None, ""))  # of a loaded mesh, see `saved_state`
@@ -83,7 +93,6 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
     held["_shared_state"] = shared
     _know_rank(held)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
-    return held
 
 
 def _know_rank(held: dict[str, Any]) -> None:  # overlay only
@@ -120,7 +129,14 @@ OF_THE_RANK = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 def wait_for_world(mesh: DeviceMesh) -> None:
     """Lay aside what a mesh that was loaded where there is no world says of a rank: there, it is the saver's."""
     held = mesh.__dict__
-    held["_of_saver"] = {name: held.pop(name) for name in OF_THE_RANK if name in held}
+    lay_aside(mesh, {name: held[name] for name in OF_THE_RANK if name in held})
+
+
+def lay_aside(mesh: DeviceMesh, said: dict[str, Any]) -> None:
+    """Hold what a file says of a rank where it isn't taken for what is so; another thread may ask in between."""
+    mesh.__dict__["_of_saver"] = said
+    for name in said:
+        mesh.__dict__.pop(name, None)
     _living[id(mesh)] = mesh  # overlay only
 
 
@@ -129,12 +145,17 @@ def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
     return [str(name) for name in names] if names else [f"dim_{number}" for number in range(ndim)]
 
 
-def copy_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Another mesh of the same universe: views flattened later, and groups, are seen by both."""
+def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMesh:
+    """Another mesh of the same universe: views flattened later, and groups, are seen by both. With the memo of a deep
+    copy its root, and what users put on it, are copies, too."""
     copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh))
-    copied._root_mesh = mesh._root_mesh
-    copied._flatten_mapping = mesh._flatten_mapping
-    copied._pg_registry = mesh._pg_registry
+    users = {n: value for n, value in mesh.__dict__.items() if not (n.startswith("_") or hasattr(type(mesh), n))}
+    root = mesh._root_mesh
+    if memo is not None:
+        memo[id(mesh)] = copied
+        root, users = deepcopy((root, users), memo)
+    copied.__dict__.update(users)
+    copied._root_mesh, copied._flatten_mapping, copied._pg_registry = root, mesh._flatten_mapping, mesh._pg_registry
     return copied
 
 

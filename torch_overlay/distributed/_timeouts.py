@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.distributed import distributed_c10d
+
 if TYPE_CHECKING:
     from datetime import timedelta
 
@@ -11,10 +13,13 @@ if TYPE_CHECKING:
 
 
 def timeout_of(group: ProcessGroup) -> timedelta | None:
-    """How long the collectives of a group wait; None if no backend of it says so."""
+    """How long the collectives of a group wait; None if no backend of it says so, or if it is what torch gives a group
+    of this backend by itself: NCCL has another constant than gloo."""
+    constant = distributed_c10d._get_default_timeout(distributed_c10d.get_backend(group))
     for device in group._device_types:
         try:
-            return group._get_backend(device).options._timeout
+            timeout: timedelta = group._get_backend(device).options._timeout
         except (RuntimeError, AttributeError):
             continue  # a backend without options
+        return None if timeout == constant else timeout
     return None

@@ -8,7 +8,7 @@ torch has one. Methods not listed here (``size``, ``shape``, ``get_coordinate``,
 from __future__ import annotations
 
 import hashlib
-from copy import _reconstruct, deepcopy  # type: ignore[attr-defined]
+from copy import _reconstruct  # type: ignore[attr-defined]
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -165,11 +165,8 @@ class _DeviceMesh:
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
         too, the one that what else is copied with it has."""
-        if type(self) is not DeviceMesh:
-            return _reconstruct(self, memo, *self.__reduce_ex__(4))
-        memo[id(self)] = copied = copy_mesh(self)
-        copied._root_mesh = deepcopy(self._root_mesh, memo)
-        return copied
+        whole = type(self) is not DeviceMesh
+        return _reconstruct(self, memo, *self.__reduce_ex__(4)) if whole else copy_mesh(self, memo)
 
     # --- views
 
@@ -271,7 +268,10 @@ class _DeviceMesh:
     ) -> DeviceMesh:
         """One axis as several; the other axes keep their groups."""
         layout = view_of(self).layout
-        dim %= len(layout.axes)
+        ndim = len(layout.axes)
+        if not -ndim <= dim < ndim:
+            raise IndexError(f"This mesh has {ndim} dims, and dim {dim} isn't one of -{ndim} to {ndim - 1}")
+        dim %= ndim
         new, names = cut_axis(self, dim, mesh_sizes, mesh_dim_names)
         groups = group_names(self)
         if groups is not None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh
-from torch.distributed.distributed_c10d import _resolve_process_group
 
-from ._mesh_pickle import UNBOUND, bind_groups
+from ._mesh_pickle import UNBOUND
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -20,14 +19,9 @@ def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessG
     Raises:
         RuntimeError: a loaded mesh whose group doesn't exist in this process.
     """
-    root = mesh._get_root_mesh()
     if name.startswith(UNBOUND):
-        bind_groups(mesh)
-        name = mesh._dim_group_names[dim]
-        if name.startswith(UNBOUND):
-            raise RuntimeError(
-                f"This mesh was loaded, and no process group here has the ranks {name.removeprefix(UNBOUND)} of its "
-                "axis. Build a mesh over these ranks first; the loaded one then finds its groups."
-            )
-        root._pg_registry[name] = _resolve_process_group(name)
-    return device_mesh._get_pg_from_name(root, name)
+        raise RuntimeError(
+            f"This mesh was loaded, and no process group here has the ranks {name.removeprefix(UNBOUND)} of its axis. "
+            "Build a mesh over these ranks first; the loaded one then finds its groups."
+        )
+    return device_mesh._get_pg_from_name(mesh._get_root_mesh(), name)

@@ -8,7 +8,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import shared_state, thread_id, view_of, wait_for_world
+from ._mesh_state import lay_aside, shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
 from ._view import View
@@ -41,46 +41,57 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if is_initialized():
         mesh._rank = get_rank()
         mesh._thread_id = thread_id()
-    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
-    if "_dim_group_names" in state:
-        _bind(mesh, view, state["_dim_group_names"])
+    if "_rank" in mesh.__dict__:
+        mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    else:
+        mesh._rank = -1  # files of releases before 2.11 have coordinates only
     if not is_initialized():
         wait_for_world(mesh)
+    elif "_dim_group_names" in state:
+        _bind(mesh, view, state["_dim_group_names"])
 
 
-def bind_groups(mesh: DeviceMesh) -> None:
-    """Find out who this rank is, and its group on each axis, anew; an axis without one keeps a name that says so."""
+def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
+    """Find out who this rank is, and its group on each axis, anew, and give what the mesh says of it. An axis without a
+    group has a name that says so, and is asked again."""
     held = mesh.__dict__
     saved = held.get("_of_saver", held).get("_dim_group_names")
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    if saved is not None:
-        _bind(mesh, view_of(mesh), saved)
-    held.pop("_of_saver", None)
+    found = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
+    if saved is None:
+        held.pop("_of_saver", None)
+        return found
+    found["_dim_group_names"] = _bind(mesh, view_of(mesh), saved)
+    shared_state(mesh).registry.update(mesh._pg_registry)
+    return found
 
 
-def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> None:
-    mesh._dim_group_names = []
-    if mesh._coordinate_on_dim is None:
-        return
-    for number, axis in enumerate(view.layout.axes):
+def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
+    names: list[str] = []
+    axes = view.layout.axes if mesh._coordinate_on_dim is not None else ()
+    for number, axis in enumerate(axes):
         ranks = view.show(_MeshLayout((axis,))).ranks(mesh._rank)
         group = _find(ranks, saved[number] if number < len(saved) else "")
         if group is None:
-            mesh._dim_group_names.append(f"{UNBOUND}{ranks}")
+            names.append(f"{UNBOUND}{ranks}")
         else:
-            mesh._dim_group_names.append(group.group_name)
+            names.append(group.group_name)
             mesh._pg_registry[group.group_name] = group
+    if any(name.startswith(UNBOUND) for name in names):
+        lay_aside(mesh, {"_dim_group_names": saved})
+    else:
+        mesh._dim_group_names = names
+        mesh.__dict__.pop("_of_saver", None)
+    return names
 
 
 def _find(ranks: list[int], saved_name: str) -> ProcessGroup | None:
-    """A group over exactly these ranks, in whatever order: the one of the saved name, else a mesh's."""
-    if not is_initialized():
-        return None
-    if sorted(ranks) == list(range(get_world_size())):
-        return distributed_c10d._get_default_group()
+    """A group over exactly these ranks, in whatever order: of the saved name, else the default one or a mesh's."""
     world = distributed_c10d._world
     fitting = [group for group in world.pg_names if sorted(world.pg_group_ranks[group]) == sorted(ranks)]
     named = [group for group in fitting if world.pg_names.get(group) == saved_name]
+    if not named and sorted(ranks) == list(range(get_world_size())):
+        return distributed_c10d._get_default_group()
     made_for_meshes = [group for group in fitting if getattr(group, "group_desc", "").startswith("mesh_")]
     return next(iter(named + made_for_meshes), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._rank_map import RankMap
 from ._shared_state import SharedState
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
-    """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
+def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = held.get("_root_mesh")
     if root is None or root is mesh:
@@ -28,4 +27,3 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
         shared.registry.update(held.get("_pg_registry", {}))
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
-    return held
