@@ -11,6 +11,7 @@ class Settings:
 
     share_groups: str
     create: str
+    flatten: str
     check_mesh: bool
 
 
@@ -27,5 +28,6 @@ def get_settings() -> Settings:
     return Settings(
         share_groups=_one_of("mesh_share_groups", "names", "ranks", "world", "off"),
         create=_one_of("mesh_create_groups", "members", "world"),
+        flatten=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
     )

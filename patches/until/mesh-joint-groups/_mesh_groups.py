@@ -1,0 +1,3 @@
+"""Before groups over several axes: there are those of flattened views alone."""
+
+make_joint_groups = ...

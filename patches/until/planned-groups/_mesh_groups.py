@@ -1,3 +1,0 @@
-"""Before redistributions are planned: nobody uses a group over several axes but who flattened them."""
-
-make_joint_groups = ...
