@@ -126,6 +126,9 @@ def test_pure_files_land_before_their_callers():
     assert rules.breaches(message, before, after, later) == []
     assert [b.rule for b in rules.breaches(message, before, after, after)] == ["callers"], "nor does any later patch"
     assert [b.rule for b in rules.breaches(SOUND, before, after, later)] == ["callers"], "not named by 'Files:'"
+    cut, moved = "def _cut():\n    pass\n", "def plan():\n    _cut()\n\n\n"
+    after, later = {path: f"{cut}\n\n{moved}"}, {path: moved + cut, FILE: BEFORE + "plan()\n"}
+    assert rules.breaches(message, before, after, later) == [], "its use stands where the definition stood before"
 
 
 def test_a_debt_is_neither_more_nor_less_than_it_says():

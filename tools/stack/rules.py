@@ -227,7 +227,10 @@ def _callers(message: PatchMessage, found: Sequence[Change], after: State, last:
                 continue
             public = not name.startswith("_") and bool(change.before)
             state = last if change.path in whole else after
-            if state is not None and not _is_used(name, node, change.path, state, public or change.path in whole):
+            if state is None:
+                continue
+            own = _definitions(state.get(change.path) or "").get(qualname, node)  # in the last state it may have moved
+            if not _is_used(name, own, change.path, state, public or change.path in whole):
                 yield Breach("callers", change.path, node.lineno, f"nothing uses {qualname}")
 
 
