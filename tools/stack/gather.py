@@ -40,14 +40,14 @@ class Laid:
     gone: frozenset[str] = frozenset()
 
     @property
-    def bodies(self) -> list[cst.BaseStatement]:
-        inserted = [line for one in self.insertions for line in one.lines]
+    def bodies(self) -> list[cst.CSTNode]:
+        inserted = [line for one in self.insertions for line in one.nodes]
         members = [member for group in self.members.values() for member in group.values()]
         return [*self.helpers, *self.functions.values(), *members, *inserted]
 
-    def bodies_of(self, names: Collection[str]) -> list[cst.BaseStatement]:
+    def bodies_of(self, names: Collection[str]) -> list[cst.CSTNode]:
         """What goes into or over these definitions at top level."""
-        inserted = [line for one in self.insertions if one.place and one.place[0] in names for line in one.lines]
+        inserted = [line for one in self.insertions if one.place and one.place[0] in names for line in one.nodes]
         members = [m for owner, group in self.members.items() if owner in names for m in group.values()]
         return [*(f for name, f in self.functions.items() if name in names), *members, *inserted]
 

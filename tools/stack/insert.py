@@ -56,6 +56,11 @@ class Insertion:
     given: tuple[tuple[str, cst.Arg], ...] = ()
     entries: tuple[cst.DictElement | cst.Element, ...] = ()
 
+    @property
+    def nodes(self) -> list[cst.CSTNode]:
+        """All that comes into torch's file."""
+        return [*self.lines, *(entry.value for entry in self.entries[1:])]
+
 
 @dataclass(frozen=True)
 class InsertFile:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ._mesh_state import is_apart, shared_state
-
 
 def _register_distributed_opaque_types():
-    [obj._thread_id, shared_state(obj).private, is_apart(obj)]
+    from torch.distributed import _mesh_state
+
+    [obj._thread_id, _mesh_state.shared_state(obj).private, _mesh_state.is_apart(obj)]
     _distributed_opaque_types_registered = ...
