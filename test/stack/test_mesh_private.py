@@ -7,6 +7,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
+from torch_overlay.distributed._mesh_state import is_apart
 from torch_overlay.distributed._universe import private_groups
 
 
@@ -43,6 +44,8 @@ class TestPrivateMesh(TestCase):
         with private_groups():
             inside = mesh._unflatten(0, (4, 16), ("a", "b"))
         self.assertNotEqual(inside.get_group("a"), outside.get_group("a"))
+        self.assertTrue(is_apart(inside["b"]), msg="and so have its views")
+        self.assertFalse(is_apart(outside))
 
 
 if __name__ == "__main__":

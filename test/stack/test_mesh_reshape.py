@@ -53,6 +53,7 @@ class TestMeshReshape(TestCase):
         self.assertEqual(every[5].mesh.tolist(), [13, 17, 21])
         self.assertEqual(every[5].get_group(), self.mesh.get_group("dp"))
         self.assertEqual([len(every), every[0].get_coordinate()], [8, None])
+        self.assertEqual([one._dim_group_names for one in every if one is not every[5]], [[]] * 7)
 
     def test_a_name_that_another_dim_has_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "no other axis"):

@@ -44,7 +44,8 @@ class TestOpenSizes(TestCase):
             open_sizes, guards = self._ask(source, target, (8, 16), True)
             known, _ = self._ask(source, target, (8, 16), False)
             self.assertEqual(without_sizes(open_sizes.steps), without_sizes(known.steps), msg=f"{source} to {target}")
-            self.assertEqual(bool(guards), target == Shard(1), msg="what is gathered was cut evenly")
+            divided = any("Mod" in str(guard.expr) for guard in guards)
+            self.assertEqual(divided, target == Shard(1), msg="what is gathered was cut evenly")
 
     def test_what_only_reduces_is_one_plan_for_all_sizes(self) -> None:
         one, guards = self._ask(Partial(), Replicate(), (8, 16), True)

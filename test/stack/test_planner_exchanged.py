@@ -6,6 +6,7 @@ import itertools
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
+from torch_overlay.distributed.tensor._planner.exchanged import one_group_at_a_time
 from torch_overlay.distributed.tensor._planner.groups import Groups
 from torch_overlay.distributed.tensor._planner.reductions import Reduction
 from torch_overlay.distributed.tensor._planner.regions import Regions
@@ -45,6 +46,14 @@ class TestExchanged(TestCase):
             for step in steps:
                 if isinstance(step, Collective):
                     self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
+
+    def test_one_group_at_a_time_ends_all_reductions(self) -> None:
+        for source, target in pairs():
+            _, before, after = best(source, target, (16, 16), ())
+            asked = Reduction(before, after, before.pending, "sum", Groups.of((), SIZES), 4, Cost(), set())
+            for steps, now in one_group_at_a_time(asked):  # none where one group has all that talk
+                self.assertEqual((steps[0].before, steps[-1].after), (before, now))
+                self.assertFalse(now.pending, msg=f"{source} to {target}")
 
     def test_terms_are_exchanged_where_only_the_whole_has_a_group(self) -> None:
         steps, *_ = best(("sum", "sum", 0), (0, None, 1), (16, 16), ((0, 1, 2),))
