@@ -651,6 +651,17 @@ def test_ranks_that_are_late_cost_no_more_than_the_time_there_is():
     assert "ranks [1, 2, 4, " in said and store.waits == 2
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, dist.DistBackendError])
+def test_a_group_that_cannot_be_made_is_an_error_of_the_same_kind(kind, monkeypatch):
+    def fails(*args, **options):
+        raise kind("no way")
+
+    monkeypatch.setattr(distributed_c10d, "new_group", fails)
+    with pytest.raises(kind, match=r"Rank 1 could not make the process group of mesh .*: no way") as caught:
+        init_device_mesh("cpu", (2, 4))
+    assert type(caught.value) is kind
+
+
 def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):
     """The second one's knew nothing of the private groups, and took other meshes'."""
     with torch_overlay.private_groups():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import distributed_c10d
+from torch.distributed import DistError, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from . import _kept
@@ -195,7 +195,8 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             sort_ranks=ranks == sorted(ranks),  # where it's all the same, what torchcomms can
         )
     except RuntimeError as error:
-        raise RuntimeError(
+        kind = type(error) if isinstance(error, DistError) else RuntimeError  # who catches these still does
+        raise kind(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
             "died or build another mesh (the option check_mesh compares them)."
