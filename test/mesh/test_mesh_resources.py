@@ -106,12 +106,27 @@ def test_meshes_that_torch_made_become_views_and_go_back():
     assert made.mesh.tolist() == [4, 5, 12, 13] and kept == mesh and hash(kept) == hash(mesh)
     torch_overlay.disable()
     try:
-        assert sorted({*vars(mesh)} - {"_hash"}) == sorted({*held["root"]} - {"_hash"})
+        assert sorted({*vars(mesh)} - {"_hash"}) == sorted({*held["root"], "_universe"} - {"_hash"})
         assert sorted({*vars(pair)} - {"_hash"}) == sorted({*held["slice"]} - {"_hash"})
         assert device_mesh._mesh_resources.get_root_mesh(made) == mesh and mesh["pq", "r"].shape == (8, 2)
         assert group_ranks(mesh, "q") == (1, 3, 5, 7) and isinstance(made.mesh, torch.Tensor)
     finally:
         torch_overlay.enable()
+
+
+@tensors
+@needs_overlay
+def test_a_mesh_comes_back_as_the_root_that_it_was():
+    """With its universe, though torch's dicts, which know a mesh by its value, have an equal slice of another."""
+    names = ("over", "left", "right")
+    wide, mesh = init_device_mesh("cpu", (1, 2, 8), mesh_dim_names=names), init_device_mesh("cpu", (2, 8))
+    named = init_device_mesh("cpu", (2, 8), mesh_dim_names=names[1:])
+    piece, cut = wide["left", "right"], init_device_mesh("cpu", (16,))._unflatten(0, (4, 4), ("outer", "inner"))
+    numbers = [universe_of(shared_state(each)).number for each in (wide, mesh, named, cut)]
+    torch_overlay.disable()
+    torch_overlay.enable()
+    assert piece == named and piece._get_root_mesh() is wide and named._get_root_mesh() is named
+    assert [universe_of(shared_state(each)).number for each in (wide, mesh, named, cut)] == numbers
 
 
 class Own(DeviceMesh):

@@ -20,7 +20,7 @@ from ..distributed import _mesh_state
 from ..distributed._group_table import find_group
 from ..distributed._mesh_layout import _FlatLayout, _MeshLayout
 from ..distributed._mesh_pickle import OWN_STATE, OfTheRank
-from ..distributed._mesh_state import view_of
+from ..distributed._mesh_state import shared_state, universe_left, view_of
 from ..distributed._rank_map import RankMap
 from ..distributed._torch_layout import to_torch
 
@@ -31,7 +31,6 @@ SINCE_2_10 = (
     "_rank_map",
     "_flatten_rank_map",
     "_preserve_rank_order",
-    "_universe",
     "_apart",
     "_named_root",
     *OWN_STATE,
@@ -151,7 +150,7 @@ def hand_back_tensors(_: None) -> None:
     flattened = [(mesh, name, view) for mesh in living for name, view in mesh._flatten_mapping.items()]
     found = [(*one, dims_in_root(one[0], view_of(one[2]).layout.axes[0], one[1])) for one in flattened]
     living = list(_mesh_state._living.values())  # with those that were asked for the first time
-    held = [as_tensor(mesh) for mesh in living]
+    held = [as_tensor(mesh) | _left(mesh) for mesh in living]
     resources = device_mesh._mesh_resources.__dict__
     resources["child_to_root_mapping"].update((mesh, root) for mesh, root in roots if mesh is not root)
     for mesh, name, view, dims in found:
@@ -164,6 +163,15 @@ def hand_back_tensors(_: None) -> None:
         for name in SINCE_2_10:
             mesh.__dict__.pop(name, None)
         mesh.__dict__.update(tensor)
+
+
+def _left(mesh: DeviceMesh) -> dict[str, Any]:
+    """What a mesh with a universe keeps, if it comes back as a root: torch's dicts may have an equal slice, of an older
+    world even."""
+    view, left = view_of(mesh), universe_left(shared_state(mesh))
+    whole = view.layout.collapse() == _FlatLayout((view.rank_map.numel,))  # in the order of the universe
+    is_root = mesh._get_root_mesh() is mesh or (whole and named_root(mesh) is mesh)
+    return {"_universe": left} if is_root and left[0] is not None else {}
 
 
 def dims_in_root(root: DeviceMesh, axis: _FlatLayout, name: str = "") -> tuple[int, ...] | None:
@@ -187,7 +195,7 @@ def _as_view(held: dict[str, Any]) -> dict[str, Any]:
         "_hash": held.get("_hash"),
     }
     shape = tuple(held["mesh"].shape)
-    root = _root(held)
+    root = None if "_universe" in held else _root(held)
     layout = None if root is None else _layout_of(shape, held["_flatten_mesh_list"], view_of(root).rank_map)
     if layout is not None:
         return {**made, "_root_mesh": root, "_layout": layout}

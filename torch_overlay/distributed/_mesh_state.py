@@ -223,11 +223,15 @@ def hand_back() -> None:  # overlay only
         if "_shared_state" not in held:
             continue
         shared = held.pop("_shared_state")
-        number = shared.universe.number if shared.universe else shared.saved_number
-        held["_universe"] = (number, shared.private, "")  # so that it has its groups again if the overlay comes back
+        held["_universe"] = universe_left(shared)
         del held["_view"]
         held.pop("_apart", None)
         held.pop("_traced_views", None)
         held.setdefault("_rank_map", shared.tensor)
         held.setdefault("_flatten_rank_map", shared.ranks)
     _living.clear()
+
+
+def universe_left(shared: SharedState) -> tuple[int | None, str | None, str]:  # overlay only
+    """What a mesh keeps without the overlay, so that it has its groups again if the overlay comes back."""
+    return shared.universe.number if shared.universe else shared.saved_number, shared.private, ""
