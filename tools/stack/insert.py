@@ -218,7 +218,8 @@ class _Insert(cst.CSTTransformer):
         known, *new = self.insertion.entries
         if not any(_same(one, known) for one in updated.elements):
             return updated
-        self.filled = True
+        self.filled = True  # a later release may have some of them
+        new = [entry for entry in new if not any(_same(one, entry) for one in updated.elements)]
         return updated.with_changes(elements=[*updated.elements, *new])
 
     leave_Dict = leave_List = _grow
