@@ -98,6 +98,12 @@ def test_it_has_its_groups_as_soon_as_they_are_there(loaded_first):
     assert "_of_saver" not in loaded_first.__dict__
 
 
+def test_it_says_its_place_as_a_mesh_that_is_made_there(loaded_first):
+    """In a list, where torch does: before 2.11."""
+    place = loaded_first.get_coordinate()
+    assert place == grid().get_coordinate() == loaded_first.get_coordinate()
+
+
 def reduces(mesh: DeviceMesh) -> bool:
     """Whether a functional collective finds the group of the mesh's second axis."""
     try:

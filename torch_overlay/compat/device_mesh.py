@@ -93,9 +93,9 @@ class _OlderDeviceMesh:
 
     def __setstate__(self: DeviceMesh, state: dict[str, Any]) -> None:
         _DeviceMesh.__setstate__(self, state)
-        held = self.__dict__.get("_of_saver", self.__dict__)
-        if "_coordinate_on_dim" in held:
-            held["_coordinate_on_dim"] = _listed(held["_coordinate_on_dim"])
+        for held in (self.__dict__, self.__dict__.get("_of_saver", {})):
+            if "_coordinate_on_dim" in held:
+                held["_coordinate_on_dim"] = _listed(held["_coordinate_on_dim"])
 
     def _is_current_rank_part_of_mesh(self: DeviceMesh) -> bool:
         return self.get_coordinate() is not None
