@@ -5,12 +5,14 @@ import importlib.util
 import pathlib
 import shutil
 
+import libcst as cst
 import pytest
 
 from stack_trees import ROOT, small_tree
 
 # isort: split
 import render_stack
+from stack.insert import insert, read_insertions
 from stack.message import StackError, read_message, read_series
 from stack.render import Prefix
 from stack.room import read_words
@@ -147,6 +149,28 @@ def test_an_insertion_without_its_place_is_refused_by_name(tmp_path, patches, ol
     with pytest.raises(StackError, match=words) as refused:
         first_patch(tmp_path, patches).files()
     assert MERGING in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("there", "entries", "after"),
+    [
+        ("[a, b]", "[a, c]", "[a, b, c]"),
+        ("[a, c]", "[a, c, d]", "[a, c, d]"),  # a later release has one of them
+        ("{'a': 1}", "{'a': ..., 'c': 2}", "{'a': 1, 'c': 2}"),
+        ("[b]", "[a, c]", None),
+    ],
+)
+def test_a_list_or_dict_grows_by_what_it_lacks(tmp_path, there, entries, after):
+    folder = tmp_path / "insert/some"
+    folder.mkdir(parents=True)
+    (folder / "file.py").write_text(f"def f():\n    {entries}\n    end = ...\n")
+    found = read_insertions("some", "file.py", tmp_path).insertions
+    module = cst.parse_module(f"def f():\n    x = {there}\n    end = 1\n")
+    if after is None:
+        with pytest.raises(StackError, match=r"f has no dict or list as patches/insert/some/file\.py names it"):
+            insert(module, "file.py", found)
+    else:
+        assert f"x = {after}\n" in insert(module, "file.py", found).code
 
 
 def test_an_insertion_into_no_file_of_torchs_is_refused(tmp_path, patches):
