@@ -144,5 +144,6 @@ def test_the_others_hear_of_a_rank_that_died(met):
     """Without the check: the axis and its ranks are named, and nobody waits longer than the timeouts of two groups."""
     for rank in range(3):
         what, seconds = met["one_dies", rank]
-        assert what.startswith("RuntimeError") and ("dp" in what or "tp" in what), what
+        # where a store waits in vain, torch has an error of its own
+        assert what.startswith(("RuntimeError", "DistStoreError")) and ("dp" in what or "tp" in what), what
         assert "If some of them were out of reach" in what and seconds <= 2 * SECONDS + 2, (what, seconds)
