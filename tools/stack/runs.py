@@ -76,10 +76,7 @@ def _outcome(case: ET.Element) -> str:
     for kind in ("failure", "error"):
         if (found := case.find(kind)) is not None:
             first = (found.get("message") or "no message").splitlines()[0]
-            said = [
-                first,
-                *(found.text or "").splitlines(),
-            ]  # what a rank or dynamo said is further down
+            said = [first, *(found.text or "").splitlines()]  # what a rank or dynamo said is further down
             why = next((line for line in said if _LACKS.search(line)), first)
             return f"failed ({why[:200]})"
     skipped = case.find("skipped")

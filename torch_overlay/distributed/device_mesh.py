@@ -165,8 +165,8 @@ class _DeviceMesh:
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
         too, the one that what else is copied with it has."""
-        whole = type(self) is not DeviceMesh
-        return _reconstruct(self, memo, *self.__reduce_ex__(4)) if whole else copy_mesh(self, memo)
+        plain = type(self) is DeviceMesh
+        return copy_mesh(self, memo) if plain else _reconstruct(self, memo, *self.__reduce_ex__(4))
 
     # --- views
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from torch.distributed import config
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -11,14 +9,6 @@ class Settings:
 
     share_groups: str
     create: str
-
-
-def _one_of(name: str, *allowed: str) -> str:
-    """The choice of this name in the configuration. Raises ValueError for any but these."""
-    value = getattr(config, name)
-    if value not in allowed:
-        raise ValueError(f"torch.distributed.config.{name} is one of {', '.join(allowed)}, got {value!r}")
-    return value
 
 
 def get_settings() -> Settings:

@@ -14,14 +14,6 @@ class Settings:
     check_mesh: bool
 
 
-def _one_of(name: str, *allowed: str) -> str:
-    """The choice of this name in the configuration. Raises ValueError for any but these."""
-    value = getattr(config, name)
-    if value not in allowed:
-        raise ValueError(f"torch.distributed.config.{name} is one of {', '.join(allowed)}, got {value!r}")
-    return value
-
-
 def get_settings() -> Settings:
     """The choices in force now; ask again at each use, since they change while meshes live."""
     return Settings(
