@@ -29,6 +29,23 @@ def _one_of(name: str, *allowed: str) -> str:
     return value
 
 
+def _topology() -> tuple[tuple[str, float, float], ...] | None:
+    """The axes that mesh_topology describes. Raises ValueError for what is no speed and latency by name."""
+    rows = config.mesh_topology
+    if rows is None:
+        return None
+    try:
+        found = tuple((name, float(speed), float(latency)) for name, speed, latency in rows)
+        if all(isinstance(name, str) and speed > 0 and latency >= 0 for name, speed, latency in found):
+            return found
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        "torch.distributed.config.mesh_topology is (name, bytes per second, seconds of latency) for each axis, "
+        f"got {rows!r}"
+    )
+
+
 def get_settings() -> Settings:
     """The choices in force now; ask again at each use, since they change while meshes live."""
     return Settings(
@@ -37,7 +54,7 @@ def get_settings() -> Settings:
         flatten=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
         cost=_one_of("redistribute_cost", "steps", "plan"),
-        topology=config.mesh_topology,
+        topology=_topology(),
         plan=config.plan_redistribution,
     )
 

@@ -51,15 +51,15 @@ def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
     mesh._layout = to_torch(view.layout)
     mesh.__dict__["_view"] = view
     mesh.__dict__["_shared_state"] = shared
-    _forget_coordinates(mesh)
+    _forget_coordinates(mesh)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
 
 
-def _forget_coordinates(mesh: DeviceMesh) -> None:
+def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
     """Drop what LocalTensorMode holds for the id of a new mesh.
 
-    It keeps every rank's coordinates by the id of the mesh. A slice that nobody holds is gone at once, since meshes
-    made here are in no reference cycle, and the next slice often has its id.
+    Before 2.14 it keeps every rank's coordinates by the id of the mesh. A slice that nobody holds is gone at once,
+    since meshes made here are in no reference cycle, and the next slice often has its id.
     """
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     for mode in local_tensor.get_local_tensor_mode_list() if local_tensor is not None else ():

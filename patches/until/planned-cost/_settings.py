@@ -27,6 +27,6 @@ def get_settings() -> Settings:
         create=_one_of("mesh_create_groups", "members", "world"),
         flatten=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
-        topology=config.mesh_topology,
+        topology=_topology(),
         plan=config.plan_redistribution,
     )

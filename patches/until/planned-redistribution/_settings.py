@@ -19,14 +19,6 @@ class Settings:
     topology: tuple[tuple[str, float, float], ...] | None
 
 
-def _one_of(name: str, *allowed: str) -> str:
-    """The choice of this name in the configuration. Raises ValueError for any but these."""
-    value = getattr(config, name)
-    if value not in allowed:
-        raise ValueError(f"torch.distributed.config.{name} is one of {', '.join(allowed)}, got {value!r}")
-    return value
-
-
 def get_settings() -> Settings:
     """The choices in force now; ask again at each use, since they change while meshes live."""
     return Settings(
@@ -34,5 +26,5 @@ def get_settings() -> Settings:
         create=_one_of("mesh_create_groups", "members", "world"),
         flatten=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
-        topology=config.mesh_topology,
+        topology=_topology(),
     )
