@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch_overlay.distributed.tensor._planner import forms
 from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
 from torch_overlay.distributed.tensor._planner.forms import shared_plan
-from torch_overlay.distributed.tensor._planner.plan import plan
+from torch_overlay.distributed.tensor._planner.plan import plan, plan_at_once
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from twins_tensor import Case
 
@@ -91,9 +91,10 @@ def counted(shapes, source=(("S", 0), R), target=(R, ("S", 0)), sizes=(8, 8), gr
     """How many plans are made for tensors of these shapes, in turn."""
     forms._forms.cache_clear()
     history = (source, target, sizes, groups, [(shape, 4) for shape in shapes])
-    with mock.patch.object(forms, "plan", wraps=plan) as planned:
+    shared = mock.patch.object(forms, "plan_at_once", wraps=plan_at_once)
+    with shared as together, mock.patch.object(forms, "plan", wraps=plan) as alone:
         assert len(list(asked(history))) == len(shapes)
-    return planned.call_count
+    return together.call_count + alone.call_count
 
 
 def test_one_plan_serves_all_sizes_near_a_power_of_two():
@@ -109,3 +110,13 @@ def test_a_dim_that_nobody_cuts_may_have_any_length():
     assert counted([(64, 63, 5), (64, 65, 5)], **pending) == 2, "one that is cut is planned by itself"
     assert counted([(3, 5), (5, 3)], source=(P, P), target=(R, R)) == 1, "an all-reduce cuts none"
     assert counted([(80, 16, 32), (80, 16, 33)], *UNCUT) == 3, "unless a reduction might cut it on the way"
+
+
+def test_a_shared_plan_has_the_rounds_of_its_own_size():
+    """40 and 44 MB: nearest to the same power of two, which alone would take one round."""
+    ends = ((("S", 0),) * 3, (R, R, ("S", 1)))
+    for length in (40, 44, 48, 92):
+        before, after = Case(*ends, (length << 10, 256), (2, 2, 2)).ends()
+        found = shared_plan(before, after, 4)
+        assert found == plan(before, after, 4) and len(found) == 1, length
+        assert found[0].rounds > 1

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
@@ -76,3 +77,10 @@ def test_a_slower_axis_costs_more(mesh):
     even = cost(mesh, PAIRS[0])
     torch_overlay.enable(topology=(("a", 1e6, 1e-3),))
     assert cost(mesh, PAIRS[0]) > 10 * even
+
+
+def test_a_strided_shard_is_no_cheap_way_to_terms_either(mesh):
+    """Its plan moves nothing; sharding propagation must not choose it for that, as with a plain shard."""
+    torch_overlay.enable(cost="plan")
+    for shard in (Shard(0), _StridedShard(0, split_factor=4)):
+        assert cost(mesh, ((shard, Shard(0)), (Partial(), Shard(0)))) == float("inf")

@@ -194,3 +194,24 @@ def test_a_plan_for_few_elements_is_guarded(mesh, monkeypatch):
             assert isinstance(found, Program) and bool(asked) >= changes, (source, target)
             differ += changes
     assert differ
+
+
+SIZED = [("R01", "0RR", 1798), ("R01", "0RR", 1800), ("000", "111", 1800), ("P0R", "R10", 904), ("00R", "R11", 1804)]
+
+
+@pytest.mark.parametrize(("source", "target", "n"), SIZED)
+def test_every_size_that_the_guards_admit_has_the_traced_plan(mesh, source, target, n):
+    """With rounds, or where a plan is shared by about equal sizes: a rank that traced another size runs the same."""
+    ends = read(source), read(target)
+    found, env = program(mesh, *ends, (4096, n))
+    assert isinstance(found, Program), found
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    cut = 2 ** source.count("1")
+    form, admitted = without_sizes(found.steps), []
+    for size in range(cut, 2100, cut):
+        values = {symbol: size // cut if int(hint) == n // cut else int(hint) for symbol, hint in hints.items()}
+        if all(bool(guard.expr.subs(values)) for guard in env.guards):
+            admitted.append(size)
+            known, _ = program(mesh, *ends, (4096, size), dynamic=False)
+            assert without_sizes(known.steps) == form, size
+    assert n in admitted and len(admitted) > 50

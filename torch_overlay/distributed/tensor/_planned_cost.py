@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
 from .._mesh_traced import real_mesh
 from ._answers import remembered, why_not_planned
 from ._program import Program
@@ -18,7 +20,7 @@ def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float |
     if current_spec.tensor_meta is None:
         return None
     ends = zip(current_spec.placements, target_spec.placements)
-    if any(old.is_shard() and new.is_partial() for old, new in ends):
+    if any(isinstance(old, (Shard, _StridedShard)) and new.is_partial() for old, new in ends):
         return None  # whether an operator may have its shards become terms isn't a question of time
     mesh = real_mesh(current_spec.mesh)
     if why_not_planned(mesh, current_spec, target_spec) is not None:

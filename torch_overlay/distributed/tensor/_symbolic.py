@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ._planner.forms import on_shape, plan_and_parts, step_on_shape, without_sizes
+from ._planner.forms import on_shape, plan_and_parts, shared_parts, step_on_shape, without_sizes
 from ._planner.regions import NotPlanned
+from ._planner.rounds import in_one_round
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    from ._planner.steps import Step
 
 _FAR = 40  # up to 2**40 units are looked at
 
@@ -39,8 +42,8 @@ class Open(NamedTuple):
 
     Attributes:
         dims: which.
-        units: for each, what its sizes are counted in: the parts into which it is cut, of the mesh's size if it isn't.
-        rest: for each, what remains beside whole units; zero of a dim that is cut.
+        units: for each, what its sizes are counted in: the parts into which it is cut, or the mesh's size if it isn't.
+        rest: for each, what remains beside whole units; the same for all sizes of a kind, see `_guard_kind`.
         counts: for each, the units of the size for which the compiler traces.
     """
 
@@ -74,17 +77,56 @@ def plan_open_sizes(
         return make_program(Question.of(mesh, source, target, sizes, dtype, async_op), mesh)
 
     found = program_for(traced)
-    _, parts = plan_and_parts(found.before, found.after, dtype.itemsize, found.at_hand.joint, found.cost)
+    ends = found.before, found.after
+    _, parts = plan_and_parts(*ends, dtype.itemsize, found.at_hand.joint, found.cost)
+    shared = shared_parts(*ends, found.at_hand.joint, found.cost)
     open_dims = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
     for dim in open_dims:
         if parts[dim] > 1:
             _guard(shape[dim] % parts[dim] == 0)
         _guard(shape[dim] > 0)
-    units = tuple([parts[dim] if parts[dim] > 1 else math.prod(mesh.shape) for dim in open_dims])
+    units = parts
+    if shared is not None and _kinds_differ(program_for, open_dims, traced, parts, shared):
+        units = _guard_kind(open_dims, shape, traced, parts, shared)
+    units = tuple([units[dim] if units[dim] > 1 else math.prod(mesh.shape) for dim in open_dims])
     counts = [divmod(traced[dim], unit) for dim, unit in zip(open_dims, units, strict=True)]
     rest, here = tuple([rest for _, rest in counts]), tuple([count for count, _ in counts])
     _guard_numbers(found, program_for, Open(tuple(open_dims), units, rest, here), shape, traced)
     return _with_symbols(found, mesh, tuple([_multiple(size, parts[dim]) for dim, size in enumerate(shape)]))
+
+
+def _kinds_differ(
+    program_for: Callable[[tuple[int, ...]], Program],
+    open_dims: Sequence[int],
+    traced: tuple[int, ...],
+    parts: Sequence[int],
+    shared: Sequence[int],
+) -> bool:
+    """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others."""
+
+    def plan_of(count: int, more: int) -> Sequence[Step]:
+        sizes = list(traced)
+        for dim in open_dims:
+            sizes[dim] = count * math.lcm(parts[dim], shared[dim]) + more * parts[dim]
+        return in_one_round(without_sizes(program_for(tuple(sizes)).steps))
+
+    return len({tuple(plan_of(*size)) for size in ((1, 0), (0, 1), (1 << _FAR, 0), (1 << _FAR, 1))}) > 1
+
+
+def _guard_kind(
+    open_dims: Sequence[int], shape: Sequence[Any], traced: Sequence[int], parts: Sequence[int], shared: Sequence[int]
+) -> Sequence[int]:
+    """Ask for guards that tell sizes that share their plan from those that don't: between two sizes of one plan, one of
+    the other kind may have another. Returns what the sizes of each dim are counted in."""
+    units = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
+    odd = [dim for dim, size in enumerate(traced) if size % shared[dim]]
+    if not odd:
+        for dim in open_dims:
+            if units[dim] > 1:
+                _guard(shape[dim] % units[dim] == 0)
+    elif all(dim in open_dims for dim in odd):  # else no size of the open ones makes the tensor share its plan
+        _guard(shape[odd[0]] % shared[odd[0]] != 0)
+    return units
 
 
 def _multiple(size: Any, parts: int) -> Any:

@@ -42,7 +42,7 @@ class Cost:
     bandwidth: float = 10e9
     axes: tuple[tuple[float, float], ...] = ()
     exchange: float = 1.25
-    thrift: float = 1.0
+    thrift: float = 1  # whole, so that elements are compared exactly however many there are
     least_round: int = 16 << 20
 
     @staticmethod

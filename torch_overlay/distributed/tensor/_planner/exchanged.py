@@ -43,11 +43,12 @@ def in_one(asked: Reduction) -> Iterator[Beginning]:
 
 
 def _exchanges(asked: Reduction, then: Regions) -> Iterator[Beginning]:
-    """All-to-alls to these boxes that bring each rank all terms."""
+    """All-to-alls to these boxes that bring each rank all terms. Those of an average are divided before they are sent:
+    their sum may be more than a short floating-point number can be."""
     group, reduced = (tuple(sorted(axes)) for axes in (asked.axes | crossed(asked.before, then), asked.axes))
     op, mean = (asked.op, ()) if asked.op != "avg" else ("sum", (Divide(asked.groups.count(reduced)),))
     for step in all_to_alls(Exchange(asked.before, then, group, reduced), asked.before.free, asked.groups, op):
-        yield (step, *mean), then
+        yield (*mean, step), then
 
 
 def one_group_at_a_time(asked: Reduction) -> Iterator[Beginning]:

@@ -14,8 +14,9 @@ from operator import mod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cost import Cost
-from .plan import plan
+from .plan import plan, plan_at_once
 from .regions import Regions
+from .rounds import in_rounds
 from .steps import Divide, Step
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def shared_plan(
     groups: frozenset[tuple[int, ...]] | None = None,
     cost: Cost = Cost(),
 ) -> Steps:
-    """`plan`; but all tensors that are cut evenly and have about as many bytes share one."""
+    """`plan`; but all tensors that are cut evenly and have about as many bytes share one, apart from its rounds."""
     shape = before.shape
     parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
     if parts and 0 not in shape and is_multiple(shape, parts):
@@ -53,7 +54,7 @@ def shared_plan(
             known[power] = steps if is_multiple(parts, cut) else None
         form = known[power]
         if form is not None:
-            return tuple([step_on_shape(step, shape) for step in form])
+            return in_rounds(tuple([step_on_shape(step, shape) for step in form]), itemsize, cost)
     return plan(before, after, itemsize, groups, cost)
 
 
@@ -75,10 +76,10 @@ def _nearest_power(number: int) -> int:
 def plan_and_parts(
     before: Regions, after: Regions, itemsize: int, groups: frozenset[tuple[int, ...]] | None, cost: Cost
 ) -> tuple[Steps, tuple[int, ...]]:
-    """The plan, and for each dim into how many parts it is cut, by this plan or by others that it was chosen from; 1 if
-    none cuts it. Where all lengths are multiples of these, all those plans cut evenly."""
+    """The plan without rounds, and for each dim into how many parts it is cut, by this plan or by others that it was
+    chosen from; 1 if none cuts it. Where all lengths are multiples of these, all those plans cut evenly."""
     tried: set[int] = set()
-    steps = plan(before, after, itemsize, groups, cost, tried)
+    steps = plan_at_once(before, after, itemsize, groups, cost, tried)
     changes = [step for step in steps if not isinstance(step, Divide)]
     states = [before, after, *[end for step in changes for end in (step.before, step.after)]]
     dims = range(len(before.orders))
@@ -89,6 +90,15 @@ def plan_and_parts(
         talking = ended.union(before.sharded, after.sharded, *cutting)
         cutting = [talking if axes or dim in tried else axes for dim, axes in enumerate(cutting)]
     return steps, tuple([math.prod([before.sizes[axis] for axis in axes]) for axes in cutting])
+
+
+def shared_parts(
+    before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] | None, cost: Cost
+) -> tuple[int, ...] | None:
+    """For each dim, what its length must be a multiple of for a tensor to share its plan; None if none does. Among the
+    tensors that do, and among those that don't, each plan serves one range of sizes; where both are mixed, it may not.
+    """
+    return _forms(on_shape(before, ()), on_shape(after, ()), groups, cost).parts
 
 
 def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:

@@ -57,14 +57,24 @@ def plan(
         ValueError: source and target are of different tensors or meshes.
         NotPlanned: the target asks for a pending reduction that can't be made from what the source has.
     """
+    return in_rounds(plan_at_once(source, target, itemsize, groups, cost, tried), itemsize, cost)
+
+
+def plan_at_once(
+    source: Regions,
+    target: Regions,
+    itemsize: int,
+    groups: Iterable[Iterable[int]] | None,
+    cost: Cost,
+    tried: set[int] | None = None,
+) -> tuple[Step, ...]:
+    """`plan`, with no step in rounds."""
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
     if source.partial == target.partial:
-        steps = move(source, target, have, itemsize, cost)
-    else:
-        steps = _with_reductions(source, target, have, itemsize, cost, set() if tried is None else tried)
-    return in_rounds(steps, itemsize, cost)
+        return move(source, target, have, itemsize, cost)
+    return _with_reductions(source, target, have, itemsize, cost, set() if tried is None else tried)
 
 
 def _with_reductions(
@@ -151,12 +161,13 @@ def _reduce_and_move(
     if 0 in source.shape:
         return (Narrow(source, target),)
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
-    # A sum of averages is a sum, divided by the number of terms of the averages.
+    # A sum of averages is a sum of terms that were divided by the number of those of the averages. Divided before the
+    # sum, as NCCL does it, since the sum of many may be more than a short floating-point number can be.
     op, terms = ops.pop(), 1
     if ops:
         op, terms = "sum", math.prod(source.sizes[a] for a in ended if source.partial[a] == "avg")
     steps = Reduction(source, target, ended, op, groups, itemsize, cost, tried).best()
-    return steps if terms == 1 else (*steps, Divide(terms))
+    return steps if terms == 1 else (Divide(terms), *steps)
 
 
 def _made_pending(source: Regions, target: Regions) -> frozenset[int]:

@@ -35,6 +35,12 @@ def reduced_at_once(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, ReduceScatter) else step for step in steps])
 
 
+def in_one_round(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps, each at once."""
+    large = (AllToAll, ReduceScatter)
+    return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, large) else step for step in steps])
+
+
 def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:
     """Of the whole tensor, if anything is sent."""
     step = next((step for step in steps if isinstance(step, Collective)), None)
