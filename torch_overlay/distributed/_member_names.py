@@ -27,14 +27,15 @@ class MemberNames:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "group") -> None:
+        self._what = what
         self._made: Counter[tuple[bool, Sequence[int]]] = Counter()
 
     def next(self, ranks: Sequence[int]) -> str:
         """A name for the next group of these ranks, in this order."""
         made = (making_for_mesh.get(), compact(ranks))  # a split's ranks count inside its parent: another count
         self._made[made] += 1
-        text = f"group {self._made[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
+        text = f"{self._what} {self._made[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -44,7 +45,7 @@ _names: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary(
 def member_names(world: Any) -> MemberNames:
     """The names of a world, by its default group; without one it is the world itself that is named."""
     if world is None:
-        return MemberNames()
+        return MemberNames("world")
     with _lock:
         return _names.setdefault(world, MemberNames())
 

@@ -43,6 +43,8 @@ class OfTheRank:
         self.name = name
 
     def __get__(self, mesh: DeviceMesh | None, owner: type) -> Any:
+        if mesh is not None and self.name in mesh.__dict__:
+            return mesh.__dict__[self.name]  # another thread found it out since this one looked
         saved = {} if mesh is None else mesh.__dict__.get("_of_saver", {})
         if mesh is None or self.name not in saved:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")

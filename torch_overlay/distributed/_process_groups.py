@@ -61,7 +61,7 @@ class Request:
         view: of the one axis.
         name: what the axis is called.
         override: the backend and options that the user gave for it.
-        device_type: the mesh's, for finding the timeout of the default group.
+        device_type: the mesh's, which a gloo world may not serve.
         joint: whether the group is for redistributions over several axes, and not for an axis that the user made.
     """
 
@@ -133,9 +133,10 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
     MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
     """
-    if get_settings().create != "members" or makes_communicators(world):
-        return False
-    return (backend or distributed_c10d.get_backend(world)).lower() != "mpi"
+    asked = (backend or distributed_c10d.get_backend(world)).lower()
+    if uses_torchcomms() and backend == "fake":
+        return True  # compiled code can't resolve numbered names beside those of splits
+    return get_settings().create == "members" and not makes_communicators(world) and "mpi" not in asked
 
 
 def makes_communicators(world: ProcessGroup) -> bool:
@@ -192,11 +193,12 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             pg_options=options,
             use_local_synchronization=alone,
             group_desc=f"mesh_{request.name}",
-            sort_ranks=ranks == sorted(ranks),  # where it's all the same, what torchcomms can
+            sort_ranks=ranks == sorted(ranks),  # torchcomms can't keep an order, and sorted ranks don't ask for it
         )
     except RuntimeError as error:
-        kind = type(error) if isinstance(error, DistError) else RuntimeError  # who catches these still does
-        raise kind(
+        if type(error) is not RuntimeError and not isinstance(error, DistError):
+            raise  # who catches it still does
+        raise type(error)(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
             "died or build another mesh (the option check_mesh compares them)."
@@ -217,7 +219,7 @@ def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]
 
     The world must be bound to a device and its backend must be able to; a split may sort its ranks.
     """
-    device = world.bound_device_id or torch.accelerator.current_accelerator()
+    device = world.bound_device_id or torch.accelerator.current_accelerator(check_available=True)
     if not makes_communicators(world) or device is None:
         return False
     parent = world._get_backend(device)
