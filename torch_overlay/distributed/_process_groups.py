@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from . import _kept
 from ._group_table import Entry, GroupTable, Key, Kind, describe
-from ._member_names import compact, making_for_mesh
+from ._member_names import compact, for_mesh
 from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
@@ -184,9 +184,8 @@ def _make(request: Request, copies: list[list[int]], alone: bool) -> list[Proces
 def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
     backend, options = request.override
     _counted.calls += 1  # overlay only
-    token = making_for_mesh.set(True)
     try:
-        group = distributed_c10d.new_group(
+        group = for_mesh(distributed_c10d.new_group)(
             ranks=ranks,
             timeout=_timeout(request),
             backend=backend,
@@ -203,8 +202,6 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
             "died or build another mesh (the option check_mesh compares them)."
         ) from error
-    finally:
-        making_for_mesh.reset(token)
     return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
 
 
