@@ -26,7 +26,8 @@ class _DeviceMesh(...):
         return DeviceMesh._concatenate(device_mesh_list)
 
     def flatten(self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
-        """All axes as one. Makes the group of a view that wasn't there, so all ranks of the root mesh call this.
+        """All axes as one. Makes the group of a view that wasn't there, so all ranks of the root mesh call this; where
+        members can't make groups alone, all ranks of the world.
 
         Args:
             mesh_dim_name: what the root and its views call it from then on; the names joined with "_" unless given.
@@ -45,7 +46,8 @@ class _DeviceMesh(...):
         mesh_dim_names: _Names,
         backend_override: dict[str, Any] | None = None,
     ) -> DeviceMesh:
-        """One axis as several. Makes their groups, so all ranks of the root mesh call this, and all compile it.
+        """One axis as several. Makes their groups, so all ranks of the root mesh call this, and all compile it; all
+        ranks of the world where members can't make groups alone.
 
         Args:
             dim: the axis, by number or name.
@@ -55,7 +57,8 @@ class _DeviceMesh(...):
 
         Raises:
             RuntimeError: not one name for each size.
-            ValueError: no such axis, sizes with another product, or a name that another axis has.
+            IndexError: no such axis.
+            ValueError: sizes with another product, or a name that another axis has.
         """
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)

@@ -8,6 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_overlay.distributed import config
+
 
 class TestMeshAbort(TestCase):
     """In a world of 64 of which this process plays one; no bytes move."""
@@ -15,6 +17,9 @@ class TestMeshAbort(TestCase):
     def setUp(self) -> None:
         super().setUp()
         dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        shared = config.patch(mesh_share_groups="names")
+        shared.__enter__()
+        self.addCleanup(shared.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
 
     def tearDown(self) -> None:
@@ -24,6 +29,7 @@ class TestMeshAbort(TestCase):
     def test_each_group_once(self) -> None:
         view = self.mesh["dp", "tp"]
         view._flatten("model")
+        self.assertIs(view._unflatten(0, (4,), ("dp",)).get_group("dp"), self.mesh.get_group("dp"), msg="shared")
         groups = [self.mesh.get_group(name) for name in ("pp", "dp", "tp", "model")]
         aborted = []
         with mock.patch.object(dist.ProcessGroup, "abort", lambda group: aborted.append(group.group_name)):
@@ -32,6 +38,7 @@ class TestMeshAbort(TestCase):
         self.assertEqual(len(aborted), len(set(aborted)))
         self.assertLessEqual(named, set(aborted))
         self.assertNotIn(dist.group.WORLD.group_name, aborted)
+        self.assertNotIn(view._flatten("model").get_group().group_name, aborted, msg="made anew")
 
     def test_a_submesh_is_refused(self) -> None:
         """One that shows other ranks, too: the groups that it has are those of the mesh that it is a part of."""

@@ -76,7 +76,7 @@ def make_joint_groups(mesh: DeviceMesh) -> None:
         return
     if policy == "create":
         _make_joint(mesh, sets_of_axes(mesh))
-    # With sharing off, views of one universe share nothing, and they would share this one.
+    # With sharing off, views of one universe share nothing unasked, and they would share this one.
     elif policy == "whole" and get_settings().share_groups != "off" and not _costs_memory_at_once():
         _make_joint(mesh, [large])
 
@@ -180,6 +180,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
     usable = usable or (made is not None and made.asked_for)  # overlay only
     if made is not None and usable:
         return made.group_name
+    # What we make a group for doesn't run in the default group, beside the user's own collectives.
     default = None if existing else distributed_c10d._get_default_group().group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         if is_apart(flattened):

@@ -1,8 +1,8 @@
-"""The storage of a mesh universe: which rank sits at which index, and back.
+"""The ranks of a root mesh and all its views, a mesh universe: which rank sits at which index, and back.
 
 Most meshes number their ranks 0 to n-1, and for those nothing is stored. A permutation, or a subset of the world, is
 stored once and shared by the root mesh and all its views. Ranks are plain Python integers, so that looking one up
-works under any tensor mode. It imports the standard library only.
+works under any tensor mode.
 """
 
 from __future__ import annotations

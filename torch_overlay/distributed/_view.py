@@ -1,8 +1,7 @@
 """A view: the part of a mesh universe that one mesh shows, as a pure value.
 
 A view is a layout over the universe's rank map; each rank sees the copy of the layout that it sits in. All of a mesh's
-bookkeeping is arithmetic on this value and costs the same at 64 ranks and at a million. It imports the standard
-library only.
+bookkeeping is arithmetic on this value and costs the same at 64 ranks and at a million.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def _make_each(
     """The name of this rank's new group on each axis of ``layout``; [] on a rank outside."""
     shared = shared_state(mesh)
     found: list[str] = []
-    for number, (axis, override) in enumerate(zip(layout.axes, overrides, strict=True)):
-        name = names[number] if names else f"dim_{number}"
+    for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):
         group = _group_on(mesh, axis, name, override)
         if group is not None:
             shared.registry[group] = _resolve_process_group(group)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SharedState(...):
-    """One for each mesh universe.
+    """One for a root mesh and all its views, a mesh universe.
 
     Attributes:
         rank_map: index to rank and back.
