@@ -7,7 +7,7 @@ from stack_trees import small_tree
 # isort: split
 from stack.message import StackError, read_series
 from stack.render import Prefix
-from stack.suites import joined
+from stack.suites import decorated, joined
 from stack.tree import Tree
 
 MESSAGES = read_series()
@@ -83,3 +83,39 @@ def test_a_checkout_gets_our_classes_in_its_file(tmp_path):
     (tree / path).write_text(after)
     with pytest.raises(StackError, match=r"test_device_mesh\.py, so the stack was rendered onto it already"):
         prefix.files()
+
+
+MARKS = """import torch.distributed as dist
+import unittest
+
+
+class TheirTest:
+    @unittest.skip("said")
+    def test_it(): ...
+"""
+
+
+def test_a_test_of_theirs_gets_a_decorator_and_stays_as_it_is():
+    after = decorated("test/t.py", THEIRS, MARKS)
+    left = iter(after.splitlines())
+    assert all(line in left for line in THEIRS.splitlines()), "every line of theirs is there, in its order"
+    assert '    @unittest.skip("said")\n    def test_it(self):' in after
+    assert after.count("import torch.distributed as dist") == 1 and after.count("import unittest") == 1
+    with pytest.raises(StackError, match=r"test/t\.py has no test TheirTest\.test_that, which a patch decorates"):
+        decorated("test/t.py", THEIRS, MARKS.replace("test_it", "test_that"))
+
+
+def test_what_a_patch_changes_in_their_tests_is_in_its_own_commit(tmp_path):
+    """Of five tests that hold torch to the step-by-step path, here in the files that the tree has."""
+    tree = small_tree(tmp_path)
+    path = "test/distributed/tensor/debug/test_debug_mode.py"
+    (tree / path).parent.mkdir(parents=True)
+    name = "test_debug_mode_densor_redistribution_trace"
+    (tree / path).write_text(THEIRS.replace("TheirTest", "TestDTensorDebugMode").replace("test_it", name))
+    number = [message.name for message in MESSAGES].index("planned-by-default")
+    before, after = (
+        Prefix(Tree.at(tree), MESSAGES[:count], [message.name for message in MESSAGES[count:]]).tests()
+        for count in (number, number + 1)
+    )
+    assert path not in before
+    assert f"    @dist.config.patch(plan_redistribution=False)\n    def {name}(self)" in after[path]

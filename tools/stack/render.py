@@ -20,7 +20,7 @@ from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import Import, bound, import_lines, used
 from .reach import Reach, attributes, uses_of
 from .room import OURS, Room, absent_names, identities, read_room, without_absent
-from .suites import classes, joined
+from .suites import classes, decorated, joined
 from .tree import Tree
 
 CONFIG = "torch.distributed.config"  # the stack's switches go there; the overlay has options
@@ -105,7 +105,17 @@ class Prefix:
         for (path, _), text in self._own_tests().items():
             there = found.get(path) or (self.tree.read(path) if self.tree.exists(path) else None)
             found[path] = _joined(path, there, text)
+        for path, marks in self._marked_tests():
+            found[path] = decorated(path, found.get(path) or self.tree.read(path), marks)
         return found
+
+    def _marked_tests(self) -> list[tuple[str, str]]:
+        """Upstream's test files that the tree has, and what these patches put on the tests in them."""
+        homes = [self.patches / "insert" / message.name for message in self.messages]
+        marks = [
+            (path.relative_to(home).as_posix(), path) for home in homes for path in sorted(home.glob("test/**/*.py"))
+        ]
+        return [(file, path.read_text(encoding="utf-8")) for file, path in marks if self.tree.exists(file)]
 
     def room(self, file: str) -> Room:
         if file not in self.rooms:
@@ -137,7 +147,7 @@ class Prefix:
         names = {message.name for message in self.messages} | set(self.later)
         for path in (self.patches / "insert").rglob("*.py"):
             patch, *file = path.relative_to(self.patches / "insert").parts
-            if patch not in names or "/".join(file) not in BODIES:
+            if patch not in names or ("/".join(file) not in BODIES and file[0] != "test"):
                 raise StackError(f"{path.relative_to(self.patches)} is for no patch, or for no file of torch's")
         for path in (self.patches / "until").rglob("*.py"):
             patch, *file = path.relative_to(self.patches / "until").parts

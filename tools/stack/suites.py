@@ -2,9 +2,14 @@
 
 What upstream has in the file stays as it is, and nothing of it is kept in this repository. On a tree without the file,
 such as a copy of an installed torch, the same classes make a file by themselves.
+
+A test of upstream's that holds torch to what a patch changes gets a decorator: `patches/insert/PATCH/test/FILE` names
+it inside its class, with the decorator on top and ``...`` for what it does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import libcst as cst
 from libcst import matchers
@@ -49,6 +54,48 @@ def joined(path: str, there: str | None, ours: str) -> str:
     return theirs.with_changes(
         body=with_imports([*theirs.body[:at], *body, *theirs.body[at:]], imports, checks)  # type: ignore[list-item]
     ).code
+
+
+def decorated(path: str, there: str, ours: str) -> str:
+    """Upstream's file with the decorators of ours on its tests, and the imports that these need.
+
+    Raises:
+        StackError: a test that isn't there, or a name that stands for something else in the file.
+    """
+    theirs, marks = cst.parse_module(there), cst.parse_module(ours)
+    found = {
+        (owner.name.value, test.name.value): test.decorators
+        for owner in marks.body
+        if isinstance(owner, cst.ClassDef)
+        for test in owner.body.body
+        if isinstance(test, cst.FunctionDef)
+    }
+    decorate = _Decorate(found)
+    after = theirs.visit(decorate)
+    if left := [".".join(names) for names in found if names not in decorate.done]:
+        raise StackError(f"{path} has no test {', '.join(left)}, which a patch decorates")
+    imported = {one.bound: one for s in theirs.body for one in imports_of(s, "")}
+    defined = {name: s for s in theirs.body for name in bound(s)}
+    imports = [one for s in marks.body for one in _lacking(path, imports_of(s, ""), imported, defined)]
+    return after.with_changes(body=with_imports([*after.body], imports, "TYPE_CHECKING" in imported)).code
+
+
+class _Decorate(cst.CSTTransformer):
+    def __init__(self, decorators: Mapping[tuple[str, str], Sequence[cst.Decorator]]) -> None:
+        super().__init__()
+        self.decorators = decorators
+        self.done: set[tuple[str, str]] = set()
+
+    def leave_ClassDef(self, original: cst.ClassDef, updated: cst.ClassDef) -> cst.ClassDef:
+        body = [self._with_its_own(original.name.value, statement) for statement in updated.body.body]
+        return updated.with_changes(body=updated.body.with_changes(body=body))
+
+    def _with_its_own(self, owner: str, statement):  # type: ignore[no-untyped-def]
+        if not isinstance(statement, cst.FunctionDef) or (owner, statement.name.value) not in self.decorators:
+            return statement
+        self.done.add((owner, statement.name.value))
+        new = self.decorators[owner, statement.name.value]
+        return statement.with_changes(decorators=[*new, *statement.decorators])
 
 
 def _lacking(path: str, wanted, imported, defined) -> list[Import]:  # type: ignore[no-untyped-def]
