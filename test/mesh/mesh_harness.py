@@ -50,6 +50,14 @@ def group_ranks(mesh: DeviceMesh, axis) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
 
 
+def joint_group(mesh: DeviceMesh, axes, rank: int):
+    """A rank's group over some axes of the mesh, as a redistribution finds it."""
+    from torch_overlay.distributed.tensor._joint_groups import at_hand
+    from torch_overlay.distributed.tensor._site import Site
+
+    return at_hand(mesh, Site.of(mesh)).find(mesh, axes, rank)
+
+
 def open_groups() -> list:
     """Every group that this process has open now, the world's included."""
     return list(distributed_c10d._world.pg_map)

@@ -52,7 +52,7 @@ def play(rank: int, port: int, said) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     said.put((rank, "first", Met(redistribute(mesh, rank).tolist())))
     if rank == VICTIM:
-        (program,) = shared_state(mesh).remembered["answers"].values()
+        (program,) = shared_state(mesh).remembered.answers.values()
         _, second = [step for step in program.steps if isinstance(step, Collective)]
         before = program.functions[:-3]  # the last three are the second's: pack, communicate, unpack
         assert isinstance(second, AllToAll) and before, program.text

@@ -372,7 +372,7 @@ def test_a_plan_that_another_thread_forgets_meanwhile_still_runs(mesh, monkeypat
 
     monkeypatch.setattr(_answers, "CACHED", 0)
     remembered = shared_state(mesh).remembered
-    remembered["answers"] = Forgetful(remembered["answers"])
+    remembered.answers = Forgetful(remembered.answers)
     placed.redistribute(placements=(R, R))
     assert asked == [True]
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
-from mesh_harness import needs_overlay
-from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
+from mesh_harness import joint_group, needs_overlay
+from torch_overlay.distributed.tensor._joint_groups import joint_axes
 from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial
@@ -118,7 +118,7 @@ def test_equal_meshes_keep_their_groups_apart(first):
         names = [mesh["f"].get_group().group_name for mesh in meshes]
         assert names[0] != names[1] != own.get_group().group_name
         for turn in (first, 1 - first):
-            assert find_group(meshes[turn], (0, 1), 0).name == names[turn]
+            assert joint_group(meshes[turn], (0, 1), 0).name == names[turn]
             assert (1, 2) not in joint_axes(meshes[turn]), "what was flattened in private serves nobody else"
 
 

@@ -39,13 +39,10 @@ def found(sources: tuple[house.Source, ...]) -> set[str]:
 
 
 def remembered(sources: tuple[house.Source, ...]) -> set[str]:
-    """The caches of `SharedState.remembered`, by the names under which the files ask for them."""
-    keys = set()
-    for node in (node for source in sources for node in ast.walk(source.tree)):
-        held = isinstance(node, ast.Subscript) and isinstance(node.value, (ast.Name, ast.Attribute))
-        if held and _last(node.value) == "remembered":
-            keys.add(node.slice.value if isinstance(node.slice, ast.Constant) else ast.unparse(node.slice))
-    return keys
+    """The fields of `Remembered`: the caches of a universe."""
+    classes = [node for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
+    fields = [node for found in classes if found.name == "Remembered" for node in found.body]
+    return {node.target.id for node in fields if isinstance(node, ast.AnnAssign)}
 
 
 def _short(module: str) -> str:
@@ -153,4 +150,4 @@ def _set_from_outside(source: house.Source, modules: set[str]) -> set[str]:
 def of_package() -> frozenset[str]:
     """The state of the package as it is."""
     sources = house.sources(house.PACKAGE)
-    return frozenset(found(sources) | {f"SharedState.remembered:{key}" for key in remembered(sources)})
+    return frozenset(found(sources) | {f"SharedState.remembered.{key}" for key in remembered(sources)})

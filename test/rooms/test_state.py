@@ -93,5 +93,5 @@ def test_what_another_module_changes_is_found():
 
 
 def test_caches_of_a_universe_are_found_by_name():
-    text = "a = shared.remembered['plans']\nshared_state(m).remembered[KEY][1] = 2"
-    assert state.remembered((house.of(text, NAME),)) == {"plans", "KEY"}
+    text = '@dataclass\nclass Remembered:\n    """Doc."""\n    plans: dict = field()\n    specs: dict = field()'
+    assert state.remembered((house.of(text, NAME),)) == {"plans", "specs"}

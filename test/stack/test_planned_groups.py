@@ -7,7 +7,8 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed.tensor._joint_groups import find_group, joint_axes
+from torch_overlay.distributed.tensor._joint_groups import at_hand, joint_axes
+from torch_overlay.distributed.tensor._site import Site
 
 PAIRS = [(0, 1), (0, 2), (1, 2)]
 
@@ -31,7 +32,7 @@ class TestGroupsAtHand(TestCase):
             self.assertEqual(sorted(joint_axes(mesh)), sorted(axes))
             for found in axes:
                 ranks = mesh[tuple("abc"[axis] for axis in found)].mesh.flatten().tolist()
-                name = find_group(mesh, found, 5).name
+                name = at_hand(mesh, Site.of(mesh)).find(mesh, found, 5).name
                 self.assertEqual(
                     dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(name)), ranks
                 )
@@ -41,7 +42,7 @@ class TestGroupsAtHand(TestCase):
             mesh = self._mesh("existing")
             flat = mesh["b", "c"]._flatten("bc")
             self.assertEqual(joint_axes(mesh), {(1, 2)})
-            group = find_group(mesh, (1, 2), 5)
+            group = at_hand(mesh, Site.of(mesh)).find(mesh, (1, 2), 5)
             self.assertEqual((group.name, group.places), (flat.get_group().group_name, (0, 1, 2, 3)))
 
 

@@ -3,11 +3,13 @@
 
 import itertools
 
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard, _dtensor_spec
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
-from torch_overlay.distributed.tensor._specs import read_cuts
+from torch_overlay.distributed.tensor._specs import norm_ended, read_cuts
 
 
 class TestSpecs(TestCase):
@@ -19,6 +21,30 @@ class TestSpecs(TestCase):
             dims, ops = zip(*(read[placement] for placement in placements))
             cuts = read_cuts(placements, None, 2, (2, 3)).on((5, 7), (2, 3))
             self.assertEqual(cuts, Regions.of(dims, ops, (5, 7), (2, 3)), msg=f"{placements}")
+
+    def test_strided_shards_are_an_order_of_mesh_dims(self) -> None:
+        """Two ranks cut four parts each, and the outer mesh dim takes them strided."""
+        strided = read_cuts((_StridedShard(0, split_factor=2), Shard(0)), None, 1, (2, 2))
+        ordered = [_dtensor_spec.ShardOrderEntry(0, (1, 0))]
+        self.assertEqual(strided, read_cuts((Shard(0), Shard(0)), ordered, 1, (2, 2)))
+        self.assertEqual([strided.on((8,), (2, 2)).box(place).start for place in ((0, 1), (1, 0))], [(4,), (2,)])
+        with self.assertRaises(NotPlanned):
+            strided.on((7,), (2, 2))
+
+    def test_an_order_of_mesh_dims_is_read(self) -> None:
+        for order, starts in (((0, 1), [2, 4]), ((1, 0), [4, 2])):
+            cuts = read_cuts((Shard(0), Shard(0)), [_dtensor_spec.ShardOrderEntry(0, order)], 1, (2, 2)).on(
+                (8,), (2, 2)
+            )
+            self.assertEqual([cuts.box(place).start[0] for place in ((0, 1), (1, 0))], starts)
+
+    def test_a_norm_is_a_sum_of_powers(self) -> None:
+        norm = _NormPartial(2)
+        self.assertEqual(read_cuts((norm,), None, 1, (2,)), read_cuts((Partial("sum"),), None, 1, (2,)))
+        self.assertEqual(norm_ended((norm, norm), (Replicate(), norm), (2, 2)), norm)
+        self.assertIsNone(norm_ended((norm, Shard(0)), (norm, Replicate()), (2, 2)))
+        with self.assertRaisesRegex(NotPlanned, "beside terms of another"):
+            norm_ended((norm, Partial()), (Replicate(), Replicate()), (2, 2))
 
     def test_a_subclass_may_mean_anything(self) -> None:
         class Other(Partial):

@@ -7,7 +7,8 @@ map as a tensor and as a tuple, is made here on the first request, once.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ._mesh_layout import _MeshLayout
     from ._rank_map import RankMap
     from ._universe import Universe
+    from .tensor._answers import Answer
+    from .tensor._joint_groups import AtHand
+    from .tensor._question import Question
+    from .tensor._site import Site
 
 
 # Of the meshes that live: what `status()` counts, and what `forget_answers` clears.
@@ -36,6 +41,21 @@ class TracedViews:
     """The views that compiled code made, each an attribute: dynamo reads these anew, and a dict once in a graph."""
 
 
+@dataclass
+class Remembered:
+    """What redistributions over the meshes of a universe found out.
+
+    Attributes:
+        at_hand: the groups of each mesh.
+        answers: to questions, in a long cache the one that was asked last at the end.
+        specs: the attributes of the specs in which redistributions end, but for the mesh.
+    """
+
+    at_hand: dict[Site, AtHand] = field(default_factory=dict)
+    answers: OrderedDict[Question, Answer] = field(default_factory=OrderedDict)
+    specs: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+
+
 class SharedState:
     """One for a root mesh and all its views, a mesh universe.
 
@@ -47,7 +67,7 @@ class SharedState:
         universe: its groups in this world; None before the first request, see `universe_of`.
         traced: the views that compiled code made.
         saved_number: of a loaded mesh, which universe over these ranks it was saved from.
-        remembered: what redistributions over its meshes found out, by who remembers it; it goes with the meshes.
+        remembered: what redistributions over its meshes found out; it goes with the meshes.
     """
 
     def __init__(self, rank_map: RankMap, private: str | None = None) -> None:
@@ -57,7 +77,7 @@ class SharedState:
         self.private = private
         self.universe: Universe | None = None
         self.saved_number: int | None = None
-        self.remembered: defaultdict[str, OrderedDict[Any, Any]] = defaultdict(OrderedDict)
+        self.remembered = Remembered()
         states.add(self)  # overlay only
         self.traced = TracedViews()
         self._tensor: torch.Tensor | None = None

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..distributed._group_table import find_group as resolve
+from ..distributed._group_table import find_group
 from ..distributed._mesh_group_names import group_names
-from ..distributed.tensor._joint_groups import find_group, joint_axes
+from ..distributed.tensor._joint_groups import at_hand, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._site import Site
 from ..distributed.tensor._specs import read_cuts
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
@@ -118,7 +119,7 @@ def change_together(
     """
     axes = _axes(changes)
     ranks = lane(mesh, axes, mesh.get_coordinate() or [])
-    group = resolve(find_group(mesh, axes, mesh._rank).name) if axes else None
+    group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes, mesh._rank).name) if axes else None
     wrong = [misfit(change.name, change.tensor, change.before) for change in changes]
     with one_fate(group or _group_of_pending(mesh, changes), wrong):
         return _changed(mesh, changes, budget, receivers, group, ranks)

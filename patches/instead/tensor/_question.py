@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import config
+from torch.distributed._local_tensor import enabled_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
-from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor import _redistribute
 
 from .._mesh_group_names import group_names
 
@@ -21,9 +21,9 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     """Why no question can be asked, whatever the tensor; None if one can."""
     if not config.plan_redistribution:
         return "plans are turned off"
-    if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
+    if forced or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "the graph search was asked for"
-    if torch_redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
+    if _redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
         return "the steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
@@ -39,7 +39,6 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
 def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
     """Whether one process stands for many ranks, so that no coordinate is this rank's: in LocalTensorMode, and while
     code is compiled on one rank for all."""
-    local_tensor = sys.modules.get("torch.distributed._local_tensor")
-    if local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None:
+    if enabled_local_tensor_mode() is not None:
         return True
     return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,7 @@ class SharedState(...):
         private: what tells a private universe from its equals, a part of its meshes' value; None if it isn't private.
         universe: its groups in this world; None before the first request, see `universe_of`.
         saved_number: of a loaded mesh, which universe over these ranks it was saved from.
-        remembered: what redistributions over its meshes found out, by who remembers it; it goes with the meshes.
+        remembered: what redistributions over its meshes found out; it goes with the meshes.
     """
 
     def __init__(self, rank_map: RankMap, private: str | None = None) -> None:
@@ -34,7 +33,7 @@ class SharedState(...):
         self.private = private
         self.universe: Universe | None = None
         self.saved_number: int | None = None
-        self.remembered: defaultdict[str, OrderedDict[Any, Any]] = defaultdict(OrderedDict)
+        self.remembered = Remembered()
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None
 

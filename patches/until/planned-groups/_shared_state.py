@@ -34,3 +34,6 @@ class SharedState(...):
         self.saved_number: int | None = None
         self._tensor: torch.Tensor | None = None
         self._ranks: tuple[int, ...] | None = None
+
+
+Remembered = ...

@@ -19,7 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from .._mesh_state import shared_state
-from .._shared_state import states
+from .._shared_state import Remembered, states
 from ._planner.cost import collectives
 from ._planner.forms import shared_plan
 from ._planner.plan import flatten_call
@@ -97,7 +97,7 @@ def _answer_open_sizes(
 
 def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answer:
     """The answer to a question; with `ready`, a program whose groups were looked up."""
-    answers = shared_state(mesh).remembered["answers"]
+    answers = shared_state(mesh).remembered.answers
     found = answers.get(question)
     if found is None or (ready and isinstance(found, Program) and found.functions is None):
         found = _make(question, mesh, found, ready)
@@ -160,7 +160,7 @@ def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) 
 def forget_answers(_: None = None) -> None:
     """Forget what redistributions found out about all meshes."""
     for shared in list(states):
-        shared.remembered.clear()
+        shared.remembered = Remembered()
 
 
 # --- what status() says ---
@@ -189,7 +189,7 @@ def counters() -> dict[str, object]:  # overlay only
     return {
         "redistributions by plan": _counted["planned"],
         "plans made": _counted["made"],
-        "plans in the cache": sum(len(shared.remembered["answers"]) for shared in list(states)),
+        "plans in the cache": sum(len(shared.remembered.answers) for shared in list(states)),
         "collectives that more groups would save": missing_groups(),
         "redistributions by torch's own code": fallbacks,
     }
@@ -199,7 +199,7 @@ def missing_groups() -> dict[str, int]:  # overlay only
     """The calls that would make groups which plans lacked, with the collectives that each would have saved so far."""
     found: Counter[str] = Counter()
     with _lock:
-        answers = [answer for shared in list(states) for answer in list(shared.remembered["answers"].values())]
+        answers = [answer for shared in list(states) for answer in list(shared.remembered.answers.values())]
     for made in [made for made in answers if isinstance(made, Program) and collectives(made.steps) > 1]:
         best = shared_plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
         wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
-from .._group_table import find_group as resolve
+from .._group_table import find_group
 from .._mesh_groups import joint_group_name, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
@@ -48,12 +48,17 @@ class AtHand(NamedTuple):
     found: dict[tuple[Any, ...], Group]
 
     def find(self, mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
-        """See `find_group`."""
+        """This rank's group over some axes of the mesh; of one axis, the mesh's own.
+
+        Raises:
+            RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
+            NotPlanned: there is none, which `joint_axes` says before; or it holds other ranks.
+        """
         key = (*axes, rank)
         found = self.found.get(key)
         if found is None:
-            found = self.found[key] = _find_group(mesh, axes, rank)
-        elif resolve(found.name) is None:
+            found = self.found[key] = _look_up(mesh, axes, rank)
+        elif find_group(found.name) is None:
             raise RuntimeError(gone(mesh, axes))
         return found
 
@@ -65,7 +70,7 @@ def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
 
 def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
     """What is at hand on a mesh, as this rank sees it."""
-    known = shared_state(mesh).remembered["groups at hand"]
+    known = shared_state(mesh).remembered.at_hand
     found = known.get(site)
     if found is None:
         if len(known) >= REMEMBERED:
@@ -75,23 +80,13 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
     return found
 
 
-def find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
-    """This rank's group over some axes of a mesh; of one axis, the mesh's own.
-
-    Raises:
-        RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
-        NotPlanned: there is none, which `joint_axes` says before; or it holds other ranks.
-    """
-    return at_hand(mesh, Site.of(mesh)).find(mesh, axes, rank)
-
-
-def _find_group(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
+def _look_up(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     view = view_of(mesh)
     members = view.show(view.layout.select(axes)).ranks(rank)
     name = _own_name(mesh, axes[0]) if len(axes) == 1 else joint_group_name(mesh, axes)
     if name is None:
         raise NotPlanned(f"no group over axes {axes} of {mesh}")
-    group = resolve(name)
+    group = find_group(name)
     if group is None:
         raise RuntimeError(gone(mesh, axes))
     ranks = get_process_group_ranks(group)

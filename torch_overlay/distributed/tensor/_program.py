@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._group_table import find_group as resolve
+from .._group_table import find_group
 from ._joint_groups import AtHand, Group, at_hand, gone
 from ._planner.cost import Cost, collectives
 from ._planner.forms import shared_plan
@@ -16,7 +16,7 @@ from ._planner.regions import NotPlanned
 from ._planner.rounds import reduced_at_once
 from ._planner.steps import AllToAll, Narrow, Step
 from ._run import Local, reduces, runners
-from ._specs import gathers_for_torch, read_ends
+from ._specs import gathers_step_by_step, read_ends
 from ._spelling import is_torchs
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Program:
             for function in functions:
                 result = function(result)
         except RuntimeError as error:
-            missing = [axes for name, axes in self.groups.items() if resolve(name) is None]
+            missing = [axes for name, axes in self.groups.items() if find_group(name) is None]
             if missing:
                 raise RuntimeError(gone(mesh, missing[0])) from error
             raise
@@ -122,7 +122,7 @@ class Program:
         The steps cut into a copy with the same order of strides, and gather into a contiguous tensor.
         """
         is_view = {*map(type, self.steps)} <= {Narrow}
-        if not collectives(self.steps) and 1 in self.question.sizes and gathers_for_torch(self.question):
+        if not collectives(self.steps) and 1 in self.question.sizes and gathers_step_by_step(self.question):
             return _copied
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None

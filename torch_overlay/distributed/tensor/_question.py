@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
-from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor import _redistribute
 
 from .._kept import compiles_for_all, switch
 from .._mesh_group_names import group_names
@@ -80,9 +80,9 @@ class Question(NamedTuple):
 
 def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
     """Why no question can be asked, whatever the tensor; None if one can."""
-    if forced or torch_redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
+    if forced or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "the graph search was asked for"
-    if switch(torch_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):
+    if switch(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):
         return "the steps were asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"

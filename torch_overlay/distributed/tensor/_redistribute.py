@@ -22,7 +22,7 @@ from .._mesh_state import view_of
 from .._mesh_traced import real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
-from ._specs import is_known, other_spec
+from ._target_spec import is_known, other_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,17 +12,11 @@ from ._planner.moves import common
 from ._planner.regions import Cuts, NotPlanned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
     from ._question import Question
 
 Placements = tuple[Placement, ...]
-
-_KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 
 
 def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
@@ -49,34 +43,6 @@ def _norm_class() -> type[_NormPartial]:
     return _NormPartial
 
 
-def is_known(kinds: Iterable[type]) -> bool:
-    """Whether placements of these classes are what they say: of another class, equal ones may differ."""
-    return _KNOWN.issuperset(kinds)
-
-
-def other_spec(
-    meta: TensorMeta, source: Placements, target: Placements, kinds: tuple[type, ...], mesh: DeviceMesh
-) -> DTensorSpec | None:
-    """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
-    may be changed."""
-    target = tuple(target)
-    if source == target and kinds[: len(target)] == kinds[len(target) :]:
-        return None
-    shared = mesh.__dict__.get("_shared_state")
-    specs = shared.remembered["specs"] if shared is not None else {}
-    key = (target, kinds, mesh.__dict__.get("_view"))
-    made = specs.get(key)
-    if made is None:
-        if len(specs) >= 1024:
-            specs.clear()
-        made = specs[key] = dict(DTensorSpec(mesh, target).__dict__)
-        del made["mesh"]  # else the spec would keep it
-    spec = object.__new__(DTensorSpec)
-    # This mesh and this meta: what is equal is still another object, and a tuple for a shape another class.
-    spec.__dict__.update(made, mesh=mesh, tensor_meta=meta)
-    return spec
-
-
 def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -> _NormPartial | None:
     """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
 
@@ -94,9 +60,12 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
     return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
 
 
-def gathers_for_torch(question: Question) -> bool:
-    """Whether a dim is cut by other axes from some axis on: the steps gather it up to there and cut it again, though
-    the shards are the same where only axes of size 1 came or went."""
+def gathers_step_by_step(question: Question) -> bool:
+    """Whether the step-by-step path gathers a dim and cuts it again, so that its result is a tensor of its own.
+
+    It does so from the first mesh dim on in which source and target cut the tensor dim differently. Where the mesh dims
+    that came or went have size 1, the shards are the same, and a plan has nothing to do.
+    """
     old = _nested(question.source, question.source_order)
     new = _nested(question.target, question.target_order)
     for dim in {*old, *new}:
@@ -108,7 +77,7 @@ def gathers_for_torch(question: Question) -> bool:
 
 
 def _nested(placements: Placements, shard_order: Any) -> dict[int, tuple[int, ...]]:
-    """The axes that cut each dim, outer to inner, those of size 1 among them."""
+    """The mesh dims that cut each tensor dim, outer to inner, those of size 1 among them."""
     order = shard_order or DTensorSpec.compute_default_shard_order(placements)
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 

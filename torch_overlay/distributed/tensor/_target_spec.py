@@ -1,0 +1,49 @@
+"""The spec in which a redistribution ends, made once for all tensors of a mesh, but for what tells them apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+    from torch.distributed.tensor.placement_types import Placement
+
+_KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
+
+
+def is_known(kinds: Iterable[type]) -> bool:
+    """Whether placements of these classes are what they say: of another class, equal ones may differ."""
+    return _KNOWN.issuperset(kinds)
+
+
+def other_spec(
+    meta: TensorMeta,
+    source: tuple[Placement, ...],
+    target: Sequence[Placement],
+    kinds: tuple[type, ...],
+    mesh: DeviceMesh,
+) -> DTensorSpec | None:
+    """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
+    may be changed."""
+    target = tuple(target)
+    if source == target and kinds[: len(target)] == kinds[len(target) :]:
+        return None
+    shared = mesh.__dict__.get("_shared_state")
+    specs = shared.remembered.specs if shared is not None else {}
+    key = (target, kinds, mesh.__dict__.get("_view"))
+    made = specs.get(key)
+    if made is None:
+        if len(specs) >= 1024:
+            specs.clear()
+        made = specs[key] = dict(DTensorSpec(mesh, target).__dict__)
+        del made["mesh"]  # else the spec would keep it
+    spec = object.__new__(DTensorSpec)
+    # This mesh and this meta: what is equal is still another object, and a tuple for a shape another class.
+    spec.__dict__.update(made, mesh=mesh, tensor_meta=meta)
+    return spec
