@@ -89,8 +89,8 @@ def test_the_operations_are_torchs(mesh, async_op):
         collective = plan.steps and isinstance(plan.steps[0], Collective)
         exchanged = any(old.is_shard() and new.is_shard() and old != new for old, new in zip(source, target))
         steps = torch_redistribute._gen_transform_infos(*specs)
-        assert plan.is_torchs(mesh) == (collective and len(steps) == 1 and not exchanged), (source, target)
-        if not plan.is_torchs(mesh):
+        assert plan.same_step_by_step(mesh) == (collective and len(steps) == 1 and not exchanged), (source, target)
+        if not plan.same_step_by_step(mesh):
             continue
         kinds[type(plan.steps[0]).__name__] += 1
         texts = []
@@ -113,15 +113,15 @@ def test_the_operations_are_torchs(mesh, async_op):
     assert kinds.keys() == {"AllGather", "ReduceScatter", "AllReduce"}
 
 
-def test_of_an_accelerator_the_all_to_all_is_torchs(mesh):
-    from torch_overlay.distributed.tensor._spelling import is_torchs
+def test_on_an_accelerator_the_all_to_all_is_the_same(mesh):
+    from torch_overlay.distributed.tensor._spelling import same_step_by_step
 
     local, *specs = ends(mesh, (Replicate(), Shard(0)), (Replicate(), Shard(1)))
     plan = plan_of(local, *specs)
-    assert not plan.is_torchs(mesh) and is_torchs(plan.steps, plan.question, "cuda")
+    assert not plan.same_step_by_step(mesh) and same_step_by_step(plan.steps, plan.question, "cuda")
     local, *specs = ends(mesh, (Shard(0), Shard(0)), (Shard(1), Shard(0)))  # the outer cut of two
     plan = plan_of(local, *specs)
-    assert not is_torchs(plan.steps, plan.question, "cuda")
+    assert not same_step_by_step(plan.steps, plan.question, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_of_an_accelerator_the_all_to_all_is_torchs(mesh):
 )
 def test_what_torch_does_otherwise_is_ours(mesh, source, target, shape, dtype):
     local, *specs = ends(mesh, source, target, shape, dtype)
-    assert not plan_of(local, *specs).is_torchs(mesh)
+    assert not plan_of(local, *specs).same_step_by_step(mesh)
 
 
 def test_a_cut_before_a_gather_leaves_it_in_its_shape(mesh):

@@ -5,11 +5,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
 from torch_overlay.distributed.tensor._pack import part
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
+from torch_overlay.distributed.tensor._planner.steps import ReduceScatter
 from torch_overlay.distributed.tensor._program import Program, make_program
 from torch_overlay.distributed.tensor._question import Question
 
@@ -21,12 +23,12 @@ class TestProgram(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _program(self, source, target, dtype=torch.float32) -> Program:
+    def _program(self, source, target, dtype=torch.float32, shape=(5, 3), async_op=False) -> Program:
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         self.mesh._flatten("ab")
-        meta = TensorMeta(torch.Size((5, 3)), (3, 1), dtype)
+        meta = TensorMeta(torch.Size(shape), (shape[1], 1), dtype)
         specs = [DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)]
-        return make_program(Question.of(self.mesh, *specs, (5, 3), dtype), self.mesh)
+        return make_program(Question.of(self.mesh, *specs, shape, dtype, async_op), self.mesh)
 
     def test_a_move_and_a_reduction(self) -> None:
         whole = torch.arange(15.0).reshape(5, 3) * 4
@@ -41,6 +43,24 @@ class TestProgram(DTensorOpTestBase):
             for _ in range(2):
                 moved = program.run(part(whole, program.held) / terms, self.mesh)
                 self.assertEqual(moved, part(whole, program.after.box(place)), msg=f"{program.text} at {place}")
+
+    def test_a_norm(self) -> None:
+        whole, norm = torch.arange(15.0).reshape(5, 3), _NormPartial(2)
+        program = self._program((norm, norm), (Replicate(), Shard(0)))
+        program.make_ready(self.mesh)
+        wanted = program.after.box(tuple(self.mesh.get_coordinate()))
+        moved = program.run(whole * (self.rank + 1), self.mesh)
+        self.assertEqual(moved, part(whole * (1 + 4 + 9 + 16) ** 0.5, wanted))
+
+    def test_what_goes_on_later_is_reduced_at_once(self) -> None:
+        """A large reduce-scatter runs in rounds, which are waited for."""
+        ends = (Partial(), Partial()), (Shard(0), Shard(1))
+        rounds = []
+        for async_op in (False, True):
+            program = self._program(*ends, shape=(1 << 13, 1 << 13), async_op=async_op)
+            rounds.append(max(step.rounds for step in program.steps if isinstance(step, ReduceScatter)))
+        self.assertGreater(rounds[0], 1)
+        self.assertEqual(rounds[1], 1)
 
     def test_what_only_a_backend_knows_is_left_to_it(self) -> None:
         with self.assertRaisesRegex(NotPlanned, "an average of whole numbers"):

@@ -5,9 +5,12 @@ import itertools
 import random
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
@@ -77,6 +80,80 @@ class TestPlannedMoves(DTensorOpTestBase):
         for source, target in self._cases((Replicate(), Shard(0), Shard(1), Partial()), 20):
             for shape in ((5, 3), (1, 7)):
                 self._check(mesh, shape, source, target)
+
+    @config.patch(plan_redistribution=True)
+    def test_what_becomes_or_stays_terms(self) -> None:
+        mesh, whole = self._mesh(), torch.arange(15.0).reshape(5, 3) * 8
+        kinds = (Replicate(), Shard(0), Partial())
+        pairs = [*itertools.product(itertools.product(kinds, repeat=3), repeat=2)]
+        meta = _dtensor_spec.TensorMeta(whole.shape, whole.stride(), whole.dtype)
+        for source, target in random.Random(1).sample(pairs, 30):
+            local = chunk(whole, source, mesh.shape, mesh.get_coordinate())
+            terms = 2 ** sum(placement.is_partial() for placement in source)
+            specs = [_dtensor_spec.DTensorSpec(mesh, end, tensor_meta=meta) for end in (source, target)]
+            moved = redistribute_local_tensor(local / terms, *specs)
+            made = DTensor.from_local(moved, mesh, target, run_check=False, shape=(5, 3), stride=(3, 1))
+            self.assertEqual(made.full_tensor(), whole, msg=f"{source} to {target}")
+
+    @config.patch(plan_redistribution=True)
+    def test_what_is_waited_for_later(self) -> None:
+        mesh, whole = self._mesh(), torch.arange(64.0).reshape(8, 8)
+        for source, target in (
+            ((Shard(0), Shard(0), Replicate()), (Replicate(), Replicate(), Replicate())),
+            ((Replicate(), Partial(), Partial()), (Replicate(), Replicate(), Replicate())),
+            ((Shard(0), Shard(0), Replicate()), (Shard(1), Shard(1), Replicate())),
+        ):
+            local = chunk(whole, source, mesh.shape, mesh.get_coordinate())
+            held = DTensor.from_local(local, mesh, source, run_check=False)
+            moved = held.redistribute(placements=target, async_op=True)._local_tensor
+            self.assertIsInstance(moved, AsyncCollectiveTensor)
+            terms = 4 if source[1].is_partial() else 1
+            self.assertEqual(moved + 0, terms * chunk(whole, target, mesh.shape, mesh.get_coordinate()))
+
+    @config.patch(plan_redistribution=True)
+    def test_gradients_go_back(self) -> None:
+        mesh, whole = self._mesh(), torch.arange(64.0).reshape(8, 8)
+        for source, target in self._cases((Replicate(), Shard(0), Shard(1)), 10):
+            local = chunk(whole, source, mesh.shape, mesh.get_coordinate()).clone().requires_grad_()
+            moved = DTensor.from_local(local, mesh, source, run_check=False).redistribute(placements=target).to_local()
+            (moved * chunk(whole, target, mesh.shape, mesh.get_coordinate())).sum().backward()
+            self.assertEqual(local.grad, local, msg=f"{source} to {target}")
+
+    @config.patch(plan_redistribution=True)
+    def test_one_even_collective_under_a_mode_and_without(self) -> None:
+        """There the step-by-step path runs, here the plan."""
+        mesh, whole = self._mesh(), torch.arange(64.0).reshape(8, 8)
+        source, target = (Shard(1), Replicate(), Replicate()), (Replicate(),) * 3
+        held = DTensor.from_local(
+            chunk(whole, source, mesh.shape, mesh.get_coordinate()), mesh, source, run_check=False
+        )
+        with CommDebugMode() as counted:
+            moved = held.redistribute(placements=target).to_local()
+        self.assertEqual(counted.get_total_counts(), 1)
+        self.assertEqual([moved, held.redistribute(placements=target).to_local()], [whole, whole])
+
+    def _shards(self, mesh: DeviceMesh, whole: torch.Tensor, order) -> torch.Tensor:
+        """What this rank holds of rows cut by these mesh dims, outer to inner."""
+        for mesh_dim in order:
+            whole = whole.chunk(mesh.size(mesh_dim))[mesh.get_local_rank(mesh_dim)]
+        return whole
+
+    @config.patch(plan_redistribution=True)
+    def test_strided_shards_and_an_order_of_mesh_dims(self) -> None:
+        mesh, whole = self._mesh(), torch.arange(32.0).reshape(8, 4)
+        meta = _dtensor_spec.TensorMeta(torch.Size((8, 4)), (4, 1), torch.float32)
+        strided = (_StridedShard(0, split_factor=2), Shard(0), Replicate())
+        order = (_dtensor_spec.ShardOrderEntry(0, (1, 0)),)
+        replicas = _dtensor_spec.DTensorSpec(mesh, (Replicate(),) * 3, tensor_meta=meta)
+        for spec in (
+            _dtensor_spec.DTensorSpec(mesh, strided, tensor_meta=meta),
+            _dtensor_spec.DTensorSpec(mesh, (Shard(0), Shard(0), Replicate()), tensor_meta=meta, shard_order=order),
+        ):
+            local = self._shards(mesh, whole, (1, 0))
+            with CommDebugMode() as counted:
+                self.assertEqual(redistribute_local_tensor(local, spec, replicas), whole)
+                self.assertEqual(redistribute_local_tensor(whole, replicas, spec), local)
+            self.assertEqual(counted.get_total_counts(), 1)
 
     @config.patch(plan_redistribution=True)
     def test_ranks_that_descend(self) -> None:

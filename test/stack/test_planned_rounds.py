@@ -10,8 +10,8 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch_overlay.distributed.tensor._joint_groups import Group
 from torch_overlay.distributed.tensor._pack import Place, part
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.steps import AllToAll
-from torch_overlay.distributed.tensor._rounds import exchanged
+from torch_overlay.distributed.tensor._planner.steps import AllToAll, ReduceScatter
+from torch_overlay.distributed.tensor._rounds import all_to_all_in_rounds, reduce_scatter_in_rounds
 
 
 class TestRoundsRun(DTensorOpTestBase):
@@ -31,9 +31,26 @@ class TestRoundsRun(DTensorOpTestBase):
                 held, wanted = before.box((self.rank,)), after.box((self.rank,))
                 step, place = AllToAll(before, after, (0,), rounds=rounds), Place((self.rank,), held, wanted, 4)
                 with CommDebugMode() as counted:
-                    moved = exchanged(step, place, group)(part(whole, held))
+                    moved = all_to_all_in_rounds(step, place, group)(part(whole, held))
                 self.assertEqual(moved, part(whole, wanted), msg=f"{shape} in {rounds} rounds on rank {self.rank}")
                 self.assertEqual(counted.get_total_counts(), rounds, msg="ranks that have nothing take part, too")
+
+    def test_sums(self) -> None:
+        mesh = init_device_mesh("cpu", (4,))
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
+        whole = torch.arange(64.0).reshape(8, 8)
+        pending = Regions.of((None,), ("sum",), (8, 8), (4,))
+        for dim in (0, 1):
+            parts = Regions.of((dim,), (None,), (8, 8), (4,))
+            place = Place((self.rank,), pending.box((self.rank,)), parts.box((self.rank,)), 4)
+            for run in (
+                reduce_scatter_in_rounds(ReduceScatter(pending, parts, (0,), "sum", 2), place, group),
+                all_to_all_in_rounds(AllToAll(pending, parts, (0,), "sum", (0,), rounds=2), place, group),
+            ):
+                with CommDebugMode() as counted:
+                    summed = run(whole * (self.rank + 1))
+                self.assertEqual(summed, part(whole * 10, place.wanted), msg=f"{dim} on rank {self.rank}")
+                self.assertEqual(counted.get_total_counts(), 2)
 
 
 if __name__ == "__main__":

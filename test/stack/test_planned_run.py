@@ -2,6 +2,7 @@
 """Steps run on one rank after the other give each rank the box that they lead to."""
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
@@ -14,6 +15,7 @@ from torch_overlay.distributed.tensor._planner.steps import (
     AllReduce,
     AllToAll,
     Divide,
+    Embed,
     Narrow,
     ReduceScatter,
 )
@@ -30,11 +32,12 @@ class TestRunners(DTensorOpTestBase):
     def _regions(self, dim, shape, op=None) -> Regions:
         return Regions.of((dim,), (op,), shape, (4,))
 
-    def _moved(self, steps, local) -> torch.Tensor:
+    def _moved(self, steps, local, async_op=False) -> torch.Tensor:
         mesh = init_device_mesh("cpu", (4,))
         group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
         place = (self.rank,)
-        for function in runners(steps, place, steps[0].before.box(place), local.element_size(), lambda axes: group):
+        held = steps[0].before.box(place)
+        for function in runners(steps, place, held, local.element_size(), lambda axes: group, async_op):
             local = function(local)
         return local
 
@@ -59,6 +62,14 @@ class TestRunners(DTensorOpTestBase):
             self.assertEqual(summed, whole)
             mine = self._moved([ReduceScatter(pending, rows, (0,), "sum")], whole / 4)
             self.assertEqual(mine, part(whole, rows.box((self.rank,))))
+            terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
+            self.assertEqual(self._moved(terms, part(whole, rows.box((self.rank,)))), whole)
+
+    def test_the_last_collective_is_waited_for_later(self) -> None:
+        pending, replicas = self._regions(None, (8, 8), "sum"), self._regions(None, (8, 8))
+        summed = self._moved([AllReduce(pending, replicas, (0,), "sum")], torch.ones(8, 8), async_op=True)
+        self.assertIsInstance(summed, AsyncCollectiveTensor)
+        self.assertEqual(summed + 0, torch.full((8, 8), 4.0))
 
 
 if __name__ == "__main__":

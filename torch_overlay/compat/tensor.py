@@ -31,8 +31,8 @@ class _Redistribute:
     ) -> DTensor:
         """Before 2.13, where the types are arguments of their own; see the body for later ones."""
         made = None
-        if forward_dtype in (None, input._local_tensor.dtype):
-            made = bodies.without_node(cls, input, device_mesh, placements, async_op)
+        if cls is torch_redistribute.Redistribute and forward_dtype in (None, input._local_tensor.dtype):
+            made = bodies.without_node(input, device_mesh, placements, async_op)
         if made is not None:
             return made
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]

@@ -24,7 +24,7 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
     if forced or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
         return "the graph search was asked for"
     if _redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
-        return "the steps were asked for, unmerged"
+        return "the step-by-step path was asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
     if not is_initialized():

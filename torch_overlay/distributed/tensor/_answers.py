@@ -27,7 +27,7 @@ from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
 from ._program import Program, make_program
 from ._question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
-from ._spelling import torch_pads
+from ._spelling import pads_step_by_step
 from ._symbolic import only_reduces, plan_open_sizes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
 
 
 class Fallback(NamedTuple):
-    """The answer where the steps run as they always did.
+    """The answer where the step-by-step path runs.
 
     Attributes:
         reason: why, in a few words, for `status()`.
@@ -124,12 +124,15 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
 
 
 def _fitting(found: Answer, local: torch.Tensor) -> Answer:
-    """The answer, if the local tensor has the shape that its spec says. Else the steps run; where others would wait for
-    this rank by a plan that it can't follow, an error. Where the steps pad shards, the others do likewise."""
+    """The answer, if the local tensor has the shape that its spec says. Else the step-by-step path runs.
+
+    Where others would wait for this rank by a plan that it can't follow, that is an error. Where the step-by-step path
+    pads shards, the plan of the others pads them likewise, and it is none.
+    """
     if isinstance(found, Fallback) or tuple(local.shape) == found.held.length:
         return found
     program, ask = found, found.question
-    padded = program.in_order and torch_pads(program.steps, ask, program.held.length, local.shape)
+    padded = program.in_order and pads_step_by_step(program.steps, ask, program.held.length, local.shape)
     if collectives(program.steps) and not padded:
         raise ValueError(
             f"A local tensor of shape {program.held.length} is expected at {ask.site.coordinate} of a mesh of shape "
@@ -141,7 +144,8 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
 
 
 def _why_not_run(mesh: DeviceMesh, local: torch.Tensor) -> str | None:
-    """Why no program can run on this tensor, now: a class may only know the operations of the steps."""
+    """Why no program can run on this tensor, now: a class may only know the operations of the
+    step-by-step path."""
     if stands_for_many_ranks(mesh):
         return MANY_RANKS
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local

@@ -118,11 +118,8 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
     else:
         receives = step.receives(coordinate)
         receive_splits = splits(receives, group)
-        if any(receive_splits) and not any(send_splits):
-            # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
-            own = group.places[step.members(coordinate).index(tuple(coordinate))]
-            send_splits[own] = receive_splits[own] = 1
-            pack = lambda local: unread(1, local)  # noqa: E731
+        own = group.places[step.members(coordinate).index(tuple(coordinate))]  # overlay only
+        pack = never_nothing(pack, send_splits, receive_splits, own)  # overlay only
         land = _landing(step, receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
 
@@ -138,20 +135,31 @@ def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group
     return run
 
 
-def pack_pieces(sends: Sequence[Piece], group: Group) -> Local:
+def never_nothing(
+    pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], own: int
+) -> Callable[..., torch.Tensor]:  # overlay only
+    """Before 2.15 the fake backend refuses to send nothing while something comes: then one element goes to oneself,
+    where nobody reads it."""
+    if any(outgoing) or not any(incoming):
+        return pack
+    outgoing[own] = incoming[own] = 1
+    return lambda *made_from: torch.cat([unread(*made_from), made_from[0].new_zeros(1)])
+
+
+def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
+    """What goes to the others from a local tensor. Nothing does so depends on all that it is given."""
     boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
 
-    def run(local: torch.Tensor) -> torch.Tensor:
-        return joined([part(local, box) for box in boxes]) if boxes else unread(0, local)
+    def run(local: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return joined([part(local, box) for box in boxes]) if boxes else unread(local, *others)
 
     return run
 
 
-def unread(elements: int, *made_from: torch.Tensor) -> torch.Tensor:
-    """None or one element that nobody reads. It depends on these tensors: a compiler takes two exchanges of the same
-    for one, and the other ranks, who send something, would wait for the second."""
-    none = [tensor.reshape(-1).narrow(0, 0, 0) for tensor in made_from]
-    return torch.cat([*none, none[0].new_zeros(elements)])
+def unread(*made_from: torch.Tensor) -> torch.Tensor:
+    """No elements. They depend on these tensors: a compiler takes two exchanges of the same for one, and the other
+    ranks, who send something, would wait for the second."""
+    return torch.cat([tensor.reshape(-1).narrow(0, 0, 0) for tensor in made_from])
 
 
 def _landing(
@@ -191,9 +199,7 @@ def combine(
     whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing], op: str | None, kept: torch.Tensor | None
 ) -> None:
     """Every term into its box of a contiguous tensor; all ranks add in the same order."""
-    if all(at is None for at, _, _ in pieces) and _are_we_tracing():
-        # A compiler drops what nobody reads, and the other ranks would wait for this one.
-        whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
+    _read_nothing(whole, flat, pieces)  # overlay only
     reduce = _REDUCE[op or "sum"]
     out = may_change(flat) and (kept is None or may_change(kept))
     for at, box, add in pieces:
@@ -203,6 +209,12 @@ def combine(
             reduce(target, term, out=target)
         else:
             target.copy_(reduce(target, term) if add else term)
+
+
+def _read_nothing(whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing]) -> None:  # overlay only
+    """A compiler that doesn't know of the effect of waiting drops what nobody reads, and the other ranks would wait."""
+    if all(at is None for at, _, _ in pieces) and _are_we_tracing():
+        whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
 
 
 def splits(pieces: Sequence[Piece], group: Group) -> list[int]:

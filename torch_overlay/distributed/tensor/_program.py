@@ -9,15 +9,16 @@ import torch
 
 from .._group_table import find_group
 from ._joint_groups import AtHand, Group, at_hand, gone
+from ._pack import MOVED
 from ._planner.cost import Cost, collectives
 from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
 from ._planner.rounds import reduced_at_once
 from ._planner.steps import AllToAll, Narrow, Step
-from ._run import Local, reduces, runners
+from ._run import runners
 from ._specs import gathers_step_by_step, read_ends
-from ._spelling import is_torchs
+from ._spelling import same_step_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
+    from ._pack import Local
     from ._planner.boxes import Box
     from ._planner.regions import Regions
     from ._question import Question
 
+_REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
 _UNORDERED = ("max", "min", "product")  # of complex numbers: refused
 
 
@@ -68,9 +71,9 @@ class Program:
         """The plan as one line."""
         return line(self.before, self.after, self.steps, self.question.dtype.itemsize, self.question.site.names)
 
-    def is_torchs(self, mesh: DeviceMesh) -> bool:
+    def same_step_by_step(self, mesh: DeviceMesh) -> bool:
         """Whether the step-by-step path would run the same collective and nothing else."""
-        return self.in_order and is_torchs(self.steps, self.question, mesh.device_type)
+        return self.in_order and same_step_by_step(self.steps, self.question, mesh.device_type)
 
     def make_ready(self, mesh: DeviceMesh) -> None:
         """Look up the groups and make the functions.
@@ -96,7 +99,7 @@ class Program:
         self.functions = functions
 
     def run(self, local: torch.Tensor, mesh: DeviceMesh, functions: Sequence[Local] | None = None) -> torch.Tensor:
-        """What this rank holds after the steps, from what it held before; or after other functions that do the same.
+        """What this rank holds after the plan, from what it held before; or after other functions that do the same.
 
         Raises:
             RuntimeError: a collective failed; if its group was destroyed, says which.
@@ -117,9 +120,10 @@ class Program:
         return result
 
     def _last_copy(self) -> Local | None:
-        """Where the steps end in a view of something bigger, or the steps have a tensor of its own: what makes it so.
+        """What makes the result a tensor of its own, as that of the step-by-step path is: where the plan ends in a view
+        of something bigger, or does nothing while that path gathers. None where there is nothing to do.
 
-        The steps cut into a copy with the same order of strides, and gather into a contiguous tensor.
+        That path cuts into a copy with the same order of strides, and gathers into a contiguous tensor.
         """
         is_view = {*map(type, self.steps)} <= {Narrow}
         if not collectives(self.steps) and 1 in self.question.sizes and gathers_step_by_step(self.question):
@@ -145,14 +149,20 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     if question.async_op:
         steps = reduced_at_once(steps)
     for step in steps:
-        if isinstance(step, AllToAll) and step.reduced and not reduces(step.op, dtype):
+        if isinstance(step, AllToAll) and step.reduced and not _reduces(step.op, dtype):
             raise NotPlanned("terms of a type that only a backend reduces")
     held = before.box(question.site.coordinate)
     return Program(question, held, before, after, steps, groups, cost, ends.norm)
 
 
+def _reduces(op: str | None, dtype: torch.dtype) -> bool:
+    """Whether a rank can bring terms together by itself: floats of eight bits, say, can't be added."""
+    return dtype in _REDUCED and not (dtype.is_complex and op in ("max", "min"))
+
+
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
-    """What the steps refuse, or leave to the backend, is left to them: a plan might give something else."""
+    """Raise NotPlanned for what the step-by-step path refuses, or leaves to the backend: a plan might give something
+    else."""
     if before.partial == after.partial:
         return
     ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}

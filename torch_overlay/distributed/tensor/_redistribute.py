@@ -115,8 +115,8 @@ def redistribute_local_tensor(
             is_explicit=is_explicit,
         )
     count_run()  # overlay only
-    # Whoever traces or counts sees just what the steps do.
-    if torch._C._len_torch_dispatch_stack() and found.is_torchs(mesh):
+    # Whoever traces or counts sees just what the step-by-step path does.
+    if torch._C._len_torch_dispatch_stack() and found.same_step_by_step(mesh):
         one_step = partial(
             redistribute_by_steps,
             current_spec=current_spec,
@@ -143,8 +143,9 @@ class _Redistribute:
     ) -> DTensor:
         """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
         made = None
-        if dtype_config["op_dtype"] == dtype_config["out_dtype"] == input._local_tensor.dtype:
-            made = without_node(cls, input, device_mesh, placements, async_op)
+        same_dtype = dtype_config["op_dtype"] == dtype_config["out_dtype"] == input._local_tensor.dtype
+        if cls is torch_redistribute.Redistribute and same_dtype:
+            made = without_node(input, device_mesh, placements, async_op)
         if made is not None:
             return made
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
@@ -152,13 +153,11 @@ class _Redistribute:
         )
 
 
-def without_node(
-    function: type, source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
-) -> DTensor | None:
-    """The redistributed DTensor of the same type; None where autograd, or a subclass of Redistribute, has a say."""
+def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool) -> DTensor | None:
+    """The redistributed DTensor of the same type; None where autograd has a say."""
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
-    if function is not torch_redistribute.Redistribute or not is_known(kinds) or _wants_node(source):
+    if not is_known(kinds) or _wants_node(source):
         return None
     target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
     if target is not None:
@@ -178,4 +177,6 @@ def _wants_node(source: DTensor) -> bool:
     differentiable = source.requires_grad or local.requires_grad  # a frozen DTensor may hold a tensor that isn't
     if differentiable and (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return True
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ._exchange import combine, offsets, pack_pieces, splits, swap, unread
+from ._exchange import (
+    combine,
+    never_nothing,  # overlay only
+    offsets,
+    pack_pieces,
+    splits,
+    swap,
+)
 from ._pack import Local, Place, joined, part
 from ._planner.boxes import Box
 from ._planner.rounds import parts
@@ -35,7 +42,7 @@ class _Round(NamedTuple):
     land: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def exchanged(step: AllToAll, place: Place, group: Group) -> Local:
+def all_to_all_in_rounds(step: AllToAll, place: Place, group: Group) -> Local:
     """The whole of an all-to-all."""
     own = step.members(place.coordinate).index(tuple(place.coordinate))
     sends = _in_parts(step.sends(place.coordinate), step.rounds)
@@ -70,15 +77,13 @@ def _one_round(step: AllToAll, sends: Sequence[Piece], receives: Sequence[Piece]
     sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
     kept = next((piece.box for piece in sends if piece.member == own), None)
     outgoing, incoming = splits(sent, group), splits(received, group)
-    if received and not sent:
-        # The fake backend of 2.13 refuses to send nothing: one element goes to oneself, where nobody reads it.
-        outgoing[group.places[own]] = incoming[group.places[own]] = 1
-    pack, elements = pack_pieces(sent, group), sum(outgoing)
+    pack = pack_pieces(sent, group)
+    pack = never_nothing(pack, outgoing, incoming, group.places[own])  # overlay only
     send = swap(outgoing, incoming, group, _functional.wait_tensor)
     landing = offsets(receives, incoming, group, own)
 
     def exchange(local: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        return send(pack(local) if sent else unread(elements, local, whole))
+        return send(pack(local, whole))
 
     def land(whole: torch.Tensor, came: torch.Tensor, local: torch.Tensor) -> None:
         combine(whole, came, landing, step.op, None if kept is None else part(local, kept))
@@ -86,7 +91,7 @@ def _one_round(step: AllToAll, sends: Sequence[Piece], receives: Sequence[Piece]
     return _Round(exchange, land)
 
 
-def scattered(step: ReduceScatter, place: Place, group: Group) -> Local:
+def reduce_scatter_in_rounds(step: ReduceScatter, place: Place, group: Group) -> Local:
     """The whole of a reduce-scatter whose pieces are all alike."""
     boxes = [Box((), ())] * step.ranks
     for piece in step.pieces(place.coordinate):

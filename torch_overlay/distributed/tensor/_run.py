@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 
-from . import _rounds
 from ._exchange import all_to_all
 from ._pack import (
     MOVED,
@@ -41,6 +40,7 @@ from ._planner.steps import (
     ReduceScatter,
     Step,
 )
+from ._rounds import all_to_all_in_rounds, reduce_scatter_in_rounds
 from ._spelling import gathered, scattered
 
 if TYPE_CHECKING:
@@ -50,13 +50,6 @@ if TYPE_CHECKING:
     from ._planner.boxes import Box
 
 _functional = torch.ops._c10d_functional
-
-_REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
-
-
-def reduces(op: str | None, dtype: torch.dtype) -> bool:
-    """Whether a rank can bring terms together by itself: floats of eight bits, say, can't be added."""
-    return dtype in _REDUCED and not (dtype.is_complex and op in ("max", "min"))
 
 
 def runners(
@@ -162,12 +155,12 @@ def _padded(more: int) -> Local:
 
 
 def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    return (_rounds.exchanged(step, place, group),) if step.rounds > 1 else all_to_all(step, place, group, finish)
+    return (all_to_all_in_rounds(step, place, group),) if step.rounds > 1 else all_to_all(step, place, group, finish)
 
 
 def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Local) -> Stages:
     if step.rounds > 1:
-        return (_rounds.scattered(step, place, group),)
+        return (reduce_scatter_in_rounds(step, place, group),)
     shape = place.wanted.length
     op, size, name, mine = step.op, step.ranks, group.name, place.wanted.elements
     spelled = scattered(step, place.held, place.wanted) if group.in_order else None

@@ -125,5 +125,5 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     strided = _StridedShard in map(type, placements)
     try:
         return Cuts.of(dims, ops, ndim, sizes, None if strided else order, factors if strided else None)
-    except ValueError as error:  # specs that are wrong are for the steps to refuse
+    except ValueError as error:  # the step-by-step path refuses specs that are wrong
         raise NotPlanned(str(error)) from error

@@ -1,6 +1,8 @@
-"""The spelling of the steps: a collective that joins or cuts one dim runs on tensors in their shape.
+"""A collective that joins or cuts one dim runs on tensors in their shape, as on the step-by-step path.
 
-Inductor's patterns, async tensor parallelism among them, look for these operations; flat tensors they don't see.
+Inductor's patterns, async tensor parallelism among them, look for these operations; flat tensors they don't see. Where
+a plan is one such collective and a dispatch mode looks on, the step-by-step path itself runs (see `same_step_by_step`).
+So `gathered` and `scattered` serve eager code, and the steps of other plans.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ _PLAIN_PLACEMENTS = frozenset((Shard, Replicate, Partial))
 
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
-    """What a rank sends, and how what arrives becomes its new tensor: as for a dim that the axes of the step cut last,
-    where the steps do likewise. None if there is no such dim; nothing to do after the collective is None, too.
+    """What a rank sends, and how what arrives becomes its new tensor, where the axes of the step are the last to cut a
+    dim. None if there is no such dim; nothing to do after the collective is None, too.
 
-    Over one axis, uneven shards are padded along the dim as by the steps, so that a rank whose local tensor they must
-    gather (see `torch_pads`) and the others understand each other.
+    Over one axis, uneven shards are padded along the dim, as on the step-by-step path. So a rank that has to take that
+    path (see `pads_step_by_step`) and the others understand each other.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.
@@ -84,10 +86,10 @@ def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
     return lambda local: torch.cat(local.chunk(size, dim)).contiguous()  # cat may keep another memory format
 
 
-def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bool:
-    """Whether a plan is one collective over one axis, evenly split, and the steps take the same one. An
-    all-to-all it takes on accelerators only; on the CPU it gathers."""
-    step = _one_step(steps, question)
+def same_step_by_step(steps: Sequence[Step], question: Question, device_type: str) -> bool:
+    """Whether a plan is one collective over one axis, evenly split, and the step-by-step path runs the same one.
+    All-to-alls that path runs on accelerators only; on the CPU it gathers."""
+    step = _one_collective(steps, question)
     if step is None:
         return False
     if isinstance(step, (AllGather, AllToAll)) and question.dtype not in MOVED:
@@ -99,10 +101,11 @@ def is_torchs(steps: Sequence[Step], question: Question, device_type: str) -> bo
     return all(old == new for old, new in bare) and step.before.is_even and step.after.is_even
 
 
-def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]) -> bool:
+def pads_step_by_step(steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether a rank that should hold a local tensor of one shape, and has one of another, may gather it all the same:
-    over one axis, where shards are uneven, the steps pad each along the dim to the longest, and so does `gathered`."""
-    step = _one_step(steps, question)
+    over one axis, where shards are uneven, the step-by-step path pads each along the dim to the longest, and so does
+    `gathered`."""
+    step = _one_collective(steps, question)
     if not isinstance(step, AllGather):
         return False
     before, axes = step.before, step.axes
@@ -113,7 +116,7 @@ def torch_pads(steps: Sequence[Step], question: Question, held: Sequence[int], s
     return others and before.shape[dim] % step.ranks != 0 and shape[dim] <= before.longest(dim)
 
 
-def _one_step(steps: Sequence[Step], question: Question) -> Collective | None:
+def _one_collective(steps: Sequence[Step], question: Question) -> Collective | None:
     """A plan's only step, a collective over one axis, which alone changes, between plain placements; else None."""
     step = steps[0] if len(steps) == 1 else None
     if not isinstance(step, Collective) or len(step.axes) != 1 or not _PLAIN_PLACEMENTS.issuperset(question.kinds):

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._question import SYMBOLIC
+import torch
+
+from ._question import SYMBOLIC, Question, is_symbolic, why_not
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
-def _answer_open_sizes(
-    mesh: DeviceMesh, local: torch.Tensor, source: DTensorSpec, target: DTensorSpec, async_op: bool
+def find_answer(
+    mesh: DeviceMesh,
+    local: torch.Tensor,
+    source: DTensorSpec,
+    target: DTensorSpec,
+    async_op: bool,
+    forced: bool | None,
 ) -> Answer:
-    """There is no plan yet for sizes that a compiler leaves open."""
-    return Fallback(SYMBOLIC)
+    """The program for this local tensor, remembered or made now, ready to run; or why there is none.
+
+    Raises:
+        ValueError: the local tensor has another shape than its spec says, and others would wait for this rank.
+        RuntimeError: the program needs a group that was destroyed.
+    """
+    why = why_not(mesh, source, target, forced)
+    if why is not None:
+        return Fallback(why)
+    shape = source.shape
+    if type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
+        why = _why_not_run(mesh, local)
+        if why is not None:
+            return Fallback(why)
+        if is_symbolic(shape):
+            return Fallback(SYMBOLIC)
+    found = remembered(Question.of(mesh, source, target, shape, local.dtype, async_op), mesh)
+    return _fitting(found, local)
+
+
+_answer_open_sizes = ...

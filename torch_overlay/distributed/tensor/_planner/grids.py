@@ -44,8 +44,8 @@ class Pattern(NamedTuple):
     """The grids of a change of cuts, but for the lengths of the pieces.
 
     Attributes:
-        parts: for each dim, into how many pieces what is held is cut for others, and of how many that came from others
-            what is wanted is made.
+        parts: for each dim, the pieces that the source shard is cut into, and those that the target shard is joined
+            from.
         alike: the sizes of the members' axes that don't cut the target: members that differ along these want the same.
         taken: for each dim, the sizes of the axes by which only the target cuts it.
         members: the sizes of the members' axes.
@@ -110,7 +110,7 @@ def _pattern(
     giving, taking = ({*itertools.chain.from_iterable(cuts)} for cuts in (given, taken))
     if exchanges and not giving.issuperset(axes):
         return None  # not every member exchanges pieces with every other one
-    if not taking.issubset(axes):
+    if not (giving | taking).issubset(axes):
         return None
 
     def lengths(some: Iterable[int]) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def _pattern(
         tuple(map(lengths, taken)),
         lengths(axes),
         _pack_order(axes, alike, taken),
-        _unpack_order(axes, given) if giving.issubset(axes) else (),
+        _unpack_order(axes, given),
     )
 
 
