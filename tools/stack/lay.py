@@ -201,6 +201,9 @@ class _Place(cst.CSTTransformer):
         if name not in self.laid.renamed:
             return [ours.with_changes(leading_lines=statement.leading_lines)]
         kept = statement.with_changes(name=cst.Name(self.laid.renamed[name]))
+        docstring = self.room.docstring_of(self.laid.renamed[name])
+        if docstring is not None and statement.get_docstring() is not None:
+            kept = kept.with_changes(body=kept.body.with_changes(body=[docstring, *kept.body.body[1:]]))
         return [kept, ours.with_changes(leading_lines=_blank(2))]
 
 

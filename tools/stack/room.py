@@ -9,6 +9,7 @@ here. `patches/instead/words` and `patches/until/LATER/words` have phrases for w
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from .names import Import, absolute, bound, imports_of, imports_within, is_impor
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
 KEEP = "keep"  # NAME = keep(module, "function"): torch's own function goes on under this name
+
+
+_STRING = matchers.SimpleStatementLine(body=[matchers.Expr(matchers.SimpleString())])
 
 
 class _Upstream(cst.CSTTransformer):
@@ -90,6 +94,13 @@ class Room:
             if function:
                 (found[function],) = bound(statement)
         return found
+
+    def docstring_of(self, kept: str) -> cst.BaseStatement | None:
+        """The string below ``NAME = keep(module, "function")``: what the function does that goes on under this name."""
+        for statement, below in itertools.pairwise(self.body):
+            if kept_function(statement) and kept in bound(statement) and matchers.matches(below, _STRING):
+                return below
+        return None
 
     def used_by(self, statements: list[cst.BaseStatement]) -> tuple[Import, ...]:
         """The imports that these statements need."""

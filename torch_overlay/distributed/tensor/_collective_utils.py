@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 redistribute_cost_by_steps = keep(torch_utils, "redistribute_cost")
+"""What the step-by-step path costs, one step after the other."""
 
 
 def redistribute_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 redistribute_by_steps = keep(torch_redistribute, "redistribute_local_tensor")
+"""One mesh dim after the other, merged where that is exact."""
 merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
 
 
