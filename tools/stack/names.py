@@ -16,7 +16,7 @@ _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
 
 # What is no look-up: an attribute's name, the keyword of a call.
-_NO_NAMES = frozenset({(cst.Attribute, "attr"), (cst.Arg, "keyword")})
+_NO_NAMES = frozenset({(cst.Attribute, "attr"), (cst.Arg, "keyword"), (cst.ImportFrom, "module")})
 
 
 @functools.cache  # nodes hash by identity, and never change

@@ -199,7 +199,9 @@ def combine(
     whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing], op: str | None, kept: torch.Tensor | None
 ) -> None:
     """Every term into its box of a contiguous tensor; all ranks add in the same order."""
-    _read_nothing(whole, flat, pieces)  # overlay only
+    if all(at is None for at, _, _ in pieces) and _are_we_tracing():
+        # AOTAutograd's partitioner drops what nobody reads, and the other ranks would wait for this one.
+        whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
     reduce = _REDUCE[op or "sum"]
     out = may_change(flat) and (kept is None or may_change(kept))
     for at, box, add in pieces:
@@ -209,12 +211,6 @@ def combine(
             reduce(target, term, out=target)
         else:
             target.copy_(reduce(target, term) if add else term)
-
-
-def _read_nothing(whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing]) -> None:  # overlay only
-    """A compiler that doesn't know of the effect of waiting drops what nobody reads, and the other ranks would wait."""
-    if all(at is None for at, _, _ in pieces) and _are_we_tracing():
-        whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
 
 
 def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
