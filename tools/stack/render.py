@@ -128,7 +128,7 @@ class Prefix:
 
     @functools.cached_property
     def _identities(self) -> frozenset[tuple[str, str]]:
-        return identities(self.patches)
+        return identities(self.patches, self._lacking)
 
     @functools.cached_property
     def _lacking(self) -> list[str]:

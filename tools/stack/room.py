@@ -164,12 +164,16 @@ def absent_names(later: list[str], patches: pathlib.Path = PATCHES) -> frozenset
     return frozenset(found)
 
 
-def identities(patches: pathlib.Path = PATCHES) -> frozenset[tuple[str, str]]:
-    """Module and name of each function that gives back what it gets upstream, as its form in `instead` says."""
+def identities(patches: pathlib.Path = PATCHES, lacking: Sequence[str] = ()) -> frozenset[tuple[str, str]]:
+    """Module and name of each function that gives back what it gets upstream, as its form in `instead` says, unless
+    there is another form for what the tree lacks."""
     found = set()
     for path in sorted((patches / "instead").rglob("*.py")):
         room = parse(path.relative_to(patches / "instead").as_posix(), path)
         found |= {(room.module, s.name.value) for s in room.body if _gives_back(s)}  # type: ignore[attr-defined]
+    for home in (patches / "lacking" / name for name in lacking):
+        rooms = (parse(path.relative_to(home).as_posix(), path) for path in sorted(home.rglob("*.py")))
+        found -= {(room.module, name) for room in rooms for name in room.defined}
     return frozenset(found)
 
 

@@ -118,8 +118,9 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
     else:
         receives = step.receives(coordinate)
         receive_splits = splits(receives, group)
-        own = group.places[step.members(coordinate).index(tuple(coordinate))]  # overlay only
-        pack = never_nothing(pack, send_splits, receive_splits, own)  # overlay only
+        pack = never_nothing(
+            pack, send_splits, receive_splits, group.places[step.members(coordinate).index(tuple(coordinate))]
+        )
         land = _landing(step, receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
 
@@ -137,7 +138,7 @@ def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group
 
 def never_nothing(
     pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], own: int
-) -> Callable[..., torch.Tensor]:  # overlay only
+) -> Callable[..., torch.Tensor]:
     """Before 2.15 the fake backend refuses to send nothing while something comes: then one element goes to oneself,
     where nobody reads it."""
     if any(outgoing) or not any(incoming):

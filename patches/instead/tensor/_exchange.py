@@ -1,0 +1,5 @@
+"""Upstream the fake process group takes an empty input."""
+
+
+def never_nothing(pack):
+    return pack
