@@ -1,4 +1,4 @@
-"""The busiest rank of an all-to-all: how much it sends, for the cost model. Standard library only."""
+"""The busiest rank of an all-to-all: how much it sends, for the cost model."""
 
 from __future__ import annotations
 

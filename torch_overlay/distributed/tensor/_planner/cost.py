@@ -1,6 +1,6 @@
 """Costs: what the busiest rank of a step gets and sends, the seconds that takes, and the choice between plans.
 
-The same numbers on every rank: nothing here depends on a coordinate. Standard library only.
+The same numbers on every rank: nothing here depends on a coordinate.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Where all cuts are even, the time of a plan is linear in the bytes of the tensor. So tensors whose bytes are nearest to
 the same power of two share one plan, that of a tensor as small as can be cut with elements as large as that. Which plan
 a tensor has follows from its own sizes alone, never from those that were asked for before: ranks with different
-histories would run different collectives. Standard library only.
+histories would run different collectives.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Ranks that hold the same piece are replicas of one another. A rank can get each piece that it wants from the replica
 that has its own coordinate on every axis along which the replicas differ. So a move needs a group over axes that cut
 the source, and no others. With a group over more axes other replicas can send too, which is better where the nearest
-ones would send much and others nothing: `senders` says when. Standard library only.
+ones would send much and others nothing: `senders` says when.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The source is `source` and each step
 starts where the last one ended; the last one ends in `target`. Keep a plan, and for each step the lists of one's own
-coordinate, for as long as the arguments are the same: all of them are hashable. Standard library only.
+coordinate, for as long as the arguments are the same: all of them are hashable.
 """
 
 from __future__ import annotations

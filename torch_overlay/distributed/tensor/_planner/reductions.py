@@ -1,5 +1,5 @@
 """Reductions: pending values become values, in other boxes if the target asks. At most two collectives if the groups
-are at hand: one that reduces, over all axes together, and one that moves. Standard library only.
+are at hand: one that reduces, over all axes together, and one that moves.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An exchange over several axes at once may bring a rank many times what it holds, as pieces that lie one after the other
 until they are put in their places. One axis at a time has less to hold. So each piece of a large one is cut into equal
-parts, and each round moves one part of every piece: the same elements to the same ranks. Standard library only.
+parts, and each round moves one part of every piece: the same elements to the same ranks.
 """
 
 from __future__ import annotations

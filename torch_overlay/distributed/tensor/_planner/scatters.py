@@ -1,4 +1,4 @@
-"""Scatters: how a reduction may leave its result in parts, a different one on each rank. Standard library only."""
+"""Scatters: how a reduction may leave its result in parts, a different one on each rank."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ factor of the size.
 Where all cuts are even and made of the same primes, no rank sends more than the busiest rank receives. Proof: on one
 dim, each cut that source and target share fixes a digit of the sender's shard coordinate for a given receiver, and for
 a given sender a digit of the receiver's shard coordinate, a tied one or one that is paired. As there are at least as
-many digits of shard axes as shared cuts, all tied digits of replica axes find a partner. Standard library only.
+many digits of shard axes as shared cuts, all tied digits of replica axes find a partner.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Each piece is packed row-major, and a member has one piece at most. Pieces name 
 ranks of these coordinates up and lays the pieces out in the order of the group that it really has, so that a group that
 is sorted otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A
 box without elements is nowhere: where a local step has one, make the tensor anew. The lists depend on the coordinate
-alone: compute them once per plan. All counts are in elements. Standard library only.
+alone: compute them once per plan. All counts are in elements.
 """
 
 from __future__ import annotations
