@@ -140,7 +140,7 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
         yield AllToAll(before, after, axes, op, reduced)
         return
     for group in groups.between(axes, more.union(axes)):
-        diagonals = exchange.over(group).diagonals() if more else ()
+        diagonals = exchange._replace(axes=group).diagonals() if more else ()
         if diagonals or group == axes or not nearest:
             yield AllToAll(before, after, group, op, reduced, diagonals)
 

@@ -71,10 +71,6 @@ class Exchange(NamedTuple):
         """The axes of the whole mesh along which ranks hold different parts or different terms."""
         return self.before.sharded.union(self.reduced)
 
-    def over(self, axes: tuple[int, ...]) -> Exchange:
-        """The same over another group."""
-        return self._replace(axes=axes)
-
     def diagonals(self) -> tuple[Diagonal, ...]:
         """Each tied digit of a replica axis with a digit of a shard axis that isn't tied, of the same base if there is
         one left; all within the group."""
@@ -96,14 +92,7 @@ class Exchange(NamedTuple):
 
     def tied(self) -> frozenset[int]:
         """The replica axes, in the group or not, that cut the target where the source is cut too."""
-        found, shards = [], self.shards
-        for old, new in zip(self.before.orders, self.after.orders):
-            boxes, depth = math.prod([self.before.sizes[a] for a in old]), 1
-            for axis in new:
-                if depth < boxes and axis not in shards:
-                    found.append(axis)
-                depth *= self.before.sizes[axis]
-        return frozenset(found)
+        return frozenset([digit.axis for digit in self.tied_digits()]) - self.shards
 
     def tied_digits(self) -> list[Digit]:
         """The digits that cut the target where the source is cut too: they say in which box of the source it lies."""
