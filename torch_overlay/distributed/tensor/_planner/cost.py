@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .boxes import shortest
 from .busiest import most_sent
-from .steps import AllToAll, Collective, ReduceScatter, Step
+from .steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -107,9 +107,7 @@ def arriving(step: Step) -> int:
     if isinstance(step, AllToAll):
         terms = math.prod([step.before.sizes[a] for a in step.reduced])
         return terms * step.after.most - least_overlap(step.before, step.after)
-    if isinstance(step, Collective):
-        return step.received(())
-    return 0
+    return step.received if isinstance(step, (AllGather, AllReduce, ReduceScatter)) else 0
 
 
 def leaving(step: Step) -> int:
