@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .cost import arriving, arriving_by, collectives
+from .cost import EXCHANGE, arriving, arriving_by, collectives
 from .regions import overlaps
 from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
@@ -118,7 +118,7 @@ def _in_one(
             yield (*first, gather)
             return  # no padding: an all-to-all would bring the same
     exchanges = list(all_to_alls(Exchange(narrow, after, group), before.free, groups))
-    if gather is not None and arriving(gather) <= cost.exchange * arriving(exchanges[0]):
+    if gather is not None and arriving(gather) <= EXCHANGE * arriving(exchanges[0]):
         yield (*first, gather)
     for step in exchanges:
         yield (*first, step)
