@@ -128,8 +128,7 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
     """The all-to-alls for an exchange, over groups with at least its axes, which the nearest senders need. A group with
     more axes is taken if it balances the senders, or if there is no other.
 
-    Such an axis is `free` in the source and cuts the target. So its placement changes, or the single steps talk along
-    it: by the law of axes it may talk.
+    Such an axis is `free` in the source and cuts the target. So its placement changes, and its ranks may take part.
     """
     before, after, axes, reduced = exchange
     nearest = groups.has(axes)
