@@ -5,7 +5,7 @@ import io
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -56,6 +56,27 @@ class TestMeshPickling(TestCase):
         here = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
         self.assertEqual(mesh["tp"].get_local_rank(), 2)
         self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
+
+    def _backward(self) -> list[DeviceMesh]:
+        ranks = torch.arange(16).flip(0).reshape(4, 4)
+        orders = (False, True)
+        return [DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"), preserve_rank_order=kept) for kept in orders]
+
+    def test_groups_have_the_meshs_order_where_it_says_so(self) -> None:
+        """Equal meshes in another order are there, too, and their groups over the same ranks."""
+        self._join(rank=5)
+        saved = io.BytesIO()
+        torch.save(self._backward(), saved)
+        dist.destroy_process_group()
+        self._join(rank=10)
+        init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
+        here = self._backward()
+        saved.seek(0)
+        for made, loaded in zip(here, torch.load(saved, weights_only=False), strict=True):
+            self.assertEqual(loaded, made)
+            self.assertEqual(loaded.get_local_rank("tp"), made.get_local_rank("tp"))
+            ranks = dist.get_process_group_ranks(made.get_group("tp"))
+            self.assertEqual(dist.get_process_group_ranks(loaded.get_group("tp")), ranks)
 
     def test_a_group_that_is_not_here_is_an_error(self) -> None:
         self._join(rank=10)

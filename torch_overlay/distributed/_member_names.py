@@ -1,4 +1,4 @@
-"""Names of groups that only their members make. c10d asks for them; this file knows nothing of meshes."""
+"""Names of groups that only their members make; c10d asks for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _lock = threading.Lock()
 
@@ -18,8 +18,21 @@ _lock = threading.Lock()
 making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
 
 
+def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The same constructor, whose ranks are those of a mesh, and not those of a split inside its parent."""
+
+    def making(**how: Any) -> Any:
+        token = making_for_mesh.set(True)
+        try:
+            return make(**how)
+        finally:
+            making_for_mesh.reset(token)
+
+    return making
+
+
 class MemberNames:
-    """Names by how often exactly these ranks made a group, which is the same on all of them, and on nobody else known.
+    """Names by how often exactly these ranks made a group, the same on all of them, whatever other groups they made.
 
     >>> one, other = MemberNames(), MemberNames()
     >>> _ = other.next([4, 6])  # rank 4 made a group of which rank 5 knows nothing
@@ -27,14 +40,15 @@ class MemberNames:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "group") -> None:
+        self._what = what
         self._made: Counter[tuple[bool, Sequence[int]]] = Counter()
 
     def next(self, ranks: Sequence[int]) -> str:
         """A name for the next group of these ranks, in this order."""
         made = (making_for_mesh.get(), compact(ranks))  # a split's ranks count inside its parent: another count
         self._made[made] += 1
-        text = f"group {self._made[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
+        text = f"{self._what} {self._made[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -44,7 +58,7 @@ _names: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary(
 def member_names(world: Any) -> MemberNames:
     """The names of a world, by its default group; without one it is the world itself that is named."""
     if world is None:
-        return MemberNames()
+        return MemberNames("world")
     with _lock:
         return _names.setdefault(world, MemberNames())
 

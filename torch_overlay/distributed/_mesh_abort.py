@@ -43,6 +43,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
         for group in groups:
             distributed_c10d._cleanup_process_group_global_state(group)
         shared_state(mesh).registry.clear()
+        shared_state(mesh).flattened.clear()  # whose groups are gone
         shared_state(mesh).universe = None  # what is made from now on is made anew
     if failed:
         raise failed[0]

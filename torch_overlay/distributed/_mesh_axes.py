@@ -20,7 +20,7 @@ T = TypeVar("T")
 def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
     """One value an axis, by the axes' names; of two axes of one name, the first, as `_get_mesh_dim_by_name` has it."""
     found: dict[str, T] = {}
-    for name, value in zip(mesh._mesh_dim_names or (), values, strict=True):
+    for name, value in zip(mesh._mesh_dim_names or (), values):  # a mesh without names has none
         found.setdefault(name, value)
     return found
 
@@ -44,7 +44,7 @@ def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
     """The layouts of these axes, held to the rule for slices: outer axes before inner ones, or the mesh's order.
 
     Raises:
-        KeyError: another order (`permute` gives any), or a name that there isn't.
+        KeyError: another order, or a name that there isn't.
         RuntimeError: axes that share ranks.
     """
     layout = select(mesh, names)

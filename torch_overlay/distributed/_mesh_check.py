@@ -2,12 +2,14 @@
 
 Every rank puts a line about its mesh into the default group's store; rank 0 compares them and answers all. Costs each
 rank four store operations a mesh, rank 0 one more for each rank; and the same once more for each world, in which ranks
-compare what their groups and plans depend on beside the mesh. Nothing is left in the store: a later world may have the
-same one, and the same keys.
+compare what their groups and plans depend on beside the mesh. Where all ranks came, nothing is left in the store: a
+later world may have the same one, and the same keys. After an error lines may be left, so that a new world needs a
+store of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from datetime import timedelta
@@ -48,9 +50,11 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
     Raises:
         RuntimeError: ranks differ, or some didn't come within the default group's timeout; names the ranks.
     """
-    world = distributed_c10d._get_default_group()
-    if not get_settings().check_mesh or world.size() == 1 or distributed_c10d.get_backend(world) == "fake":
+    if not get_settings().check_mesh:
         return
+    world = distributed_c10d._get_default_group()
+    if world.size() == 1 or distributed_c10d.get_backend(world) in ("fake", "mpi"):
+        return  # nobody to ask, or no store to ask through
     ours = current_world()
     ours.compared += 1  # before anything is compared: keys are used once
     if ours.compared == 1:
@@ -92,8 +96,8 @@ def _compare(prefix: str, line: str, words: Words) -> None:
 def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
     timeout = distributed_c10d._world.pg_map[world][1].timeout
     for device in world._device_types:
-        options = getattr(world._get_backend(device), "options", None)
-        timeout = min(timeout, getattr(options, "_timeout", timeout))
+        with contextlib.suppress(RuntimeError, AttributeError):  # a backend without options
+            timeout = min(timeout, world._get_backend(device).options._timeout)
     return max(1.0, timeout.total_seconds())
 
 

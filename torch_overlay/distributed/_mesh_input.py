@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._distributed_c10d import Backend
 from torch.distributed.distributed_c10d import get_world_size
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -50,10 +51,10 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
         TypeError: a mesh besides, or only one of the two.
         AssertionError: overlapping axes, or a rank map that doesn't fit.
     """
-    if isinstance(rank_map, RankMap):
-        return View(rank_map, layout)
     if mesh is not None:
         raise TypeError("Cannot provide _layout and/or _rank_map if passing explicit mesh")
+    if isinstance(rank_map, RankMap):
+        return View(rank_map, layout)
     if layout is None or rank_map is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
     axes = from_torch(layout)
@@ -142,6 +143,18 @@ def check_device_type(device_type: str) -> None:
         )
 
 
+def _read_override(value: Any, dim: Any) -> Override:
+    if isinstance(value, str):
+        return value, None
+    if value is None or isinstance(value, Backend.Options):
+        return None, value
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return value[0], value[1]
+    raise TypeError(
+        f"backend_override for dim {dim!r} is the name of a backend, its options, or a pair of both, got {value!r}"
+    )
+
+
 def normalize_overrides(
     given: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
 ) -> tuple[Override, ...]:
@@ -149,6 +162,7 @@ def normalize_overrides(
 
     Raises:
         RuntimeError: an axis given twice, or a key that is no axis.
+        TypeError: what is neither a backend nor options, nor a pair of them.
     """
     names = tuple(mesh_dim_names or ())
     found: list[Override] = []
@@ -157,9 +171,7 @@ def normalize_overrides(
         if named and dim in given:
             raise RuntimeError(f"Found redundant dim index {dim} and name {names[dim]} in backend_override")
         value = given[names[dim]] if named else given.get(dim, (None, None))
-        if isinstance(value, str):
-            value = (value, None)
-        found.append(tuple(value) if isinstance(value, (tuple, list)) else (None, value))
+        found.append(_read_override(value, names[dim] if named else dim))
     left = [key for key in given if key not in names and key not in range(ndim)]
     if left:
         raise RuntimeError(

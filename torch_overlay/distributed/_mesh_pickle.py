@@ -43,6 +43,8 @@ class OfTheRank:
         self.name = name
 
     def __get__(self, mesh: DeviceMesh | None, owner: type) -> Any:
+        if mesh is not None and self.name in mesh.__dict__:
+            return mesh.__dict__[self.name]  # another thread found it out since this one looked
         saved = {} if mesh is None else mesh.__dict__.get("_of_saver", {})
         if mesh is None or self.name not in saved:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
@@ -133,7 +135,7 @@ def _find_all(mesh: DeviceMesh, view: View, saved: list[str], number: int | None
     lanes = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axis, layout in enumerate(view.layout.axes):
         wanted = _Wanted(
-            view.show(_MeshLayout((layout,))).ranks(mesh._rank),
+            _group_ranks(mesh, view.show(_MeshLayout((layout,)))),
             lanes[axis],
             saved[axis] if axis < len(saved) else "",
         )
@@ -143,6 +145,11 @@ def _find_all(mesh: DeviceMesh, view: View, saved: list[str], number: int | None
         if group is not None:
             mesh._pg_registry[group.group_name] = group
     return names
+
+
+def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
+    """The ranks of the group of an axis, in the group's order, which is the mesh's."""
+    return axis.ranks(mesh._rank)
 
 
 class _Wanted(NamedTuple):

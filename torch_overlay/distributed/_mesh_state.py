@@ -149,7 +149,8 @@ def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMes
     """Another mesh of the same universe: views flattened later, and groups, are seen by both. With the memo of a deep
     copy its root, and what users put on it, are copies, too."""
     copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh))
-    users = {n: value for n, value in mesh.__dict__.items() if not (n.startswith("_") or hasattr(type(mesh), n))}
+    ours = {*copied.__dict__, *dir(type(mesh)), "_of_saver", "_universe"}
+    users = {name: value for name, value in mesh.__dict__.items() if name not in ours}
     root = mesh._root_mesh
     if memo is not None:
         memo[id(mesh)] = copied
@@ -181,6 +182,11 @@ def is_apart(mesh: DeviceMesh) -> bool:
     Its axes have groups of their own, and it doesn't use those that redistributions over other views share.
     """
     return "_apart" in mesh.__dict__
+
+
+def whose_groups(mesh: DeviceMesh) -> tuple[str | None, bool]:
+    """What tells a mesh from its equals with other groups, which must not stand for it where meshes are kept."""
+    return shared_state(mesh).private, is_apart(mesh)
 
 
 def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None) -> DeviceMesh:

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from . import _kept
 from ._group_table import Entry, GroupTable, Key, Kind, describe
-from ._member_names import compact, making_for_mesh
+from ._member_names import compact, for_mesh
 from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
@@ -61,7 +61,7 @@ class Request:
         view: of the one axis.
         name: what the axis is called.
         override: the backend and options that the user gave for it.
-        device_type: the mesh's, for finding the timeout of the default group.
+        device_type: the mesh's, which a gloo world may not serve.
         joint: whether the group is for redistributions over several axes, and not for an axis that the user made.
     """
 
@@ -133,9 +133,10 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
 
     MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
     """
-    if get_settings().create != "members" or makes_communicators(world):
-        return False
-    return (backend or distributed_c10d.get_backend(world)).lower() != "mpi"
+    asked = (backend or distributed_c10d.get_backend(world)).lower()
+    if uses_torchcomms() and backend == "fake":
+        return True  # compiled code can't resolve numbered names beside those of splits
+    return get_settings().create == "members" and not makes_communicators(world) and "mpi" not in asked
 
 
 def makes_communicators(world: ProcessGroup) -> bool:
@@ -183,26 +184,24 @@ def _make(request: Request, copies: list[list[int]], alone: bool) -> list[Proces
 def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
     backend, options = request.override
     _counted.calls += 1  # overlay only
-    token = making_for_mesh.set(True)
     try:
-        group = distributed_c10d.new_group(
+        group = for_mesh(distributed_c10d.new_group)(
             ranks=ranks,
             timeout=_timeout(request),
             backend=backend,
             pg_options=options,
             use_local_synchronization=alone,
             group_desc=f"mesh_{request.name}",
-            sort_ranks=ranks == sorted(ranks),  # where it's all the same, what torchcomms can
+            sort_ranks=ranks == sorted(ranks),  # torchcomms can't keep an order, and sorted ranks don't ask for it
         )
     except RuntimeError as error:
-        kind = type(error) if isinstance(error, DistError) else RuntimeError  # who catches these still does
-        raise kind(
+        if type(error) is not RuntimeError and not isinstance(error, DistError):
+            raise  # who catches it still does
+        raise type(error)(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
             "died or build another mesh (the option check_mesh compares them)."
         ) from error
-    finally:
-        making_for_mesh.reset(token)
     return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
 
 
@@ -217,7 +216,7 @@ def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]
 
     The world must be bound to a device and its backend must be able to; a split may sort its ranks.
     """
-    device = world.bound_device_id or torch.accelerator.current_accelerator()
+    device = world.bound_device_id or torch.accelerator.current_accelerator(check_available=True)
     if not makes_communicators(world) or device is None:
         return False
     parent = world._get_backend(device)

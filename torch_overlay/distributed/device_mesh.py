@@ -34,7 +34,7 @@ from ._mesh_input import (
 )
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import OfTheRank, load_state, saved_state
-from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of
+from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of, whose_groups
 from ._mesh_traced import is_traced, keep_view, real_mesh, traced_view
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap, Window
@@ -133,9 +133,8 @@ class _DeviceMesh:
     # --- as a value
 
     def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
-        view = view_of(self)
-        private = shared_state(self).private
-        return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id, private
+        view, own = view_of(self), (self._device_type, self._mesh_dim_names, self._thread_id)
+        return view.rank_map.key, view.layout, *own, *whose_groups(self)
 
     def __eq__(self: DeviceMesh, other: object) -> bool:
         if self is other:
@@ -145,7 +144,7 @@ class _DeviceMesh:
         mesh = real_mesh(other)
         traits = ("_mesh_dim_names", "_device_type", "_thread_id", "_preserve_rank_order")
         alike = view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
-        return alike and shared_state(self).private == shared_state(mesh).private
+        return alike and whose_groups(self) == whose_groups(mesh)
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""
@@ -197,7 +196,7 @@ class _DeviceMesh:
         if is_traced():
             return traced_view(self, "permute", mesh_dim_names)
         names = tuple(mesh_dim_names)
-        if sorted(names) != sorted(self._mesh_dim_names or ()):
+        if not self._mesh_dim_names or sorted(names) != sorted(self._mesh_dim_names):
             raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
         return make_view(self, select(self, names), names, select_groups(self, names))
 
@@ -254,7 +253,8 @@ class _DeviceMesh:
         if is_flattened(root, mesh_dim_name, layout):
             return
         names, overrides = (mesh_dim_name,), (backend_override,)
-        groups = None if group_names(self) is None else make_groups(root, layout, names, overrides)
+        bare = group_names(self) is None and not is_initialized()
+        groups = None if bare else make_groups(root, layout, names, overrides)
         flattened = make_view(root, layout, names, groups)
         mark_apart(flattened)
         root._flatten_mapping[mesh_dim_name] = flattened
@@ -342,7 +342,7 @@ class _DeviceMesh:
                 "If you want to get the list of all the ProcessGroups in the DeviceMesh,"
                 "please use `get_all_groups()` instead.",
             )
-        owner, dim = self, mesh_dim or 0
+        owner, dim = self, 0 if mesh_dim is None else mesh_dim
         if mesh_dim is not None and not isinstance(mesh_dim, int):
             flattened = self._get_root_mesh()._flatten_mapping
             if mesh_dim in flattened and mesh_dim not in (self._mesh_dim_names or ()):

@@ -22,6 +22,6 @@ def _process_group_name(ranks: list[int], use_hashed_name: bool) -> GroupName:
     """
     if use_hashed_name:
         return distributed_c10d.GroupName(member_names(distributed_c10d._world.default_pg).next(ranks))
-    world = distributed_c10d._world
-    number, world.group_count = world.group_count, world.group_count + 1
-    return distributed_c10d.GroupName(str(number))
+    name = distributed_c10d.GroupName(str(distributed_c10d._world.group_count))
+    distributed_c10d._world.group_count += 1
+    return name

@@ -12,7 +12,7 @@ from ._mesh_layout import _MeshLayout
 from ._mesh_state import axis_names, shared_state, view_of
 from ._process_groups import Request, axis_group
 from ._settings import get_settings
-from ._universe import universe_of
+from ._universe import current_world, making_private, universe_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
+
+
+def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
+    """Give a new mesh the groups of its axes, and those that redistributions over several axes use.
+
+    If it is a root, made inside a block of `private_groups` and where groups are shared, its universe is private.
+    """
+    shared = shared_state(mesh)
+    if making_private.get() and mesh._root_mesh is None and get_settings().share_groups != "off":
+        shared.private = current_world().next_private(shared.rank_map)
+    mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
+    make_joint_groups(mesh)
 
 
 def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:

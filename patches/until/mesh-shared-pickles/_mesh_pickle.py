@@ -68,16 +68,16 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
-    names: list[str] = []
     axes = view.layout.axes if mesh._coordinate_on_dim is not None else ()
-    for number, axis in enumerate(axes):
-        ranks = view.show(_MeshLayout((axis,))).ranks(mesh._rank)
-        group = _find(ranks, saved[number] if number < len(saved) else "")
-        if group is None:
-            names.append(f"{UNBOUND}{ranks}")
-        else:
-            names.append(group.group_name)
-            mesh._pg_registry[group.group_name] = group
+    wanted = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
+    if not mesh._preserve_rank_order:
+        wanted = [sorted(ranks) for ranks in wanted]  # as new_group sorts them
+    groups = [_open(ranks) for ranks in wanted]
+    names = saved[: len(wanted)]
+    # Either all names are this process's or none is: a number may be another mesh's here.
+    if len(names) < len(wanted) or not all(map(dict.__contains__, groups, names)):
+        names = [_of_a_mesh(*found) or f"{UNBOUND}{found[0]}" for found in zip(wanted, groups, strict=True)]
+    mesh._pg_registry = {name: found[name] for name, found in zip(names, groups, strict=True) if name in found}
     if any(name.startswith(UNBOUND) for name in names):
         lay_aside(mesh, {"_dim_group_names": saved})
     else:
@@ -86,12 +86,15 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     return names
 
 
-def _find(ranks: list[int], saved_name: str) -> ProcessGroup | None:
-    """A group over exactly these ranks, in whatever order: of the saved name, else the default one or a mesh's."""
+def _open(ranks: list[int]) -> dict[str, ProcessGroup]:
+    """The open groups over these ranks in this order, by their names."""
     world = distributed_c10d._world
-    fitting = [group for group in world.pg_names if sorted(world.pg_group_ranks[group]) == sorted(ranks)]
-    named = [group for group in fitting if world.pg_names.get(group) == saved_name]
-    if not named and sorted(ranks) == list(range(get_world_size())):
-        return distributed_c10d._get_default_group()
-    made_for_meshes = [group for group in fitting if getattr(group, "group_desc", "").startswith("mesh_")]
-    return next(iter(named + made_for_meshes), None)
+    return {name: group for group, name in world.pg_names.items() if list(world.pg_group_ranks[group]) == ranks}
+
+
+def _of_a_mesh(ranks: list[int], groups: dict[str, ProcessGroup]) -> str | None:
+    """The name of the default group, if it has these ranks, else of the first group that was made for a mesh."""
+    if ranks == list(range(get_world_size())):
+        return distributed_c10d._get_default_group().group_name
+    descriptions = ((name, getattr(group, "group_desc", "")) for name, group in groups.items())
+    return next((name for name, text in descriptions if text.startswith("mesh_")), None)

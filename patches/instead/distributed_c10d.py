@@ -1,0 +1,28 @@
+"""Upstream a split says which group it splits, inside which its ranks count."""
+
+from __future__ import annotations
+
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName, ProcessGroup
+
+from ._member_names import member_names
+
+
+def _process_group_name(ranks: list[int], use_hashed_name: bool, parent: ProcessGroup | None = None) -> GroupName:
+    """The name of a group about to be made, the same on every rank that takes part.
+
+    A group that only its members make must be named from what all of its members know. A counter of the process, of the
+    groups it is in or of the calls it made, drifts apart as soon as some ranks make a group and others don't. How often
+    *these* ranks have made a group is the same on all of them, whatever else any of them did. The counter behind the
+    other names is left to calls that every rank makes.
+
+    Args:
+        parent: the group inside which ``ranks`` count, if they aren't the world's.
+    """
+    if use_hashed_name:
+        if parent is not None:
+            ranks = [distributed_c10d.get_global_rank(parent, rank) for rank in ranks]
+        return GroupName(member_names(distributed_c10d._world.default_pg).next(ranks))
+    name = GroupName(str(distributed_c10d._world.group_count))
+    distributed_c10d._world.group_count += 1
+    return name

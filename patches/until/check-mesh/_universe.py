@@ -1,0 +1,29 @@
+"""Before ranks compare their meshes."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ._group_table import GroupTable
+
+if TYPE_CHECKING:
+    from ._rank_map import RankMap
+
+
+class World(...):
+    """What meshes left behind in one world, the same on every rank that made the same calls.
+
+    Attributes:
+        universes: in the order in which they were opened.
+        table: the groups that ``share_groups="world"`` shares.
+        token: of this world in this process, for pickles that come back to it.
+    """
+
+    def __init__(self) -> None:
+        self.universes: list[Universe] = []
+        self.table = GroupTable()
+        self.token = uuid.uuid4().hex
+        self._private: Counter[RankMap] = Counter()
+        self._opened: Counter[RankMap] = Counter()

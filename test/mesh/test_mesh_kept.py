@@ -1,0 +1,122 @@
+"""What stock's meshes keep, apart or at all: each case was lost once. On the fake backend."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import torch_overlay
+from mesh_harness import fake_world, group_ranks, needs_overlay
+from torch_overlay.distributed._mesh_layout import _MeshLayout
+from torch_overlay.distributed._mesh_pickle import OfTheRank
+from torch_overlay.distributed._mesh_state import wait_for_world
+from torch_overlay.distributed._rank_map import RankMap
+from way import needs_package
+
+pytestmark = needs_overlay
+
+
+@pytest.fixture
+def mesh():
+    with fake_world(5, 8):
+        yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+
+
+@needs_package
+def test_an_operator_keeps_the_mesh_that_has_groups_of_its_own(mesh):
+    """Sharding propagation remembers specs by equal meshes: a view made in private must not stand for one outside."""
+    outside = mesh["b", "c"]._flatten("bc")._unflatten(0, (2, 2), ("x", "y"))
+    with torch_overlay.private_groups():
+        inside = mesh["b", "c"]._flatten("bc")._unflatten(0, (2, 2), ("x", "y"))
+    assert inside != outside and len({inside, outside}) == 2
+    assert inside.get_group("x") is not outside.get_group("x")
+    for one in (outside, inside, outside):
+        assert (DTensor.from_local(torch.ones(2, 2), one, (Shard(0), Shard(1))) + 1).device_mesh is one
+
+
+def test_a_world_with_a_name_of_its_ranks_leaves_that_name_alone():
+    """A world of `_ranks` is named as groups are that only their members make."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2, _ranks=[0, 1])
+    try:
+        dist.new_group([0, 1], use_local_synchronization=True)
+        assert len(set(distributed_c10d._world.pg_names.values())) == 2
+    finally:
+        dist.destroy_process_group()
+
+
+def test_views_are_made_anew_after_abort(mesh):
+    mesh["b", "c"]._flatten("bc")
+    mesh.abort()
+    assert group_ranks(mesh["b", "c"]._flatten("bc"), "bc") == (4, 5, 6, 7)
+
+
+def test_another_thread_may_find_out_the_rank_first(mesh):
+    """Between two looks at what a loaded mesh holds, another thread bound it."""
+    loaded = copy.copy(mesh)
+    wait_for_world(loaded)
+    del loaded.__dict__["_of_saver"]
+    loaded.__dict__["_rank"] = 5
+    assert OfTheRank.__get__(DeviceMesh.__dict__["_rank"], loaded, DeviceMesh) == 5
+
+
+def test_ranks_and_a_layout_are_one_too_many(mesh):
+    with pytest.raises(TypeError, match="passing explicit mesh"):
+        DeviceMesh("cpu", [0, 1], _layout=_MeshLayout.from_sizes_strides((4,)), _rank_map=RankMap.identity(4))
+
+
+@pytest.mark.parametrize("wrong", [5, ("gloo",), ("gloo", None, None), object()])
+def test_what_is_no_backend_is_refused_before_anything_is_made(mesh, wrong):
+    made = len(distributed_c10d._world.pg_map)
+    with pytest.raises(TypeError, match="backend_override for dim 'tp' is the name of a backend"):
+        init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": wrong})
+    assert len(distributed_c10d._world.pg_map) == made
+
+
+def test_what_users_put_on_a_mesh_is_copied_under_any_name(mesh):
+    mesh._note, mesh.note = {"of": "mine"}, [1]
+    for copied in (copy.copy(mesh), copy.deepcopy(mesh)):
+        assert (copied._note, copied.note) == ({"of": "mine"}, [1])
+    assert copied._note is not mesh._note
+
+
+def test_a_mesh_without_groups_makes_those_of_its_flattened_view():
+    with fake_world(5, 8):
+        mesh = DeviceMesh("cpu", torch.arange(8).reshape(2, 4), mesh_dim_names=("a", "b"), _init_backend=False)
+        assert dist.get_process_group_ranks(mesh._flatten("ab").get_group()) == list(range(8))
+
+
+def test_a_dim_is_a_whole_number_or_a_name(mesh):
+    for wrong in ((), 0.0):
+        with pytest.raises(AssertionError):
+            mesh.get_group(wrong)
+
+
+def test_a_mesh_without_names_has_none_to_permute():
+    with fake_world(5, 8):
+        mesh = init_device_mesh("cpu", (2, 4))
+        for names in ((), ("a", "b")):
+            with pytest.raises(ValueError, match="permute needs each of None"):
+                mesh.permute(names)
+
+
+def test_an_error_of_another_kind_stays_that_kind(mesh, monkeypatch):
+    """A backend may say that it can't do it at all, or that there is no memory: callers tell these apart."""
+
+    def refuse(*args, **kwargs):
+        raise NotImplementedError("not here")
+
+    monkeypatch.setattr(distributed_c10d, "new_group", refuse)
+    with pytest.raises(NotImplementedError, match=r"^not here$"):
+        init_device_mesh("cpu", (4, 2), mesh_dim_names=("x", "y"))
+
+
+def test_mpi_beside_another_backend_is_mpi(mesh):
+    from torch_overlay.distributed._process_groups import members_create
+
+    world = distributed_c10d._get_default_group()
+    assert members_create(world, "gloo") and not members_create(world, "cpu:mpi,cuda:nccl")
