@@ -191,7 +191,7 @@ class Case:
                 return f"no group over {step.axes}"
             if not self.concerned().issuperset(step.axes):
                 return f"{step.axes} talk, of which only {sorted(self.concerned())} have a reason to"
-            sent, received = ({c: count(c) for c in coordinates(self.sizes)} for count in (step.sent, step.received))
+            sent, received = ({c: count(step, c) for c in coordinates(self.sizes)} for count in (sends, gets))
             most_out, most_in = leaving(step), arriving(step)
             for c in coordinates(self.sizes):
                 if received[c] > most_in:
@@ -238,6 +238,24 @@ class Case:
             if received[c] != len(lacks):
                 return f"{c} lacks {len(lacks)} elements and gets {received[c]}"
         return None
+
+
+# --- what a step brings ---
+
+
+def sends(step, coordinate):
+    """The elements that go to others: where each rank passes on in a ring what it gets, as many as arrive."""
+    return _to_others(step, coordinate, step.sends(coordinate)) if isinstance(step, st.AllToAll) else step.received
+
+
+def gets(step, coordinate):
+    """The elements that arrive from others."""
+    return _to_others(step, coordinate, step.receives(coordinate)) if isinstance(step, st.AllToAll) else step.received
+
+
+def _to_others(step, coordinate, pieces):
+    members = step.members(coordinate)
+    return sum(piece.box.elements for piece in pieces if members[piece.member] != tuple(coordinate))
 
 
 # --- all ranks in one process ---

@@ -113,7 +113,7 @@ def _groups(rng, axes):
 def _cost(rng, axes):
     if rng.random() < 0.6:
         return rng.choice([Cost(), Cost(latency=0.0)])  # where only bytes count, more plans balance their senders
-    given = tuple((10 ** rng.uniform(-6, -3), 10 ** rng.uniform(6, 11)) for _ in range(axes))
+    given = tuple((10 ** rng.uniform(6, 11), 10 ** rng.uniform(-6, -3)) for _ in range(axes))
     latency = rng.choice([0.0, 30e-6, 1.0])
     return Cost(latency, axes=rng.choice([(), given]), thrift=rng.choice([1.0, math.inf]))
 

@@ -11,7 +11,7 @@ from flow_twin import least_sent
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leaving
 from torch_overlay.distributed.tensor._planner.senders import Exchange, primes
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
-from twins_tensor import Case, coordinates, held
+from twins_tensor import Case, coordinates, gets, held, sends
 from width import NIGHTLY
 
 MOVED = [("R",), ("S", 0), ("S", 1)]
@@ -30,10 +30,7 @@ def moves(sizes, shape):
 def ports(case):
     """The elements that the busiest receiver gets, and those that the busiest sender sends, in all collectives."""
     steps = [step for step in case.steps() if isinstance(step, Collective)]
-    return tuple(
-        sum(max(count(step, c) for c in coordinates(case.sizes)) for step in steps)
-        for count in (lambda step, c: step.received(c), lambda step, c: step.sent(c))
-    )
+    return tuple(sum(max(count(step, c) for c in coordinates(case.sizes)) for step in steps) for count in (gets, sends))
 
 
 # --- the twin ---
@@ -119,7 +116,7 @@ def test_a_transposed_shard_comes_from_across_the_diagonal():
     case = Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=HEAVY)
     assert only(case).axes == (0, 1)
     assert all(senders(case, (i, j)) == [(j, i)] for i, j in coordinates((8, 8)))
-    assert {only(case).sent(c) for c in coordinates((8, 8))} == {0, 8 * 64}
+    assert {sends(only(case), c) for c in coordinates((8, 8))} == {0, 8 * 64}
     assert case.problem() is None
 
 
@@ -127,7 +124,7 @@ def test_without_a_group_over_both_axes_the_nearest_sends():
     case = Case((R, S0), (S0, R), (64, 64), (8, 8), (), itemsize=HEAVY)
     assert only(case).axes == (1,)
     assert all(senders(case, (i, j)) == [(i, i)] for i, j in coordinates((8, 8)))
-    assert [only(case).sent((0, j)) for j in range(2)] == [7 * 8 * 64, 0]
+    assert [sends(only(case), (0, j)) for j in range(2)] == [7 * 8 * 64, 0]
     assert leaving(only(case)) == 7 * 8 * 64 == 7 * arriving(only(case))
 
 
@@ -150,7 +147,7 @@ def test_a_wider_group_serves_where_there_is_no_other():
 
 
 def test_a_slow_replica_axis_is_left_out():
-    slow, fast = (1e-6, 1e6), (1e-6, 1e9)
+    slow, fast = (1e6, 1e-6), (1e9, 1e-6)
     for axes, group in (((slow, fast), (1,)), ((fast, fast), (0, 1))):
         case = Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=HEAVY, cost=Cost(axes=axes))
         assert only(case).axes == group
@@ -159,12 +156,12 @@ def test_a_slow_replica_axis_is_left_out():
 def test_terms_that_come_from_diagonals_are_added_in_one_order():
     """A replica axis before the pending one in the mesh: by the order of members, the first term would be another one
     on other ranks."""
-    exchange = Exchange(*Case((R, S0, P), (S0, R, R), (16, 4), (2, 2, 2)).ends(), (0, 1, 2), (2,))
-    step = AllToAll(exchange.before, exchange.after, exchange.axes, "sum", (2,), exchange.diagonals())
+    exchange = Exchange(*Case((R, P, S0), (S0, R, R), (16, 4), (2, 2, 2)).ends(), (0, 1, 2), (1,))
+    step = AllToAll(exchange.before, exchange.after, exchange.axes, "sum", (1,), exchange.diagonals())
     assert step.diagonals
     for c in coordinates((2, 2, 2)):
         members = step.members(c)
-        terms = [members[piece.member][2] for piece in step.receives(c)]
+        terms = [members[piece.member][1] for piece in step.receives(c)]
         assert terms == sorted(terms) and [piece.add for piece in step.receives(c)] == [bool(term) for term in terms]
 
 
@@ -197,6 +194,6 @@ def test_no_rank_sends_more_than_said(case):
         axes = tuple(sorted({*before.sharded, *reduced, *free}))
         exchange = Exchange(before, after, axes, reduced)
         step = AllToAll(before, after, axes, "sum" if reduced else None, reduced, exchange.diagonals())
-        sent = [step.sent(c) for c in coordinates(case.sizes)]
+        sent = [sends(step, c) for c in coordinates(case.sizes)]
         assert max(sent) <= leaving(step)
-        assert sum(sent) == sum(step.received(c) for c in coordinates(case.sizes))
+        assert sum(sent) == sum(gets(step, c) for c in coordinates(case.sizes))

@@ -1,24 +1,23 @@
 # Owner(s): ["oncall: distributed"]
 """Plans as values: how many collectives they have, over which mesh dims, how much they move, and how they read."""
 
+import contextlib
 import itertools
 
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
+from planner_simulator import MOVED, is_right, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import arriving, collectives
 from torch_overlay.distributed.tensor._planner.plan import line, plan
-from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
 
-SIZES, SHAPE, ITEMSIZE = (2, 2, 2), (16, 16), 4
-MOVED, PENDING = (None, 0, 1), "sum"  # the dim that a mesh dim shards, or a pending reduction
+SHAPE = (16, 16)
 
 
-def regions(spec, shape=SHAPE) -> Regions:
-    """One entry a mesh dim: None, the dim that it shards, or a pending reduction."""
-    dims = [entry if isinstance(entry, int) else None for entry in spec]
-    ops = [entry if isinstance(entry, str) else None for entry in spec]
-    return Regions.of(dims, ops, shape, SIZES)
+def planned(source, target, shape=SHAPE, groups=None):
+    """Of four bytes an element, on a (2, 2, 2) mesh."""
+    return plan(regions(source, shape), regions(target, shape), 4, groups)
 
 
 def cells(box):
@@ -26,12 +25,10 @@ def cells(box):
     return itertools.product(*(range(start, start + length) for start, length in zip(*box, strict=True)))
 
 
-def pairs(reduces: bool):
-    """Sources with or without pending sums, and every target that has none."""
-    for source in itertools.product([*MOVED, PENDING], repeat=3):
-        for target in itertools.product(MOVED, repeat=3):
-            if (PENDING in source) == reduces and source != target:
-                yield source, target
+def changes(reduces: bool):
+    """Sources with or without pending sums, and every other target that has none."""
+    ends = pairs((*MOVED, "sum"))
+    return [(source, target) for source, target in ends if ("sum" in source) == reduces and source != target]
 
 
 class TestPlan(TestCase):
@@ -39,25 +36,25 @@ class TestPlan(TestCase):
 
     @parametrize("reduces", [False, True])
     def test_number_of_collectives(self, reduces) -> None:
-        counts = [collectives(plan(regions(s), regions(t), ITEMSIZE)) for s, t in pairs(reduces)]
+        counts = [collectives(planned(*ends)) for ends in changes(reduces)]
         self.assertEqual(len(counts), 999 if reduces else 702)
         self.assertEqual(max(counts), 2 if reduces else 1)
         self.assertEqual(sum(counts), 1464 if reduces else 630)
 
     @parametrize("reduces", [False, True])
     def test_a_replica_that_stays_one_takes_no_part(self, reduces) -> None:
-        for source, target in pairs(reduces):
+        for source, target in changes(reduces):
             still = {a for a in range(3) if source[a] is target[a] is None}
-            for step in plan(regions(source), regions(target), ITEMSIZE):
+            for step in planned(source, target):
                 if isinstance(step, Collective):
                     self.assertEqual({*step.axes} & still, set(), msg=f"{source} to {target}: {step}")
 
     @parametrize("shape", [(4, 4), (8, 2)])
     def test_an_all_to_all_brings_what_is_lacking(self, shape) -> None:
         """No more arrives anywhere in an all-to-all than the new box has, and no less than what is lacking."""
-        for source, target in pairs(reduces=False):
+        for source, target in changes(reduces=False):
             before, after = regions(source, shape), regions(target, shape)
-            for step in plan(before, after, ITEMSIZE):
+            for step in planned(source, target, shape):
                 if not isinstance(step, AllToAll):
                     continue
                 self.assertLessEqual(arriving(step), after.most)
@@ -66,9 +63,9 @@ class TestPlan(TestCase):
                 self.assertGreaterEqual(arriving(step), lacking, msg=f"{source} to {target}")
 
     def test_without_a_joint_group_there_are_more_collectives_not_more_ranks(self) -> None:
-        source, target = regions((0, 0, 0)), regions((None, None, None))
-        self.assertEqual([len(s.axes) for s in plan(source, target, ITEMSIZE)], [3])
-        alone = plan(source, target, ITEMSIZE, groups=())
+        ends = (0, 0, 0), (None, None, None)
+        self.assertEqual([len(step.axes) for step in planned(*ends)], [3])
+        alone = planned(*ends, groups=())
         self.assertEqual([len(step.axes) for step in alone if isinstance(step, Collective)], [1, 1, 1])
 
     @parametrize(
@@ -82,8 +79,33 @@ class TestPlan(TestCase):
         ],
     )
     def test_how_a_plan_reads(self, source, target, text) -> None:
-        ends = regions(source), regions(target)
-        self.assertIn(text, line(*ends, plan(*ends, ITEMSIZE), ITEMSIZE))
+        ends = regions(source, SHAPE), regions(target, SHAPE)
+        self.assertIn(text, line(*ends, plan(*ends, 4), 4))
+
+    @parametrize("ops, plans", [(("sum", "avg"), 441), (("max",), 196)])
+    @parametrize("groups", [None, ()])
+    def test_every_rank_ends_with_its_part_or_its_term(self, ops, plans, groups) -> None:
+        """Of all pairs on a (2, 3) mesh that can be planned, pending targets among them."""
+        ran = 0
+        for source, target in pairs((*MOVED, *ops), (*MOVED, *ops), 2):
+            before, after = (regions(spec, (4, 5), (2, 3)) for spec in (source, target))
+            with contextlib.suppress(NotPlanned):
+                steps = plan(before, after, 4, groups)
+                self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
+                ran += 1
+        self.assertEqual(ran, plans, msg="the others can't be made")
+
+    @parametrize(
+        "source, target, why",
+        [
+            ("sum", "avg", "a pending sum can't become a pending avg"),
+            (0, "avg", "a shard can't become a term of avg"),
+            (None, "product", "a value can't be split into terms of product"),
+        ],
+    )
+    def test_terms_that_cannot_be_made_are_refused(self, source, target, why) -> None:
+        with self.assertRaisesRegex(NotPlanned, why):
+            planned((source, None, None), (target, None, None))
 
 
 instantiate_parametrized_tests(TestPlan)

@@ -51,8 +51,13 @@ class TestBusiest(TestCase):
     def test_of_even_cuts_it_is_exact(self) -> None:
         for ends in (((None, 0), (0, None)), ((0, None), (None, 0)), ((None, 0), (0, 0))):
             asked = exchange(*ends, 36, (6, 6))
-            told = [(most_sent(asked, some, 0), sent(asked, some)) for some in ((), asked.diagonals())]
-            self.assertTrue(all(said in (true, true + 6) for said, true in told), msg=f"{ends}: {told}")
+            for diagonals in ((), asked.diagonals()):
+                self.assertEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{ends}")
+
+    @parametrize("old, new, kept", [((0, None), (None, None), 6), ((0, 0), (0, None), 2), ((0, 0), (None, None), 2)])
+    def test_what_every_rank_keeps_is_not_sent(self, old, new, kept) -> None:
+        asked = exchange(old, new, 12, (2, 3))
+        self.assertEqual(most_sent(asked, (), kept), sent(asked, ()))
 
 
 instantiate_parametrized_tests(TestBusiest)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..distributed._rank_map import short
+from ..distributed.tensor._planner.cost import EXCHANGE
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import Step
 from . import screen
@@ -211,7 +212,7 @@ class Explanation:
         said = [
             "better: how many times fewer, or faster" if self.torch.lines and self.overlay.lines else "",
             "in, out: bytes that the busiest rank gets from others and sends to others",
-            f"time: an estimate, latency + the larger of in and out / bandwidth (x {cost.exchange:g} in an all_to_all)",
+            f"time: an estimate, latency + the larger of in and out / bandwidth (x {EXCHANGE:g} in an all_to_all)",
             ""
             if cost.axes
             else f"assumed: {duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s, "

@@ -1,7 +1,6 @@
 """Boxes: axis-parallel blocks of a tensor, in elements, and the chunk rule that cuts them.
 
-A `Box` is what one rank holds of a global tensor. Boxes of equal ndim can be intersected and moved into another's
-frame; everything a redistribution copies, sends or receives is a box. Standard library only.
+A `Box` is what one rank holds of a global tensor; everything a redistribution copies, sends or receives is a box.
 """
 
 from __future__ import annotations

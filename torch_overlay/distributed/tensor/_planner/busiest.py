@@ -1,4 +1,4 @@
-"""The busiest rank of an all-to-all: how much it sends, for the cost model. Standard library only."""
+"""The busiest rank of an all-to-all: how much it sends, for the cost model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
     """
     before, after, shards = exchange.before, exchange.after, exchange.shards
     if shards.issuperset(after.sharded):  # all that a rank holds goes to the same number of others
-        alike = [axis for axis in exchange.axes if axis in shards and axis not in after.sharded]
-        return math.prod([before.sizes[axis] for axis in alike]) * before.most - least_kept
+        return math.prod([before.sizes[axis] for axis in _alike(exchange)]) * before.most - least_kept
     if not all(_aligned(exchange, dim) for dim in range(len(before.shape))):
         return _most_uneven(exchange, diagonals) - least_kept
     tied = exchange.tied_digits()
@@ -34,11 +33,18 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
     return idle * terms * after.most - max(least_kept, 0 if paired else _kept(exchange, tied))
 
 
-def _kept(exchange: Exchange, tied: list[Digit]) -> int:
-    """What each of the nearest senders wants of what it holds, if all of them want some; else 0.
+def _alike(exchange: Exchange) -> list[int]:
+    """The axes of the group along which ranks hold different parts or terms, and want the same."""
+    return [axis for axis in exchange.axes if axis in exchange.shards and axis not in exchange.after.sharded]
 
-    A rank wants some if the tied digits have the values that they must have. Those of replica axes have them on
-    each rank that is a nearest sender at all; those of a shard axis, if it cuts the same place before and after.
+
+def _kept(exchange: Exchange, tied: list[Digit]) -> int:
+    """The elements that a nearest sender keeps for itself, and so doesn't send: what it wants of what it holds. If some
+    nearest sender wants none of that, 0.
+
+    The tied digits of a rank's coordinate say in which box of the source its new box lies. It keeps some if that is the
+    box that it holds. For the digits of replica axes it is, on each nearest sender; for those of a shard axis, if the
+    axis cuts the same dim before and after, inside of as many boxes.
     """
     before, after = exchange.before, exchange.after
     old, new = _depths(before), _depths(after)
@@ -61,8 +67,7 @@ def _depths(regions: Regions) -> dict[int, tuple[int, int]]:
 def _most_uneven(exchange: Exchange, diagonals: Collection[Diagonal]) -> int:
     """The elements that a rank has to send at most, with its own, whatever the cuts."""
     used = {diagonal.shard for diagonal in diagonals}
-    alike = [axis for axis in exchange.axes if axis in exchange.shards and axis not in exchange.after.sharded]
-    receivers = math.prod([d.base for axis in alike for d in exchange.cuts((axis,)) if d not in used])
+    receivers = math.prod([digit.base for digit in exchange.cuts(_alike(exchange)) if digit not in used])
     # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
     receivers *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
     return receivers * math.prod([_most_along(exchange, dim, diagonals) for dim in range(len(exchange.before.shape))])
@@ -71,8 +76,13 @@ def _most_uneven(exchange: Exchange, diagonals: Collection[Diagonal]) -> int:
 def _most_along(exchange: Exchange, dim: int, diagonals: Collection[Diagonal]) -> int:
     """Along one dim, the most elements that a rank sends, summed over all coordinates of receivers that can differ.
 
-    A sum over what is paired with a replica digit is a sum over that digit. If the other digit of the pair cuts the
-    target too, it is taken where there is most.
+    For example, four elements go from R·S0 to S0·R on (2, 2). Without a diagonal, sender and receiver have the same
+    coordinate on axis 0: rank (1, 1) sends the two elements that it holds to both ranks (1, j), of which
+    `_most_uneven` knows, and (0, 1) sends none. On a diagonal of both axes, the receivers of (0, 1) and of (1, 1) may
+    have any coordinate on axis 0: summed over it, each rank sends its two elements once.
+
+    So a paired replica digit is summed over, and its shard digit isn't any more. If that one cuts the target, too, the
+    receivers' value of it isn't looked at: the one counts with which most is sent.
     """
     paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
     cuts = exchange.cuts(exchange.after.orders[dim])

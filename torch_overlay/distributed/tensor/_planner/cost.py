@@ -1,6 +1,6 @@
 """Costs: what the busiest rank of a step gets and sends, the seconds that takes, and the choice between plans.
 
-The same numbers on every rank: nothing here depends on a coordinate. Standard library only.
+The same numbers on every rank: nothing here depends on a coordinate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .boxes import shortest
 from .busiest import most_sent
-from .steps import AllToAll, Collective, ReduceScatter, Step
+from .steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .regions import Regions
 
 Steps = tuple[Step, ...]
+EXCHANGE = 1.25  # how much longer an all-to-all takes than an all-gather that brings the same bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +32,17 @@ class Cost:
     Attributes:
         latency: seconds that a collective of two ranks takes without data; half as much more each time their number
             doubles.
-        axes: (latency, bandwidth) of each axis; a joint group is as slow as its slowest axis.
-        exchange: how much longer an all-to-all takes than an all-gather that brings the same bytes.
+        axes: (bandwidth, latency) of each axis; a joint group is as slow as its slowest axis.
         least_round: bytes by which the rounds of a large exchange are counted; see `rounds`.
-        thrift: a plan that reduces may bring at most this many times the bytes of the leanest one. At 1 no plan pays
-            for fewer collectives with bytes; at infinity time alone decides.
     """
 
     latency: float = 30e-6
     bandwidth: float = 10e9
     axes: tuple[tuple[float, float], ...] = ()
-    exchange: float = 1.25
-    thrift: float = 1  # whole, so that elements are compared exactly however many there are
     least_round: int = 16 << 20
+    # A plan that reduces may bring this many times the bytes of the leanest one. By more than 1, tests see other plans.
+    # It is whole, so that elements are compared exactly however many there are.
+    thrift: float = 1  # overlay only
 
     @staticmethod
     def of(names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None) -> Cost:
@@ -51,8 +50,8 @@ class Cost:
         assumed = _ASSUMED
         if not topology or not names:
             return assumed
-        known = {name: (latency, bandwidth) for name, bandwidth, latency in topology}
-        return Cost(axes=tuple([known.get(name, (assumed.latency, assumed.bandwidth)) for name in names]))
+        known = {name: (bandwidth, latency) for name, bandwidth, latency in topology}
+        return Cost(axes=tuple([known.get(name, (assumed.bandwidth, assumed.latency)) for name in names]))
 
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
@@ -61,9 +60,9 @@ class Cost:
     def _time(self, step: Collective, itemsize: int) -> float:
         latency, bandwidth = self.latency, self.bandwidth
         if self.axes:
-            latency = max(self.axes[a][0] for a in step.axes)
-            bandwidth = min(self.axes[a][1] for a in step.axes)
-        weight = self.exchange if isinstance(step, AllToAll) else 1.0
+            bandwidth = min(self.axes[a][0] for a in step.axes)
+            latency = max(self.axes[a][1] for a in step.axes)
+        weight = EXCHANGE if isinstance(step, AllToAll) else 1.0
         size = max(arriving(step), leaving(step)) * itemsize
         rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
         return rounds * latency * (1 + math.log2(step.ranks)) / 2 + weight * size / bandwidth
@@ -79,12 +78,12 @@ class Cost:
         alike: dict[tuple[float, float], set[int]] = {}
         for axis in axes:
             alike.setdefault(self.axes[axis], set()).add(axis)
-        parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: speed[1]))
+        parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: speed[0]))
         return [parts, parts[::-1]] if len(parts) > 1 else []
 
     def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:
         talking = [step for step in plan if isinstance(step, Collective)]
-        # In whole picoseconds, so that equal plans are equal in spite of the order of floating-point sums.
+        # In whole picoseconds, so that equal plans are nearly always equal in spite of the order of sums.
         picoseconds = round(1e12 * sum([self._time(step, itemsize) for step in talking]))
         return picoseconds, len(talking), arriving_by(talking)
 
@@ -107,9 +106,7 @@ def arriving(step: Step) -> int:
     if isinstance(step, AllToAll):
         terms = math.prod([step.before.sizes[a] for a in step.reduced])
         return terms * step.after.most - least_overlap(step.before, step.after)
-    if isinstance(step, Collective):
-        return step.received(())
-    return 0
+    return step.received if isinstance(step, (AllGather, AllReduce, ReduceScatter)) else 0
 
 
 def leaving(step: Step) -> int:

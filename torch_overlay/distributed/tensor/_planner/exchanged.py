@@ -1,4 +1,4 @@
-"""Reductions by an all-to-all that brings all terms, and by one group at a time. Standard library only.
+"""Reductions by an all-to-all that brings all terms, and by one group at a time.
 
 Each function is a way to begin, for `Reduction`, as its methods are.
 """

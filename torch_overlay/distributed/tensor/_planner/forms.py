@@ -1,13 +1,14 @@
 """Forms: what the plans for tensors of different sizes have in common, so that a change is planned once for many sizes.
 
-Where all cuts are even, the time of a plan is linear in the bytes of the tensor. So tensors whose bytes are nearest to
-the same power of two share one plan, that of a tensor as small as can be cut with elements as large as that. Which plan
-a tensor has follows from its own sizes alone, never from those that were asked for before: ranks with different
-histories would run different collectives. Standard library only.
+Where all cuts are even, the time of a plan is linear in the bytes of the tensor. So tensors share a plan whose bytes,
+divided by the elements of the smallest tensor that can be cut evenly, are nearest to the same power of two. It is the
+plan of that smallest tensor, with elements of so many bytes. Which plan a tensor has follows from its own sizes alone,
+never from those that were asked for before: ranks with different histories would run different collectives.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import lru_cache
 from operator import mod
@@ -115,9 +116,7 @@ def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
     """The same step on a tensor of another shape."""
     if isinstance(step, Divide):
         return step
-    kind, before, after = type(step), step.before, step.after
-    others = [getattr(step, name) for name in kind.__match_args__[2:]]
-    return kind(Regions(shape, *before[1:]), Regions(shape, *after[1:]), *others)
+    return dataclasses.replace(step, before=on_shape(step.before, shape), after=on_shape(step.after, shape))
 
 
 def on_shape(regions: Regions, shape: tuple[Any, ...]) -> Regions:

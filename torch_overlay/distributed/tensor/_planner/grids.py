@@ -2,7 +2,7 @@
 
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (uneven or empty shards, cuts that part
-on one dim, free axes that cut the target too). Standard library only.
+on one dim, free axes that cut the target too).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups: which sets of mesh axes have a process group. Standard library only."""
+"""Groups: which sets of mesh axes have a process group."""
 
 from __future__ import annotations
 

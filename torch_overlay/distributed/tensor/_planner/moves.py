@@ -3,7 +3,7 @@
 Ranks that hold the same piece are replicas of one another. A rank can get each piece that it wants from the replica
 that has its own coordinate on every axis along which the replicas differ. So a move needs a group over axes that cut
 the source, and no others. With a group over more axes other replicas can send too, which is better where the nearest
-ones would send much and others nothing: `senders` says when. Standard library only.
+ones would send much and others nothing: `senders` says when.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .cost import arriving, arriving_by, collectives
+from .cost import EXCHANGE, arriving, arriving_by, collectives
 from .regions import overlaps
 from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
@@ -118,7 +118,7 @@ def _in_one(
             yield (*first, gather)
             return  # no padding: an all-to-all would bring the same
     exchanges = list(all_to_alls(Exchange(narrow, after, group), before.free, groups))
-    if gather is not None and arriving(gather) <= cost.exchange * arriving(exchanges[0]):
+    if gather is not None and arriving(gather) <= EXCHANGE * arriving(exchanges[0]):
         yield (*first, gather)
     for step in exchanges:
         yield (*first, step)
@@ -128,8 +128,7 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
     """The all-to-alls for an exchange, over groups with at least its axes, which the nearest senders need. A group with
     more axes is taken if it balances the senders, or if there is no other.
 
-    Such an axis is `free` in the source and cuts the target. So its placement changes, or the single steps talk along
-    it: by the law of axes it may talk.
+    Such an axis is `free` in the source and cuts the target. So its placement changes, and its ranks may take part.
     """
     before, after, axes, reduced = exchange
     nearest = groups.has(axes)
@@ -140,7 +139,7 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
         yield AllToAll(before, after, axes, op, reduced)
         return
     for group in groups.between(axes, more.union(axes)):
-        diagonals = exchange.over(group).diagonals() if more else ()
+        diagonals = exchange._replace(axes=group).diagonals() if more else ()
         if diagonals or group == axes or not nearest:
             yield AllToAll(before, after, group, op, reduced, diagonals)
 

@@ -1,12 +1,15 @@
 """Plans: the steps from one spec to another, and the line that shows them.
 
-    source = Regions.of((None, 0), ("sum", None), shape=(8, 4), sizes=(2, 2))  # Partial("sum"), Shard(0)
-    target = Regions.of((None, None), (None, None), shape=(8, 4), sizes=(2, 2))  # Replicate(), Replicate()
-    for step in plan(source, target, itemsize=4): ...
+From Partial("sum"), Shard(0) to Replicate(), Replicate() on a (2, 2) mesh:
+
+>>> source = Regions.of((None, 0), ("sum", None), (8, 4), (2, 2))
+>>> target = Regions.of((None, None), (None, None), (8, 4), (2, 2))
+>>> print(line(source, target, plan(source, target, itemsize=4), itemsize=4))
+P·S0 → R·R: all_reduce(a) 64 B, all_gather(b) 64 B
 
 A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The source is `source` and each step
 starts where the last one ended; the last one ends in `target`. Keep a plan, and for each step the lists of one's own
-coordinate, for as long as the arguments are the same: all of them are hashable. Standard library only.
+coordinate, for as long as the arguments are the same: all of them are hashable.
 """
 
 from __future__ import annotations

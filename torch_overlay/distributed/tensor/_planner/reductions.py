@@ -1,10 +1,11 @@
 """Reductions: pending values become values, in other boxes if the target asks. At most two collectives if the groups
-are at hand: one that reduces, over all axes together, and one that moves. Standard library only.
+are at hand: one that reduces, over all axes together, and one that moves.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,14 +18,12 @@ from .scatters import Scatters
 from .steps import AllReduce, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .cost import Cost
     from .groups import Groups
 
 Steps = tuple[Step, ...]
 Beginning = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
-Ways = tuple[tuple[int, "Callable[[], Iterator[Beginning]]"], ...]
+Ways = tuple[tuple[int, Callable[[], Iterator[Beginning]]], ...]
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class Reduction:
     groups: Groups
     itemsize: int
     cost: Cost
-    tried: set[int]  # the dims that it was tried to cut where the target doesn't
+    tried: set[int]  # the dims that some candidate cut
     scatters: Scatters = field(init=False)
     crossed: frozenset[int] = field(init=False)
     _moves: dict[tuple[Regions, int], tuple[Steps, int]] = field(default_factory=dict)
@@ -52,14 +51,15 @@ class Reduction:
         self.crossed = crossed(self.before, self.after)
 
     def best(self) -> Steps:
-        """The plan that the cost prefers."""
+        """The plan that the cost prefers. No other plan is made where the first can't be beaten: one all-reduce and
+        nothing moves, or one reduce-scatter, without padding, that leaves each rank what the target wants."""
         if self.axes.isdisjoint(self.after.sharded) and not self.crossed:
             head, now = next(self.whole())
-            return (*head, *self._move(now, 0)[0])  # no plan can do with less
+            return (*head, *self._move(now, 0)[0])
         if self.axes.issubset(self.after.sharded):
             head, now = next(self.scattered())
             if len(head) == 1 and now == self.after and isinstance(head[0], ReduceScatter) and self._exact(head[0]):
-                return head  # each rank gets its own part and nothing else
+                return head
         return self.cost.fastest(self._lean(), self.itemsize)
 
     def _lean(self) -> list[Steps]:
@@ -81,8 +81,9 @@ class Reduction:
         return [plan for elements, _, plan in found if not self.too_many(elements)]
 
     def _ways(self) -> Ways:
-        """The ways, each with its place among equals. The lean ones are asked first, so that most of the others are
-        known to bring too much by their beginnings."""
+        """The ways, each with its place: of plans that cost the same, that of the least place is taken. The ways stand
+        in another order, in which they are asked: those that bring few elements come first, so that most plans of the
+        others are dropped by their beginnings."""
         return (
             (2, self.scattered),
             (1, self.part_whole),

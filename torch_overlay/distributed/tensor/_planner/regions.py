@@ -3,7 +3,7 @@
 `Regions` is the planner's view of a DTensor spec: no mesh, no ranks, no torch. It is canonical, so that two specs that
 put the same elements in the same places are one value: axes of size 1 are dropped and strided shards become an order.
 Placements come as plain values, one for each axis: the dim that the axis shards (None if it shards none), the split
-factor of a strided shard (else 1), and the pending reduction (None if there is none). Standard library only.
+factor of a strided shard (else 1), and the pending reduction (None if there is none).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Cuts(NamedTuple):
     """What placements say of any tensor with so many dims: the `orders` and `partial` of its `Regions`.
 
     Attributes:
-        odd: the dims that are cut in another order than that of the axes: boxes only if the cut is even.
+        odd: the dims that are cut in another order than that of the axes, which must be cut evenly. Otherwise strided
+            shards are no boxes. Those of an explicit shard order are, but `compute_local_shape_and_global_offset`
+            reads placements in the order of the axes, and says other shapes.
     """
 
     orders: tuple[tuple[int, ...], ...]
@@ -100,7 +102,8 @@ class Regions(NamedTuple):
 
         Raises:
             ValueError: the spec is wrong: a length, a dim out of range, reductions of different kinds in one tensor.
-            NotPlanned: the spec is right but its shards are no boxes, or its reduction has no name that we know.
+            NotPlanned: the spec is right but cuts a dim in another order unevenly, or its reduction has no name that
+                we know.
         """
         shape, sizes = tuple(shape), tuple(sizes)
         return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(shape, sizes)
@@ -115,12 +118,8 @@ class Regions(NamedTuple):
 
     def box(self, coordinate: Sequence[int]) -> Box:
         """What `coordinate` holds of the global tensor."""
-        starts, lengths = [], []
-        for dim, order in enumerate(self.orders):
-            start, length = self.span(dim, coordinate) if order else (0, self.shape[dim])
-            starts.append(start)
-            lengths.append(length)
-        return Box(tuple(starts), tuple(lengths))
+        spans = [self.span(dim, coordinate) for dim in range(len(self.shape))]
+        return Box(tuple([start for start, _ in spans]), tuple([length for _, length in spans]))
 
     @property
     def most(self) -> int:

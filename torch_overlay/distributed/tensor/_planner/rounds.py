@@ -2,7 +2,7 @@
 
 An exchange over several axes at once may bring a rank many times what it holds, as pieces that lie one after the other
 until they are put in their places. One axis at a time has less to hold. So each piece of a large one is cut into equal
-parts, and each round moves one part of every piece: the same elements to the same ranks. Standard library only.
+parts, and each round moves one part of every piece: the same elements to the same ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step,
 
 
 def reduced_at_once(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same steps, no reduce-scatter in rounds: for whoever goes on while the last one runs."""
+    """The same steps, no reduce-scatter in rounds: with `async_op` the caller goes on while the last one runs."""
     return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, ReduceScatter) else step for step in steps])
 
 
@@ -59,7 +59,7 @@ def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
         staged, room = arriving(step) + leaving(step), step.before.most
     elif (is_view or cut_last(step.before, step.after, step.axes) is None) and step.after.is_even:
         packed = step.ranks * step.chunk
-        staged, room = packed + step.chunk, packed // 2  # by one axis first, there would be half of it or less
+        staged, room = packed + step.chunk, packed // 2  # one axis at a time would pack at most half
     else:
         return step  # nothing is copied for it
     rounds = min(-(-staged // max(room, 1)), staged * itemsize // cost.least_round)

@@ -1,4 +1,4 @@
-"""Scatters: how a reduction may leave its result in parts, a different one on each rank. Standard library only."""
+"""Scatters: how a reduction may leave its result in parts, a different one on each rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Scatters:
     after: Regions
     axes: frozenset[int]
     groups: Groups
-    tried: set[int]  # the dims that it was tried to cut where the target doesn't
+    tried: set[int]  # the dims that some candidate cut
 
     def narrowed(self) -> tuple[Regions, ...]:
-        """What to reduce: only what the target wants of the local tensor, where it can be told; or all of it."""
+        """What to reduce: the part of the local tensor that the target wants, and the whole."""
         narrow = cut_toward(self.before, self.after, self.before.free)
         return (narrow,) if narrow == self.before else (narrow, self.before)
 

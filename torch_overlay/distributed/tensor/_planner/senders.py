@@ -18,7 +18,7 @@ factor of the size.
 Where all cuts are even and made of the same primes, no rank sends more than the busiest rank receives. Proof: on one
 dim, each cut that source and target share fixes a digit of the sender's shard coordinate for a given receiver, and for
 a given sender a digit of the receiver's shard coordinate, a tied one or one that is paired. As there are at least as
-many digits of shard axes as shared cuts, all tied digits of replica axes find a partner. Standard library only.
+many digits of shard axes as shared cuts, all tied digits of replica axes find a partner.
 """
 
 from __future__ import annotations
@@ -71,10 +71,6 @@ class Exchange(NamedTuple):
         """The axes of the whole mesh along which ranks hold different parts or different terms."""
         return self.before.sharded.union(self.reduced)
 
-    def over(self, axes: tuple[int, ...]) -> Exchange:
-        """The same over another group."""
-        return self._replace(axes=axes)
-
     def diagonals(self) -> tuple[Diagonal, ...]:
         """Each tied digit of a replica axis with a digit of a shard axis that isn't tied, of the same base if there is
         one left; all within the group."""
@@ -96,14 +92,7 @@ class Exchange(NamedTuple):
 
     def tied(self) -> frozenset[int]:
         """The replica axes, in the group or not, that cut the target where the source is cut too."""
-        found, shards = [], self.shards
-        for old, new in zip(self.before.orders, self.after.orders):
-            boxes, depth = math.prod([self.before.sizes[a] for a in old]), 1
-            for axis in new:
-                if depth < boxes and axis not in shards:
-                    found.append(axis)
-                depth *= self.before.sizes[axis]
-        return frozenset(found)
+        return frozenset([digit.axis for digit in self.tied_digits()]) - self.shards
 
     def tied_digits(self) -> list[Digit]:
         """The digits that cut the target where the source is cut too: they say in which box of the source it lies."""

@@ -1,6 +1,7 @@
 """Steps: what a plan is made of. Each is a frozen value that says what changes, the same on every rank.
 
-A step knows the regions `before` and `after` it. What one rank copies, sends and receives follows from its coordinate:
+A step, except Divide, knows the regions `before` and `after` it. What one rank copies, sends and receives follows from
+its coordinate, and a runner does with it:
 
     Narrow        cut `box(coordinate)` out of the local tensor
     Embed         zeros of the new shape, the local tensor's part in `box(coordinate)`
@@ -21,7 +22,7 @@ Each piece is packed row-major, and a member has one piece at most. Pieces name 
 ranks of these coordinates up and lays the pieces out in the order of the group that it really has, so that a group that
 is sorted otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A
 box without elements is nowhere: where a local step has one, make the tensor anew. The lists depend on the coordinate
-alone: compute them once per plan. All counts are in elements. Standard library only.
+alone: compute them once per plan. All counts are in elements.
 """
 
 from __future__ import annotations
@@ -99,14 +100,6 @@ class Collective(_Change):
         """The size of the joint group."""
         return math.prod([self.before.sizes[a] for a in self.axes])
 
-    def received(self, coordinate: Coordinate) -> int:
-        """Elements that arrive from others."""
-        raise NotImplementedError
-
-    def sent(self, coordinate: Coordinate) -> int:
-        """Elements that go to others: as many as arrive, where each rank passes on in a ring what it gets."""
-        return self.received(coordinate)
-
     def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
         """The coordinates of the joint group that `coordinate` is in, row-major over `axes`."""
         ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
@@ -127,7 +120,8 @@ class AllGather(Collective):
         whole = self.after.box(coordinate)
         return [Piece(i, box) for i, _, box in _shared(whole, self.before, enumerate(self.members(coordinate)))]
 
-    def received(self, coordinate: Coordinate) -> int:
+    @property
+    def received(self) -> int:
         """Elements that arrive from others."""
         return (self.ranks - 1) * self.chunk
 
@@ -138,7 +132,8 @@ class AllReduce(Collective):
 
     op: str
 
-    def received(self, coordinate: Coordinate) -> int:
+    @property
+    def received(self) -> int:
         """Elements that arrive from others, if each rank reduces its part and then all parts are gathered."""
         return -(-2 * (self.ranks - 1) * self.before.most // self.ranks)
 
@@ -160,7 +155,8 @@ class ReduceScatter(Collective):
         held = self.before.box(coordinate)
         return [Piece(i, box) for i, _, box in _shared(held, self.after, enumerate(self.members(coordinate)))]
 
-    def received(self, coordinate: Coordinate) -> int:
+    @property
+    def received(self) -> int:
         """Elements that arrive from others."""
         return (self.ranks - 1) * self.chunk
 
@@ -215,18 +211,6 @@ class AllToAll(Collective):
         whole = self.after.box(coordinate)
         shared = _shared(whole, self.before, self.peers(coordinate))
         return [Piece(i, box, any(who[a] for a in self.reduced)) for i, who, box in shared]
-
-    def sent(self, coordinate: Coordinate) -> int:
-        """Elements that go to others."""
-        return self._to_others(coordinate, self.sends(coordinate))
-
-    def received(self, coordinate: Coordinate) -> int:
-        """Elements that arrive from others."""
-        return self._to_others(coordinate, self.receives(coordinate))
-
-    def _to_others(self, coordinate: Coordinate, pieces: Iterable[Piece]) -> int:
-        own = self._place(coordinate)
-        return sum([piece.box.elements for piece in pieces if piece.member != own])
 
     def _place(self, coordinate: Coordinate) -> int:
         """The place of a coordinate in `members`."""

@@ -3,6 +3,7 @@
 
 class Reduction(...):
     def _ways(self) -> Ways:
-        """The ways, each with its place among equals. The lean ones are asked first, so that most of the others are
-        known to bring too much by their beginnings."""
+        """The ways, each with its place: of plans that cost the same, that of the least place is taken. The ways stand
+        in another order, in which they are asked: those that bring few elements come first, so that most plans of the
+        others are dropped by their beginnings."""
         return (2, self.scattered), (1, self.part_whole), (3, self.moved_first), (0, self.whole)

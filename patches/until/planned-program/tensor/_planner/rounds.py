@@ -1,0 +1,3 @@
+"""Before a program is made ready with async_op."""
+
+reduced_at_once = ...

@@ -1,0 +1,3 @@
+"""Before sizes are left open."""
+
+in_one_round = ...

@@ -1,0 +1,3 @@
+"""Before rounds ask whether a collective cuts one dim further."""
+
+cut_last = ...
