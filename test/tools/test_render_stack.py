@@ -57,6 +57,7 @@ def test_every_row_is_carried_and_nothing_else():
     rows = [row for row in ROWS if row.kind is not Kind.HOOK]
     # Layouts are ours in the overlay; upstream their members go into torch's classes, which the overlay leaves alone.
     carried = {target for target in carried if not target.startswith(LAYOUTS)}
+    carried.remove("torch.distributed.distributed_c10d:split_group")  # whose call the overlay can't reach
     carried.remove("torch.distributed.device_mesh:_register_distributed_opaque_types")  # a hook does it in the overlay
     carried.add("torch.distributed.device_mesh:_maybe_traced_group")  # upstream has it where graphs are for all ranks
     carried.remove("torch.distributed.device_mesh:DeviceMesh.__setstate__")  # the overlay's reads files of 2.9 first

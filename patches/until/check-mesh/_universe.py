@@ -17,7 +17,7 @@ class World(...):
 
     Attributes:
         universes: in the order in which they were opened.
-        table: the groups that ``share_groups="world"`` shares.
+        table: the groups that all meshes share where mesh_share_groups is "world".
         token: of this world in this process, for pickles that come back to it.
     """
 

@@ -43,7 +43,7 @@ class World(...):
 
     Attributes:
         universes: in the order in which they were opened.
-        table: the groups that ``share_groups="world"`` shares.
+        table: the groups that all meshes share where mesh_share_groups is "world".
         token: of this world in this process, for pickles that come back to it.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
     """

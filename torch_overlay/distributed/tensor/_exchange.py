@@ -105,24 +105,26 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
     coordinate, held, wanted, _ = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     ranks = len(group.places)
+    receives = step.receives(coordinate) if to_unpack is None else ()
+    receive_splits = splits(receives, group) if to_unpack is None else [wanted.elements // ranks] * ranks
     if to_pack is not None:
         send_splits = [math.prod(to_pack.times) // ranks] * ranks
         pack = packing(to_pack)
     else:
         sends = step.sends(coordinate)
         send_splits = splits(sends, group)
-        pack = pack_pieces(sends, group)
+        pack = never_nothing(
+            pack_pieces(sends, group), send_splits, receive_splits, _own_place(step, coordinate, group)
+        )
     if to_unpack is not None:
-        receive_splits = [wanted.elements // ranks] * ranks
         land = unpacking(to_unpack, wanted.length)
     else:
-        receives = step.receives(coordinate)
-        receive_splits = splits(receives, group)
-        pack = never_nothing(
-            pack, send_splits, receive_splits, group.places[step.members(coordinate).index(tuple(coordinate))]
-        )
         land = _landing(step, receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
+
+
+def _own_place(step: AllToAll, coordinate: Sequence[int], group: Group) -> int:
+    return group.places[step.members(coordinate).index(tuple(coordinate))]
 
 
 def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:
