@@ -1,6 +1,7 @@
 """What stock's meshes keep, apart or at all: each case was lost once. On the fake backend."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -120,3 +121,21 @@ def test_mpi_beside_another_backend_is_mpi(mesh):
 
     world = distributed_c10d._get_default_group()
     assert members_create(world, "gloo") and not members_create(world, "cpu:mpi,cuda:nccl")
+
+
+@needs_package
+def test_views_of_a_view_apart_are_apart_wherever_they_are_made(mesh):
+    """Made outside the block, and loaded where the same meshes were made."""
+    outside = mesh["b", "c"]._flatten("bc")._unflatten(0, (2, 2), ("x", "y"))
+    with torch_overlay.private_groups():
+        inside = mesh["b", "c"]._flatten("bc")._unflatten(0, (2, 2), ("x", "y"))
+    deeper, other = (view._unflatten(1, (1, 2), ("p", "q")) for view in (inside, outside))
+    assert deeper.get_group("q") is not other.get_group("q")
+    flat = inside._flatten("xy")
+    assert flat.get_group() is not mesh["bc"].get_group()
+    loaded = pickle.loads(pickle.dumps(inside))
+    loaded.__dict__["_dim_group_names"] = ["1", "2"]  # as another process named them
+    state = {**loaded.__getstate__(), "_universe": (*loaded.__getstate__()["_universe"][:2], "")}
+    elsewhere = DeviceMesh.__new__(DeviceMesh)
+    elsewhere.__setstate__(state)
+    assert elsewhere.get_group("x") is inside.get_group("x") is not outside.get_group("x")

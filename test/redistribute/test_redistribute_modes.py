@@ -1,6 +1,7 @@
 """Redistribution where tensors aren't plain: compiled, fake, one process for all ranks, watched. A world of one process
 whose collectives move nothing; values under compile are held by the cases on real ranks."""
 
+import contextlib
 from collections import OrderedDict
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
+from torch_overlay.distributed.tensor import _exchange
 from torch_overlay.distributed.tensor._planner import cost as planner_cost
 from way import debug_mode, merges, needs_package
 
@@ -96,6 +99,35 @@ def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypat
     torch.compile(swapped, backend=backend, fullgraph=True)(*leaves).backward()
     assert len(found) == comm.get_total_counts()
     assert len(found) > 4 if rounds else len(found) == 4
+
+
+@needs_overlay
+def test_a_compiler_runs_no_exchange_twice(mesh, monkeypatch):
+    """A rank whose part of the gradient is empty: an exchange for which it packs something that depends on nothing goes
+    into the forward graph and into the backward graph, and the other ranks run it once."""
+    monkeypatch.setattr(_exchange, "get_backend", lambda group: "gloo")  # no other group needs an element
+
+    def moved(local):
+        shape = dict(shape=torch.Size((8, 3)), stride=(3, 1))
+        placed = DTensor.from_local(local, mesh, (S(0), S(0)), run_check=False, **shape)
+        return placed.redistribute(placements=(S(1), S(1))).to_local().sin().sum() + local.sin().sum()
+
+    found = []
+
+    def keep(graph, _):
+        found.append([node.name for node in graph.graph.nodes if node.name.startswith("all_to_all")])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=keep,
+        bw_compiler=keep,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    leaf = torch.ones(1, 3, requires_grad=True)
+    with contextlib.suppress(RuntimeError):  # the fake group may refuse what the backward graph sends
+        torch.compile(moved, backend=backend, fullgraph=True)(leaf).backward()
+    assert list(map(len, found)) == [1, 1]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])

@@ -44,7 +44,8 @@ def abort_groups(mesh: DeviceMesh) -> None:
             distributed_c10d._cleanup_process_group_global_state(group)
         shared_state(mesh).registry.clear()
         shared_state(mesh).flattened.clear()  # whose groups are gone
-        shared_state(mesh).universe = None  # what is made from now on is made anew
+        # What is made from now on is made anew, for a loaded mesh as well.
+        shared_state(mesh).universe = shared_state(mesh).saved_number = None
     if failed:
         raise failed[0]
 

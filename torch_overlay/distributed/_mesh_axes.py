@@ -109,15 +109,18 @@ def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
 
 
 def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
-    """All axes of several views of one universe.
+    """All axes of several views over one rank map.
 
     Raises:
-        RuntimeError: meshes of different universes, axes that share ranks, or names on some axes only.
+        RuntimeError: meshes over different rank maps, axes that share ranks, or names or the order of ranks in groups
+            on some axes only.
     """
     if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
         raise RuntimeError("Cannot concatenate DeviceMeshes derived from different device meshes")
     if len({mesh._mesh_dim_names is None for mesh in meshes}) > 1:
         raise RuntimeError(f"Cannot concatenate meshes with and without mesh_dim_names: {meshes}")
+    if len({mesh._preserve_rank_order for mesh in meshes}) > 1:
+        raise RuntimeError(f"Cannot concatenate meshes with and without preserve_rank_order: {meshes}")
     layout = _MeshLayout(tuple(axis for mesh in meshes for axis in view_of(mesh).layout.axes))
     if not layout.collapse().check_orthogonal():
         raise RuntimeError(f"Cannot concatenate overlapping meshes: {meshes}")

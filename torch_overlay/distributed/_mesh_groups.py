@@ -17,7 +17,15 @@ from ._mesh_state import axis_names, is_apart, shared_state, view_of
 from ._process_groups import Request, axis_group, makes_communicators
 from ._rank_map import short
 from ._settings import get_settings
-from ._universe import Joint, Universe, current_world, join_universe, making_private, universe_of
+from ._universe import (
+    Joint,
+    Universe,
+    current_world,
+    join_universe,
+    making_private,
+    private_groups,
+    universe_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,7 +63,17 @@ def mark_apart(mesh: DeviceMesh) -> None:
 def make_groups(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
-    """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
+    """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside. Axes
+    that a view of `is_apart` gets share no group either."""
+    if is_apart(mesh):
+        with private_groups():
+            return _find_or_make(mesh, layout, names, overrides)
+    return _find_or_make(mesh, layout, names, overrides)
+
+
+def _find_or_make(
+    mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
+) -> list[str]:
     shared = shared_state(mesh)
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     universe = universe_of(shared)

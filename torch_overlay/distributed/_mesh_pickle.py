@@ -1,10 +1,4 @@
-"""Saving and loading meshes: as layout, ranks and names, in the form that DeviceMesh reads and writes.
-
-Files go both ways between this and torches before it. What belongs to the process that saved is not believed on
-load: the rank, the coordinates and the groups are those of the process that loads, as soon as there is a world. A group
-is found by its ranks, since names depend on the order in which a process made its groups; the name decides between
-several, and about groups that no mesh made.
-"""
+"""Saving and loading meshes: as layout, ranks and names, in the form that DeviceMesh reads and writes."""
 
 from __future__ import annotations
 
@@ -43,9 +37,9 @@ class OfTheRank:
         self.name = name
 
     def __get__(self, mesh: DeviceMesh | None, owner: type) -> Any:
+        saved = {} if mesh is None else mesh.__dict__.get("_of_saver", {})  # first: it goes once the rest is there
         if mesh is not None and self.name in mesh.__dict__:
             return mesh.__dict__[self.name]  # another thread found it out since this one looked
-        saved = {} if mesh is None else mesh.__dict__.get("_of_saver", {})
         if mesh is None or self.name not in saved:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         if not is_initialized():
@@ -69,7 +63,13 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
-    """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it."""
+    """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it.
+
+    Files go both ways between this and torches before it. What belongs to the process that saved is not believed: the
+    rank, the coordinates and the groups are those of the process that loads, as soon as there is a world. A group is
+    found by its ranks, since names depend on the order in which a process made its groups; the name decides between
+    several, and about groups that no mesh made.
+    """
     mesh.__dict__.update(state)
     mesh.__dict__.setdefault("_universe", UNKNOWN)
     mesh._pg_registry = {}
@@ -115,7 +115,7 @@ def _bind(
     held = mesh.__dict__
     if world == current_world().token and not any(name.startswith(UNBOUND) for name in saved):
         # Saved in this process and world: the names are right, also those of groups that users made.
-        mesh._pg_registry = {name: group for name in saved if (group := find_group(name)) is not None}
+        mesh._pg_registry.update((name, group) for name in saved if (group := find_group(name)) is not None)
         names = saved
     else:
         names = _find_all(mesh, view, saved, number, private)
@@ -138,6 +138,7 @@ def _find_all(mesh: DeviceMesh, view: View, saved: list[str], number: int | None
             _group_ranks(mesh, view.show(_MeshLayout((layout,)))),
             lanes[axis],
             saved[axis] if axis < len(saved) else "",
+            "_apart" in mesh.__dict__,
         )
         name = _find(wanted, view.rank_map, number, private)
         names.append(name or f"{UNBOUND}{wanted.ranks}")
@@ -153,11 +154,13 @@ def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
 
 
 class _Wanted(NamedTuple):
-    """The group of an axis of a loaded mesh: its ranks in order, the axis, and the name that the group had."""
+    """The group of an axis of a loaded mesh: its ranks in order, the axis, the name that the group had, and whether
+    other views share no group with it."""
 
     ranks: list[int]
     lane: str
     saved_name: str
+    apart: bool
 
 
 def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
@@ -176,10 +179,10 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
     made = {entry.group_name for table in _tables(world) for entry in list(table.entries.values())}
     if wanted.saved_name not in made and wanted.saved_name in _open(wanted.ranks):
         return wanted.saved_name
-    if wanted.ranks == list(range(get_world_size())) and private is None:
-        return distributed_c10d._get_default_group().group_name
-    if private is not None:
+    if private is not None or wanted.apart:
         return None
+    if wanted.ranks == list(range(get_world_size())):
+        return distributed_c10d._get_default_group().group_name
     tables = [*([saved_from.table] if saved_from else ()), *_tables(world)]
     names = (_of_table(table, wanted) for table in tables)
     mesh_s = (name for name, text in _open(wanted.ranks).items() if text.startswith("mesh_"))
@@ -197,6 +200,7 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
         entry.group_name
         for key, entry in list(table.entries.items())
         if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
+        if key.number or not wanted.apart
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
 

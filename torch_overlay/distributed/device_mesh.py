@@ -233,7 +233,7 @@ class _DeviceMesh:
         own = select_groups(self, (mesh_dim_name,))
         mine = view_of(self).show(layout).start(self._rank)
         return [
-            make_window(self, layout, start, (mesh_dim_name,), own if start == mine else [])
+            make_window(self, layout, start, (mesh_dim_name,), own if start == mine or own is None else [])
             for start in view_of(self).show(layout).copies()
         ]
 
@@ -254,8 +254,8 @@ class _DeviceMesh:
             return
         names, overrides = (mesh_dim_name,), (backend_override,)
         bare = group_names(self) is None and not is_initialized()
-        groups = None if bare else make_groups(root, layout, names, overrides)
-        flattened = make_view(root, layout, names, groups)
+        groups = None if bare else make_groups(self, layout, names, overrides)
+        flattened = make_view(self, layout, names, groups)
         mark_apart(flattened)
         root._flatten_mapping[mesh_dim_name] = flattened
 

@@ -58,10 +58,9 @@ def _make_each(
     return found
 
 
-def make_groups(
+def _find_or_make(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
-    """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside."""
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     if get_settings().share_groups == "off":
         return _make_each(mesh, layout, names, overrides)

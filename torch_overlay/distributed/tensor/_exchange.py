@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
+from torch.distributed.distributed_c10d import get_backend
 
+from .._group_table import find_group
 from ._pack import (
     MOVED,
     Local,
@@ -114,7 +116,7 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
         sends = step.sends(coordinate)
         send_splits = splits(sends, group)
         pack = never_nothing(
-            pack_pieces(sends, group), send_splits, receive_splits, _own_place(step, coordinate, group)
+            pack_pieces(sends, group), send_splits, receive_splits, group, _own_place(step, coordinate, group)
         )
     if to_unpack is not None:
         land = unpacking(to_unpack, wanted.length)
@@ -139,11 +141,13 @@ def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group
 
 
 def never_nothing(
-    pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], own: int
+    pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Group, own: int
 ) -> Callable[..., torch.Tensor]:
-    """Before 2.15 the fake backend refuses to send nothing while something comes: then one element goes to oneself,
-    where nobody reads it."""
-    if any(outgoing) or not any(incoming):
+    """Before 2.15 the fake process group refuses to send nothing while something comes: there one element goes to
+    oneself, where nobody reads it. It depends on nothing, and a compiler would run the exchange twice: no other group
+    gets one."""
+    made = find_group(group.name)
+    if any(outgoing) or not any(incoming) or made is None or get_backend(made) != "fake":
         return pack
     outgoing[own] = incoming[own] = 1
     return lambda *made_from: torch.cat([unread(*made_from), made_from[0].new_zeros(1)])

@@ -77,7 +77,7 @@ def _one_round(step: AllToAll, sends: Sequence[Piece], receives: Sequence[Piece]
     sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
     kept = next((piece.box for piece in sends if piece.member == own), None)
     outgoing, incoming = splits(sent, group), splits(received, group)
-    pack = never_nothing(pack_pieces(sent, group), outgoing, incoming, group.places[own])
+    pack = never_nothing(pack_pieces(sent, group), outgoing, incoming, group, group.places[own])
     send = swap(outgoing, incoming, group, _functional.wait_tensor)
     landing = offsets(receives, incoming, group, own)
 
