@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
-UNKNOWN = (0, None, "")
+UNKNOWN = (0, None)
 # What a mesh keeps of its universe.
 OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
@@ -51,14 +51,13 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What a plain DeviceMesh pickles, without what is true only in this process, and the universe."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
-    saver = state.pop("_of_saver", {})
-    state.update(saver)
+    state.update(state.pop("_of_saver", {}))
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None
-    world = current_world().token if is_initialized() and not saver else ""
-    state["_universe"] = (shared.universe.number if shared.universe else shared.saved_number, shared.private, world)
+    # Nothing here that differs from process to process: keys of compiled code are made from it.
+    state["_universe"] = (shared.universe.number if shared.universe else shared.saved_number, shared.private)
     return state
 
 
@@ -109,16 +108,9 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
     return found
 
 
-def _bind(
-    mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None, world: str = ""
-) -> list[str]:
+def _bind(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None) -> list[str]:
     held = mesh.__dict__
-    if world == current_world().token and not any(name.startswith(UNBOUND) for name in saved):
-        # Saved in this process and world: the names are right, also those of groups that users made.
-        mesh._pg_registry.update((name, group) for name in saved if (group := find_group(name)) is not None)
-        names = saved
-    else:
-        names = _find_all(mesh, view, saved, number, private)
+    names = _find_all(mesh, view, saved, number, private)
     if any(name.startswith(UNBOUND) for name in names):
         lay_aside(mesh, {"_dim_group_names": saved})
     else:
@@ -184,9 +176,11 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
     if wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
     tables = [*([saved_from.table] if saved_from else ()), *_tables(world)]
-    names = (_of_table(table, wanted) for table in tables)
-    mesh_s = (name for name, text in _open(wanted.ranks).items() if text.startswith("mesh_"))
-    return next((name for name in names if name and find_group(name)), None) or next(mesh_s, None)
+    names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
+    if number is None and wanted.saved_name in names:  # a window has no universe of its own
+        return wanted.saved_name
+    made_for_meshes = (name for name, text in _open(wanted.ranks).items() if text.startswith("mesh_"))
+    return next(iter(names), None) or next(made_for_meshes, None)
 
 
 def _tables(world: World) -> list[GroupTable]:

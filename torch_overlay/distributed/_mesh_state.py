@@ -77,7 +77,7 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
 def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = getattr(mesh, "_root_mesh", None)
-    number, private, _ = held.pop("_universe", (None, None, ""))  # of a loaded mesh, see `saved_state`
+    number, private = held.pop("_universe", (None, None))  # of a loaded mesh, see `saved_state`
     if root is None or root is mesh:
         # A subclass that makes its own mesh may set less than DeviceMesh does.
         ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
@@ -238,6 +238,6 @@ def hand_back() -> None:  # overlay only
     _living.clear()
 
 
-def universe_left(shared: SharedState) -> tuple[int | None, str | None, str]:  # overlay only
+def universe_left(shared: SharedState) -> tuple[int | None, str | None]:  # overlay only
     """What a mesh keeps without the overlay, so that it has its groups again if the overlay comes back."""
-    return shared.universe.number if shared.universe else shared.saved_number, shared.private, ""
+    return shared.universe.number if shared.universe else shared.saved_number, shared.private

@@ -10,7 +10,6 @@ import contextlib
 import contextvars
 import itertools
 import threading
-import uuid
 import weakref
 from collections import Counter
 from dataclasses import dataclass
@@ -116,7 +115,6 @@ class World:
         universes: in the order in which they were opened.
         left: those of which no mesh is left in this process.
         table: the groups that ``share_groups="world"`` shares.
-        token: of this world in this process, for pickles that come back to it.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
     """
 
@@ -125,7 +123,6 @@ class World:
         self.left: list[Universe] = []
         self.table = GroupTable()
         self.compared = 0
-        self.token = uuid.uuid4().hex
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
 

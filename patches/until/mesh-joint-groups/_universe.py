@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ class World(...):
     Attributes:
         universes: in the order in which they were opened.
         table: the groups that all meshes share where mesh_share_groups is "world".
-        token: of this world in this process, for pickles that come back to it.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
     """
 
@@ -52,7 +50,6 @@ class World(...):
         self.universes: list[Universe] = []
         self.table = GroupTable()
         self.compared = 0
-        self.token = uuid.uuid4().hex
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
 
