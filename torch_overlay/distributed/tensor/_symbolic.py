@@ -85,10 +85,10 @@ def plan_open_sizes(
         if parts[dim] > 1:
             _guard(shape[dim] % parts[dim] == 0)
         _guard(shape[dim] > 0)
-    units = parts
+    counted: Sequence[int] = parts
     if shared is not None and _kinds_differ(program_for, open_dims, traced, parts, shared):
-        units = _guard_kind(open_dims, shape, traced, parts, shared)
-    units = tuple([units[dim] if units[dim] > 1 else math.prod(mesh.shape) for dim in open_dims])
+        counted = _guard_kind(open_dims, shape, traced, parts, shared)
+    units = tuple([counted[dim] if counted[dim] > 1 else math.prod(mesh.shape) for dim in open_dims])
     counts = [divmod(traced[dim], unit) for dim, unit in zip(open_dims, units, strict=True)]
     rest, here = tuple([rest for _, rest in counts]), tuple([count for count, _ in counts])
     _guard_numbers(found, program_for, Open(tuple(open_dims), units, rest, here), shape, traced)
