@@ -291,6 +291,14 @@ def test_what_failed_runs_once_more(monkeypatch):
     assert runs.results(["test/mesh"], "patched") == {"a": "passed"}
 
 
+def test_a_suite_that_hangs_is_killed_with_its_ranks(monkeypatch):
+    monkeypatch.setattr(runs, "LIMIT", 1)
+    rank = "import time; time.sleep(3600)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"  # the rank holds the pipe, too
+    assert runs._ended([sys.executable, "-c", code], os.environ) == (-9, "killed after 1 s")
+    assert runs._ended([sys.executable, "-c", "print(5)"], os.environ) == (0, "5\n")
+
+
 def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     """The whole stack to the overlay, a shorter one to torch as it is and to the tests that its patches bring."""
     asked, broken, names = [], False, [message.name for message in MESSAGES]

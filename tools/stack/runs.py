@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from .message import ROOT, StackError
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
 SECONDS = 240  # for one test; the machine may be busy, and a whole run shouldn't end for that
+LIMIT = 1800  # for a whole suite
 NOT_THROUGH = "pytest didn't get through"
 Results = Mapping[str, str]
 _LACKS = re.compile(r"(?:has no attribute|Member) '(\w+)'")  # the second is dynamo's
@@ -55,14 +57,30 @@ def _run(suites: Sequence[str], way: str, patched: pathlib.Path | None) -> Resul
         report = pathlib.Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         command += [f"--timeout={SECONDS}", "--timeout-method=signal", *suites]
-        ended = subprocess.run(command, cwd=ROOT, env=environment(way, patched), capture_output=True, text=True)
-        if ended.returncode not in (0, 1) or not report.exists():
-            said = (ended.stdout + ended.stderr).strip().splitlines()[-1:]
-            return {", ".join(suites): f"failed ({NOT_THROUGH}, exit {ended.returncode}: {said})"}
+        ended, said = _ended(command, environment(way, patched))
+        if ended not in (0, 1) or not report.exists():
+            return {", ".join(suites): f"failed ({NOT_THROUGH}, exit {ended}: {said.strip().splitlines()[-1:]})"}
         cases = list(ET.parse(report).getroot().iter("testcase"))
     if not cases:
         raise StackError(f"pytest found no test in {', '.join(suites)} ({way})")
     return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
+
+
+def _ended(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """The exit status of a run and what it said; with all its ranks it is killed after a limit.
+
+    A rank that hangs where no Python runs, as in a constructor of gloo, outlives pytest's own limit.
+    """
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as running:
+        try:
+            said, _ = running.communicate(timeout=LIMIT)
+            return running.returncode, said
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.communicate()
+            return -signal.SIGKILL, f"killed after {LIMIT} s"
 
 
 def _file_of(test: str) -> str:
