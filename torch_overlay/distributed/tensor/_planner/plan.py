@@ -77,8 +77,6 @@ def plan_at_once(
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
-    if source.partial == target.partial:
-        return move(source, target, have, itemsize, cost)
     return _with_reductions(source, target, have, itemsize, cost, set() if tried is None else tried)
 
 
