@@ -147,7 +147,8 @@ def test_a_debt_is_neither_more_nor_less_than_it_says():
 
 
 def test_the_head_of_a_message_is_read(tmp_path):
-    head = "Title: [DTensor] x\nFiles: tensor/_planner/plan.py a.py\nParts: b.py\nSize: pure\nOwes: words 2 because of that\n"
+    head = "Title: [DTensor] x\nFiles: tensor/_planner/plan.py a.py\nParts: b.py\nSize: pure\n"
+    head += "Owes: words 2 because of that\n"
     (tmp_path / "patch.md").write_text(f"{head}\nbody\n")
     message = read_message(tmp_path / "patch.md")
     assert (message.files, message.parts) == (("tensor/_planner/plan.py", "a.py"), ("b.py",))

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from .cost import Cost
 from .groups import Groups
-from .moves import move
 from .regions import NotPlanned, Regions
 from .steps import Step
 

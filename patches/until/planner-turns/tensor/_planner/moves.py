@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
-    """The best plan with one collective from `before` to `after`, whose pending reductions are the same. Its group is at
-    hand."""
+    """The best plan with one collective from `before` to `after`, whose pending reductions are the same. Its group is
+    at hand."""
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
