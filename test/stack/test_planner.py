@@ -1,7 +1,6 @@
 # Owner(s): ["oncall: distributed"]
 """Plans as values: how many collectives they have, over which mesh dims, how much they move, and how they read."""
 
-import contextlib
 import itertools
 
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
@@ -9,7 +8,6 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from planner_simulator import MOVED, is_right, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import arriving, collectives
 from torch_overlay.distributed.tensor._planner.plan import line, plan
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
 
 SHAPE = (16, 16)
@@ -82,30 +80,16 @@ class TestPlan(TestCase):
         ends = regions(source, SHAPE), regions(target, SHAPE)
         self.assertIn(text, line(*ends, plan(*ends, 4), 4))
 
-    @parametrize("ops, plans", [(("sum", "avg"), 441), (("max",), 196)])
+    @parametrize("ops, plans", [(("sum", "avg"), 144), (("max",), 63)])
     @parametrize("groups", [None, ()])
-    def test_every_rank_ends_with_its_part_or_its_term(self, ops, plans, groups) -> None:
-        """Of all pairs on a (2, 3) mesh that can be planned, pending targets among them."""
-        ran = 0
-        for source, target in pairs((*MOVED, *ops), (*MOVED, *ops), 2):
+    def test_every_rank_ends_with_its_part(self, ops, plans, groups) -> None:
+        """Of all pairs on a (2, 3) mesh that end a reduction."""
+        ends = [(source, target) for source, target in pairs((*MOVED, *ops), MOVED, 2) if {*source} & {*ops}]
+        self.assertEqual(len(ends), plans)
+        for source, target in ends:
             before, after = (regions(spec, (4, 5), (2, 3)) for spec in (source, target))
-            with contextlib.suppress(NotPlanned):
-                steps = plan(before, after, 4, groups)
-                self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
-                ran += 1
-        self.assertEqual(ran, plans, msg="the others can't be made")
-
-    @parametrize(
-        "source, target, why",
-        [
-            ("sum", "avg", "a pending sum can't become a pending avg"),
-            (0, "avg", "a shard can't become a term of avg"),
-            (None, "product", "a value can't be split into terms of product"),
-        ],
-    )
-    def test_terms_that_cannot_be_made_are_refused(self, source, target, why) -> None:
-        with self.assertRaisesRegex(NotPlanned, why):
-            planned((source, None, None), (target, None, None))
+            steps = plan(before, after, 4, groups)
+            self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
 
 
 instantiate_parametrized_tests(TestPlan)

@@ -7,7 +7,7 @@ import math
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 from torch_overlay.distributed.tensor._planner.busiest import most_sent
-from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.regions import Regions, overlaps
 from torch_overlay.distributed.tensor._planner.senders import Exchange
 
 
@@ -48,6 +48,12 @@ class TestBusiest(TestCase):
                 said = most_sent(asked, diagonals, 0)
                 self.assertGreaterEqual(said, sent(asked, diagonals), msg=f"{old} to {new}")
 
+    @parametrize("sizes", [(2, 2, 2), (2, 4)])
+    def test_on_diagonals_no_rank_sends_more_than_one_receives(self, sizes) -> None:
+        for old, new in itertools.product(itertools.product((None, 0), repeat=len(sizes)), repeat=2):
+            asked = exchange(old, new, 16, sizes)
+            self.assertLessEqual(sent(asked, asked.diagonals()), asked.after.most, msg=f"{old} to {new}")
+
     def test_of_even_cuts_it_is_exact(self) -> None:
         for ends in (((None, 0), (0, None)), ((0, None), (None, 0)), ((None, 0), (0, 0))):
             asked = exchange(*ends, 36, (6, 6))
@@ -58,6 +64,18 @@ class TestBusiest(TestCase):
     def test_what_every_rank_keeps_is_not_sent(self, old, new, kept) -> None:
         asked = exchange(old, new, 12, (2, 3))
         self.assertEqual(most_sent(asked, (), kept), sent(asked, ()))
+
+    def test_overlaps_cover_a_dim_once(self) -> None:
+        cuts = [*itertools.product((None, 0), repeat=2)]
+        for length, old, new in itertools.product(range(8), cuts, cuts):
+            before, after = (Regions.of(dims, (None, None), (length,), (2, 3)) for dims in (old, new))
+            seen = []
+            for elements, held, wanted in overlaps(before, after, 0):
+                spans = [range(start, start + n) for start, n in (before.span(0, held), after.span(0, wanted))]
+                common = [place for place in spans[0] if place in spans[1]]
+                self.assertEqual(len(common), elements, msg=f"{old} to {new}: {held} to {wanted}")
+                seen += common
+            self.assertEqual(seen, [*range(length)], msg=f"{old} to {new}")
 
 
 instantiate_parametrized_tests(TestBusiest)

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""What a step costs follows from its bytes, its ranks and the speed of its mesh dims."""
+"""What a step costs follows from its bytes and its ranks."""
 
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -44,12 +44,6 @@ class TestCost(TestCase):
         self.assertEqual(bare.seconds(gather, 4), 192 * 4)
         self.assertEqual(bare.seconds(exchange, 4), 1.25 * 48 * 4)
         self.assertEqual(Cost(latency=2.0, bandwidth=float("inf")).seconds(gather, 4), 2.0 * (1 + 2) / 2)
-
-    def test_a_joint_group_is_as_slow_as_its_slowest_dim(self) -> None:
-        known = Cost.of(("host", "gpu"), [("host", 2.0, 5.0), ("gpu", 100.0, 1.0)])
-        both = AllGather(placed(0, 0), placed(None, None), (0, 1))
-        self.assertEqual(known.seconds(both, 1), 5.0 * (1 + 3) / 2 + 112)
-        self.assertEqual(known.by_speed((0, 1))[0], (frozenset({0}), frozenset({1})))
 
     def test_of_equal_plans_the_first_is_taken(self) -> None:
         gather = AllGather(placed(None, 0), placed(None, None), (1,))

@@ -1,28 +1,17 @@
 # Owner(s): ["oncall: distributed"]
 """A large exchange over several mesh dims moves each element in one round, and holds little in each."""
 
-import itertools
-
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from planner_simulator import SIZES, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leaving
 from torch_overlay.distributed.tensor._planner.groups import Groups
 from torch_overlay.distributed.tensor._planner.moves import move
-from torch_overlay.distributed.tensor._planner.rounds import in_rounds, parts
+from torch_overlay.distributed.tensor._planner.rounds import in_rounds
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Narrow, ReduceScatter
 
 
 class TestRounds(TestCase):
-    def test_parts_make_up_a_piece(self) -> None:
-        for length, rounds in (((8, 3), 4), ((2, 9), 4), ((3, 1), 8), ((0, 5), 2)):
-            found = [
-                place
-                for box in parts(length, rounds)
-                for place in itertools.product(*[range(at, at + n) for at, n in zip(box.start, box.length)])
-            ]
-            self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))
-
     def test_no_round_holds_more_than_a_rank_has(self) -> None:
         several = 0
         for source, target in pairs():

@@ -1,80 +1,66 @@
 # Owner(s): ["oncall: distributed"]
-"""What ranks send in a step is what others receive, and nothing is missing after it."""
+"""What each step says of the pieces that ranks cut, send and put in place."""
 
 import itertools
 
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from planner_simulator import MOVED, is_right, pairs, regions
-from torch_overlay.distributed.tensor._planner.senders import Exchange
-from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, ReduceScatter
+from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.steps import (
+    AllGather,
+    AllReduce,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+    Step,
+)
 
 
-def cells(box, held=None) -> list[tuple[int, ...]]:
-    """The elements of a box, by their indices; of a box inside ``held``, which counts from its start."""
-    origin = held.start if held is not None else (0,) * len(box.start)
-    ranges = [range(o + s, o + s + n) for o, s, n in zip(origin, box.start, box.length, strict=True)]
-    return [*itertools.product(*ranges)]
+def regions(dims, shape) -> Regions:
+    """On a (2, 2) mesh."""
+    return Regions.of(dims, (None, None), shape, (2, 2))
+
+
+def cells(box) -> list[tuple[int, ...]]:
+    """The elements of a box, by their indices."""
+    return [*itertools.product(*(range(start, start + n) for start, n in zip(*box, strict=True)))]
 
 
 class TestSteps(TestCase):
-    """Steps over all mesh dims, as values."""
+    """Steps as values."""
 
-    @parametrize("sizes", [(2, 2), (2, 3)])
-    @parametrize("shape", [(4, 6), (5, 3), (1, 2)])
-    @parametrize("balanced", [False, True])
-    def test_an_all_to_all_brings_each_element_once(self, sizes, shape, balanced) -> None:
-        """From the nearest replica, or from one on a diagonal."""
-        places = [*itertools.product(*map(range, sizes))]
-        for old, new in pairs(mesh_dims=2):
-            before, after = regions(old, shape, sizes), regions(new, shape, sizes)
-            step = AllToAll(before, after, (0, 1))
-            if balanced:
-                step = AllToAll(before, after, (0, 1), diagonals=step.exchange.diagonals())
-            for place in places:
-                wanted, came = after.box(place), []
-                for piece in step.receives(place):
-                    sender = step.members(place)[piece.member]
-                    (sent,) = [one for one in step.sends(sender) if step.members(sender)[one.member] == place]
-                    got = cells(piece.box, wanted)
-                    self.assertEqual(
-                        got, cells(sent.box, before.box(sender)), msg=f"{old} to {new}, {sender} to {place}"
-                    )
-                    came += got
-                self.assertEqual(sorted(came), cells(wanted), msg=f"{old} to {new} at {place}")
+    def test_a_narrow_finds_what_is_wanted_in_the_local_tensor(self) -> None:
+        step = Narrow(regions((0, None), (5, 4)), regions((0, 1), (5, 4)))
+        self.assertEqual([*step.box((1, 1))], [(0, 2), (2, 2)])
+        nothing = Narrow(regions((None, None), (1, 4)), regions((0, None), (1, 4)))
+        self.assertEqual([*nothing.box((1, 0))], [(0, 0), (0, 4)])
 
-    @parametrize("sizes", [(2, 2), (2, 3)])
-    @parametrize("op", ["sum", "max"])
-    def test_an_all_to_all_reduces_what_it_brings(self, sizes, op) -> None:
-        for source, target in pairs((*MOVED, op), MOVED, 2):
-            before, after = regions(source, (4, 5), sizes), regions(target, (4, 5), sizes)
-            reduced = tuple(sorted(before.pending))
-            for diagonals in ((), Exchange(before, after, (0, 1), reduced).diagonals()):
-                step = AllToAll(before, after, (0, 1), op, reduced, diagonals)
-                self.assertTrue(is_right([step], before, after), msg=f"{source} to {target}: {diagonals}")
+    def test_an_embedded_shard_lies_where_it_was(self) -> None:
+        step = Embed(regions((0, 1), (5, 4)), regions((None, 1), (5, 4)))
+        self.assertEqual([*step.box((1, 1))], [(3, 0), (2, 2)])
+        nothing = Embed(regions((0, None), (1, 4)), regions((None, None), (1, 4)))
+        self.assertEqual([*nothing.box((1, 0))], [(0, 0), (0, 4)])
 
-    def test_on_a_diagonal_each_rank_sends_to_one(self) -> None:
-        exchange = Exchange(*(regions(spec, (16, 1), (4, 4)) for spec in ((None, 0), (0, None))), (0, 1))
-        for diagonals, most in (((), 4), (exchange.diagonals(), 1)):
-            step = AllToAll(exchange.before, exchange.after, exchange.axes, diagonals=diagonals)
-            self.assertEqual(max(len(step.sends(place)) for place in step.members((0, 0))), most)
+    def test_what_an_all_reduce_brings(self) -> None:
+        whole = regions((None, None), (5, 2))
+        self.assertEqual(AllReduce(whole, whole, (0,), "sum").received, 10)
+        self.assertEqual(AllReduce(whole, whole, (0, 1), "sum").received, 15)
 
-    def test_terms_come_in_one_order_on_all_ranks(self) -> None:
-        """A replica dim and the pending one make a diagonal: by the order of members it would be another."""
-        ends = regions((None, "sum", 0), (16, 4)), regions((0, None, None), (16, 4))
-        step = AllToAll(*ends, (0, 1, 2), "sum", (1,), Exchange(*ends, (0, 1, 2), (1,)).diagonals())
-        for place in itertools.product(range(2), repeat=3):
-            terms = [step.members(place)[piece.member][1] for piece in step.receives(place)]
-            self.assertEqual(terms, [0, 1], msg=f"{place}")
+    def test_steps_are_values(self) -> None:
+        steps: list[Step] = [Divide(2), AllReduce(*[regions((None, 0), (5, 2))] * 2, (0,), "sum")]
+        again: list[Step] = [Divide(2), AllReduce(*[regions((None, 0), (5, 2))] * 2, (0,), "sum")]
+        self.assertEqual([*map(hash, steps)], [*map(hash, again)])
+        self.assertEqual(steps, again)
 
     @parametrize("length", [4, 5, 1])
     def test_a_gather_puts_every_piece_in_its_place(self, length) -> None:
-        step = AllGather(regions((0, 0), (length, 2), (2, 2)), regions((None, None), (length, 2), (2, 2)), (0, 1))
+        step = AllGather(regions((0, 0), (length, 2)), regions((None, None), (length, 2)), (0, 1))
         there = [cell for piece in step.pieces((1, 0)) for cell in cells(piece.box)]
         self.assertEqual(there, [*itertools.product(range(length), range(2))])
 
     def test_what_a_scatter_gives_away_is_what_others_keep(self) -> None:
-        step = ReduceScatter(regions((None, None), (5, 2), (2, 2)), regions((0, 0), (5, 2), (2, 2)), (0, 1), "sum")
+        step = ReduceScatter(regions((None, None), (5, 2)), regions((0, 0), (5, 2)), (0, 1), "sum")
         for piece in step.pieces((0, 1)):
             member = step.members((0, 1))[piece.member]
             self.assertEqual(cells(piece.box), cells(step.after.box(member)))

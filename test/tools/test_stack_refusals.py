@@ -265,6 +265,19 @@ def test_files_that_a_head_names_come_without_a_caller(tmp_path):
     assert {"boxes.py", "__init__.py"} == {pathlib.PurePath(path).name for path in files}
     with pytest.raises(StackError, match=r"pure\.md: 'Files:' names nowhere\.py"):
         Prefix(tree, [dataclasses.replace(pure, files=("nowhere.py",))], later).files()
+    with pytest.raises(StackError, match=r"pure\.md: 'Parts:' names nowhere\.py"):
+        Prefix(tree, [dataclasses.replace(pure, files=(), parts=("nowhere.py",))], later).files()
+
+
+def test_of_parts_comes_what_tests_use(tmp_path):
+    """And members that a form leaves out don't."""
+    tests = ("stack/test_planner_cost.py=distributed/tensor/test_planner_cost.py",)
+    pure = dataclasses.replace(MESSAGES[0], name="pure", rows=(), tests=tests, parts=("tensor/_planner/cost.py",))
+    tree = Tree.at(small_tree(tmp_path))
+    files = Prefix(tree, [pure], [message.name for message in MESSAGES]).files()
+    cost = files["torch/distributed/tensor/_planner/cost.py"]
+    assert "def leaving(" in cost
+    assert not [name for name in ("def by_speed(", "axes: tuple[", "least_round") if name in cost]
 
 
 def test_a_probe_that_asks_for_what_is_not_there_yet_gets_the_rest(tmp_path):

@@ -126,6 +126,8 @@ def test_pure_files_land_before_their_callers():
     assert rules.breaches(message, before, after, later) == []
     assert [b.rule for b in rules.breaches(message, before, after, after)] == ["callers"], "nor does any later patch"
     assert [b.rule for b in rules.breaches(SOUND, before, after, later)] == ["callers"], "not named by 'Files:'"
+    part = PatchMessage("views", "[DeviceMesh] V", (), (), "fine\n", parts=("_planner/plan.py",))
+    assert rules.breaches(part, before, after, later) == []
     cut, moved = "def _cut():\n    pass\n", "def plan():\n    _cut()\n\n\n"
     after, later = {path: f"{cut}\n\n{moved}"}, {path: moved + cut, FILE: BEFORE + "plan()\n"}
     assert rules.breaches(message, before, after, later) == [], "its use stands where the definition stood before"
@@ -145,11 +147,12 @@ def test_a_debt_is_neither_more_nor_less_than_it_says():
 
 
 def test_the_head_of_a_message_is_read(tmp_path):
-    head = "Title: [DTensor] x\nFiles: tensor/_planner/plan.py a.py\nSize: pure\nOwes: words 2 because of that\n"
+    head = "Title: [DTensor] x\nFiles: tensor/_planner/plan.py a.py\nParts: b.py\nSize: pure\n"
+    head += "Owes: words 2 because of that\n"
     (tmp_path / "patch.md").write_text(f"{head}\nbody\n")
     message = read_message(tmp_path / "patch.md")
-    assert (message.files, message.size) == (("tensor/_planner/plan.py", "a.py"), "pure")
-    assert (message.owes, message.line) == ((Debt("words", 2, "because of that"),), 6)
+    assert (message.files, message.parts) == (("tensor/_planner/plan.py", "a.py"), ("b.py",))
+    assert (message.owes, message.size, message.line) == ((Debt("words", 2, "because of that"),), "pure", 7)
     (tmp_path / "patch.md").write_text("Title: [DTensor] x\nOwes: words some\n\nbody\n")
     with pytest.raises(StackError, match=r"patch\.md: 'Owes:' takes a rule, how many breaches, and why"):
         read_message(tmp_path / "patch.md")

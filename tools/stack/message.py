@@ -33,6 +33,7 @@ class PatchMessage:
         tests: our test files, and what they need beside them, that travel with the patch.
         body: the rest of the commit message.
         files: new files of ours that the patch brings whoever imports them, by their paths under torch/distributed.
+        parts: new files of ours of which the patch brings what its tests use; their callers come later.
         size: why the patch is larger than patches should be; empty if it isn't.
         owes: breaches of upstream's rules that it still has.
         removes: methods of torch's that go, ``module:qualname``, since nothing calls them any more.
@@ -45,6 +46,7 @@ class PatchMessage:
     tests: tuple[str, ...]
     body: str
     files: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     size: str = ""
     owes: tuple[Debt, ...] = ()
     line: int = 1
@@ -61,7 +63,7 @@ def read_message(path: pathlib.Path) -> PatchMessage:
     """A head of fields, of which ``Module:`` has names in the lines below it; an empty line; the message."""
     head, _, body = path.read_text(encoding="utf-8").partition("\n\n")
     fields: dict[str, list[str]] = {
-        name: [] for name in ("Title", "Module", "Tests", "Files", "Size", "Owes", "Removes")
+        name: [] for name in ("Title", "Module", "Tests", "Files", "Parts", "Size", "Owes", "Removes")
     }
     rows: list[str] = []
     for number, line in enumerate(head.splitlines(), 1):
@@ -83,6 +85,7 @@ def read_message(path: pathlib.Path) -> PatchMessage:
         tuple(" ".join(fields["Tests"]).split()),
         body.strip() + "\n",
         tuple(" ".join(fields["Files"]).split()),
+        tuple(" ".join(fields["Parts"]).split()),
         " ".join(fields["Size"]),
         tuple(_debt(path.name, value) for value in fields["Owes"]),
         len(head.splitlines()) + 2,

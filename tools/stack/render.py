@@ -80,9 +80,10 @@ class Prefix:
     def _named_files(self) -> list[str]:
         """What the patches bring whoever imports it."""
         for message in self.messages:
-            for file in message.files:
+            for file in (*message.files, *message.parts):
                 if file in BODIES or not (self.ours / file).is_file():
-                    raise StackError(f"{message.name}.md: 'Files:' names {file}, which is no new file of ours")
+                    head = "Files" if file in message.files else "Parts"
+                    raise StackError(f"{message.name}.md: '{head}:' names {file}, which is no new file of ours")
         return [file for message in self.messages for file in message.files]
 
     def _packages(self, files: Iterable[str]) -> dict[str, str]:

@@ -216,7 +216,7 @@ def _asks_release(node: ast.AST, imported: set[str]) -> str | None:
 
 def _callers(message: PatchMessage, found: Sequence[Change], after: State, last: State | None) -> Iterator[Breach]:
     """Definitions that nothing in the rendered tree uses: for what torch's users call, tests are users, too."""
-    whole = {f"torch/distributed/{file}" for file in message.files}
+    whole = {f"torch/distributed/{file}" for file in (*message.files, *message.parts)}
     for change in found:
         if change.is_test:
             continue

@@ -1,4 +1,8 @@
-"""The busiest rank of an all-to-all: how much it sends, for the cost model."""
+"""The busiest rank of an all-to-all: how much it sends, for the cost model.
+
+What a rank sends is a product. Along one dim it is a part of what the rank holds there (`_most_along`); and each part
+goes once to every coordinate on the axes that make no difference to what is wanted. So no rank is looked at.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from .regions import overlaps
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .regions import Regions
     from .senders import Diagonal, Digit, Exchange
 
 
@@ -18,81 +21,48 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
     """The elements that the busiest rank sends to others. Never less than that, and exact in most cases where all
     cuts are even and made of the same primes.
 
+    From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
+    axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
+    coordinate on axis 1 follows from that on axis 0: each rank sends what it holds to one.
+
     Args:
         least_kept: what every rank, at least, wants of what it holds already.
     """
     before, after, shards = exchange.before, exchange.after, exchange.shards
-    if shards.issuperset(after.sharded):  # all that a rank holds goes to the same number of others
-        return math.prod([before.sizes[axis] for axis in _alike(exchange)]) * before.most - least_kept
-    if not all(_aligned(exchange, dim) for dim in range(len(before.shape))):
-        return _most_uneven(exchange, diagonals) - least_kept
-    tied = exchange.tied_digits()
-    paired = {diagonal.replica for diagonal in diagonals}
-    idle = math.prod([d.base for d in tied if d.axis not in shards and d not in paired])
-    terms = math.prod([before.sizes[axis] for axis in exchange.reduced])
-    return idle * terms * after.most - max(least_kept, 0 if paired else _kept(exchange, tied))
+    paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
+    alike = exchange.cuts([axis for axis in exchange.axes if axis in shards and axis not in after.sharded])
+    sent = math.prod([digit.base for digit in alike if digit not in used])
+    # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
+    sent *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
+    dims = range(len(before.shape))
+    for dim in dims:
+        sent *= _most_along(exchange, dim, paired, used)
+    nearest = not paired and all(_aligned(exchange, dim) for dim in dims)
+    return sent - max(least_kept, _kept(exchange) if nearest else 0)
 
 
-def _alike(exchange: Exchange) -> list[int]:
-    """The axes of the group along which ranks hold different parts or terms, and want the same."""
-    return [axis for axis in exchange.axes if axis in exchange.shards and axis not in exchange.after.sharded]
+def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: Collection[Digit]) -> int:
+    """Along one dim, the most elements that a rank sends, summed over all receivers that differ in what they want.
 
-
-def _kept(exchange: Exchange, tied: list[Digit]) -> int:
-    """The elements that a nearest sender keeps for itself, and so doesn't send: what it wants of what it holds. If some
-    nearest sender wants none of that, 0.
-
-    The tied digits of a rank's coordinate say in which box of the source its new box lies. It keeps some if that is the
-    box that it holds. For the digits of replica axes it is, on each nearest sender; for those of a shard axis, if the
-    axis cuts the same dim before and after, inside of as many boxes.
+    On a replica axis that isn't `paired`, sender and receiver have the same coordinate. The receivers have any on the
+    other axes that cut the target, but for the digits of shard axes that are `used`: these follow from their pairs.
     """
     before, after = exchange.before, exchange.after
-    old, new = _depths(before), _depths(after)
-    if any(old.get(digit.axis) != new[digit.axis] for digit in tied if digit.axis in exchange.shards):
-        return 0
-    return math.prod([min(before.longest(dim), after.longest(dim)) for dim in range(len(before.shape))])
-
-
-def _depths(regions: Regions) -> dict[int, tuple[int, int]]:
-    """For each axis that cuts a dim, the dim and the number of boxes that the axes outside of it make there."""
-    found = {}
-    for dim, order in enumerate(regions.orders):
-        boxes = 1
-        for axis in order:
-            found[axis] = dim, boxes
-            boxes *= regions.sizes[axis]
-    return found
-
-
-def _most_uneven(exchange: Exchange, diagonals: Collection[Diagonal]) -> int:
-    """The elements that a rank has to send at most, with its own, whatever the cuts."""
-    used = {diagonal.shard for diagonal in diagonals}
-    receivers = math.prod([digit.base for digit in exchange.cuts(_alike(exchange)) if digit not in used])
-    # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
-    receivers *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
-    return receivers * math.prod([_most_along(exchange, dim, diagonals) for dim in range(len(exchange.before.shape))])
-
-
-def _most_along(exchange: Exchange, dim: int, diagonals: Collection[Diagonal]) -> int:
-    """Along one dim, the most elements that a rank sends, summed over all coordinates of receivers that can differ.
-
-    For example, four elements go from R·S0 to S0·R on (2, 2). Without a diagonal, sender and receiver have the same
-    coordinate on axis 0: rank (1, 1) sends the two elements that it holds to both ranks (1, j), of which
-    `_most_uneven` knows, and (0, 1) sends none. On a diagonal of both axes, the receivers of (0, 1) and of (1, 1) may
-    have any coordinate on axis 0: summed over it, each rank sends its two elements once.
-
-    So a paired replica digit is summed over, and its shard digit isn't any more. If that one cuts the target, too, the
-    receivers' value of it isn't looked at: the one counts with which most is sent.
-    """
-    paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
-    cuts = exchange.cuts(exchange.after.orders[dim])
+    cuts = exchange.cuts(after.orders[dim])
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]
     summed = [digit for digit in cuts if digit not in same and digit not in used]
     if len(summed) == len(cuts):
-        return exchange.before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
+        return before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
+    if _aligned(exchange, dim):
+        # The tied digits say which box of the source it is; the others, which part of the box.
+        tied = exchange.tied_digits()
+        parts = math.prod([digit.base for digit in summed if digit not in tied])
+        return min(before.longest(dim), parts * after.longest(dim))
+    # Boxes of the target may lie across those of the source. What isn't known of a receiver, the value of a used digit,
+    # is that with which most is sent.
     most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # by sender, and what is summed over
-    order = exchange.before.orders[dim]
-    for elements, held, wanted in overlaps(exchange.before, exchange.after, dim):
+    order = before.orders[dim]
+    for elements, held, wanted in overlaps(before, after, dim):
         sender = (*[held[a] for a in order], *[digit.of(wanted) for digit in same])
         key = sender, tuple([digit.of(wanted) for digit in summed])
         most[key] = max(most.get(key, 0), elements)
@@ -102,15 +72,24 @@ def _most_along(exchange: Exchange, dim: int, diagonals: Collection[Diagonal]) -
     return max(sent.values(), default=0)
 
 
+def _kept(exchange: Exchange) -> int:
+    """What each nearest sender wants of what it holds, where cuts are aligned. 0 if one wants nothing of it: where a
+    shard axis says by another digit which box of the source the new box lies in."""
+    before, after = exchange.before, exchange.after
+    for old, new in zip(before.orders, after.orders):
+        for held, wanted in zip(exchange.cuts(old), exchange.cuts(new)):
+            if wanted.axis in exchange.shards and wanted != held:
+                return 0
+    return math.prod([min(before.longest(dim), after.longest(dim)) for dim in range(len(before.shape))])
+
+
 def _aligned(exchange: Exchange, dim: int) -> bool:
     """Is this dim cut as before, or evenly and by the same primes as far as it is cut before and after?"""
     before, after = exchange.before, exchange.after
     orders = before.orders[dim], after.orders[dim]
     if orders[0] == orders[1]:
         return True
-    old, new = ([before.sizes[axis] for axis in order] for order in orders)
-    if before.shape[dim] % max(math.prod(old), math.prod(new)):
+    old, new = map(exchange.cuts, orders)
+    if before.shape[dim] % max(math.prod([digit.base for digit in cuts]) for cuts in (old, new)):
         return False
-    if all(a == b for a, b in zip(old, new)):
-        return True
-    return all(a.base == b.base for a, b in zip(*map(exchange.cuts, orders)))
+    return all(a.base == b.base for a, b in zip(old, new))

@@ -78,7 +78,7 @@ class Cost:
         alike: dict[tuple[float, float], set[int]] = {}
         for axis in axes:
             alike.setdefault(self.axes[axis], set()).add(axis)
-        parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: speed[0]))
+        parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: (speed[0], -speed[1])))
         return [parts, parts[::-1]] if len(parts) > 1 else []
 
     def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:

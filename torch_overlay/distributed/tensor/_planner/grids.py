@@ -1,5 +1,10 @@
 """Grids: where all members' pieces are alike, packing and unpacking is one reshape, one permute and one copy.
 
+For example, on two ranks an all-to-all takes (4, 6) elements from Shard(0) to Shard(1). A rank has (2, 6), of which
+each gets (2, 3): view it as (2, 2, 3), which is rows, members and columns, and permute by (1, 0, 2): the members come
+first. What arrives is (2, 2, 3), too: members, rows and columns, and the first two together are the rows of the new
+local tensor.
+
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (uneven or empty shards, cuts that part
 on one dim, free axes that cut the target too).

@@ -46,21 +46,19 @@ def plan(
     itemsize: int,
     groups: Iterable[Iterable[int]] | None = None,
     cost: Cost = Cost(),
-    tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
     """The cheapest steps from `source` to `target`, for elements of `itemsize` bytes.
 
-    With the groups at hand there is at most one collective if no reduction ends, else at most two.
+    Where every joint group exists, that is at most one collective if no reduction ends, else at most two.
 
     Args:
         groups: tuples of axes for which a joint group exists; single axes always have one. None: all exist.
-        tried: gets the dims that plans were made to cut on the way, anywhere but where source and target are cut.
 
     Raises:
         ValueError: source and target are of different tensors or meshes.
         NotPlanned: the target asks for a pending reduction that can't be made from what the source has.
     """
-    return in_rounds(plan_at_once(source, target, itemsize, groups, cost, tried), itemsize, cost)
+    return in_rounds(plan_at_once(source, target, itemsize, groups, cost), itemsize, cost)
 
 
 def plan_at_once(
@@ -71,12 +69,14 @@ def plan_at_once(
     cost: Cost,
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
-    """`plan`, with no step in rounds."""
+    """`plan`, with no step in rounds.
+
+    Args:
+        tried: gets the dims that plans were made to cut on the way, anywhere but where source and target are cut.
+    """
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
-    if source.partial == target.partial:
-        return move(source, target, have, itemsize, cost)
     return _with_reductions(source, target, have, itemsize, cost, set() if tried is None else tried)
 
 

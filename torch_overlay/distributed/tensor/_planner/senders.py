@@ -2,23 +2,30 @@
 
 Ranks that hold the same piece are replicas of one another; they differ along axes that don't cut the source, the
 replica axes. The other axes of the group are its shard axes: they cut the source, or a reduction is pending over them.
-A rank needs one sender for each coordinate on the shard axes, and may choose its coordinate on the replica axes:
+A rank has one sender for each coordinate on the shard axes; which coordinate that one has on the replica axes is to be
+chosen. For example, four elements go from R·S0 to S0·R on (2, 2); axis 0 is the replica axis, axis 1 the shard axis:
 
-* The nearest sender has the receiver's own coordinate there, so the group needs no replica axis. But from R·S0 to S0·R
-  on (8, 8), only rank (i, i) holds what the ranks (i, j) want and is their nearest sender: it sends to 7 ranks.
-* Ranks on one diagonal have the same difference between a coordinate on a replica axis and one on a shard axis. If
-  senders and receivers are on the same diagonal, (i, j) gets its piece from (j, i) in this example, and each rank sends
-  to one. What a rank holds already still needs no sending, because each rank is on one diagonal with itself.
+    rank     holds   wants   nearest sender   sender on the diagonal
+    (0, 0)   0 1     0 1     itself           itself
+    (0, 1)   2 3     0 1     (0, 0)           (1, 0)
+    (1, 0)   0 1     2 3     (1, 1)           (0, 1)
+    (1, 1)   2 3     2 3     itself           itself
 
-Which axes make a diagonal? A replica axis is tied if it cuts the target where the source is cut too. A rank has nothing
-to send to most coordinates on a tied axis. So it is paired with a shard axis that is not tied: what a rank sends is
-spread evenly over the coordinates there. Axes of different sizes are paired digit by digit, with a digit for each prime
-factor of the size.
+The nearest sender has the receiver's own coordinate on the replica axes. So the group needs only the shard axes, but
+two ranks send all and two send nothing; on (8, 8), each rank (i, i) sends to seven others. A sender is on the
+receiver's diagonal if replica coordinate minus shard coordinate is the same for both: here each rank sends to one.
 
-Where all cuts are even and made of the same primes, no rank sends more than the busiest rank receives. Proof: on one
-dim, each cut that source and target share fixes a digit of the sender's shard coordinate for a given receiver, and for
-a given sender a digit of the receiver's shard coordinate, a tied one or one that is paired. As there are at least as
-many digits of shard axes as shared cuts, all tied digits of replica axes find a partner.
+Two things hold on every diagonal, so that each element comes once: for each coordinate on the shard axes it has one
+rank, and a rank is its own sender of what it holds.
+
+Which axes make a diagonal? A replica axis is tied if it cuts the target where the source is cut too, as axis 0 above:
+its coordinate says which shard of the source a rank wants. So of the replicas of a shard, only those at one coordinate
+are nearest to anyone who wants it. A tied axis is paired with a shard axis that is not tied, as axis 1: ranks that
+differ along it want the same shard, and its replicas send to one of these ranks each. Axes of different sizes are
+paired digit by digit, with a digit for each prime factor of the size.
+
+Where all cuts are even and made of the same primes, no rank sends more than the busiest receives: the source is cut by
+at least as many digits as are tied, so that each tied digit of a replica axis finds a partner.
 """
 
 from __future__ import annotations

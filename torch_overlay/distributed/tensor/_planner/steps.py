@@ -1,28 +1,13 @@
 """Steps: what a plan is made of. Each is a frozen value that says what changes, the same on every rank.
 
 A step, except Divide, knows the regions `before` and `after` it. What one rank copies, sends and receives follows from
-its coordinate, and a runner does with it:
+its coordinate alone, so a runner computes these lists once per plan. All counts are in elements.
 
-    Narrow        cut `box(coordinate)` out of the local tensor
-    Embed         zeros of the new shape, the local tensor's part in `box(coordinate)`
-    Divide        true division by a whole number
-    AllGather     pack the local tensor, padded to `chunk`; all_gather_into_tensor;
-                  copy each piece into its box
-    AllReduce     all_reduce of the local tensor
-    ReduceScatter pack `pieces(coordinate)`, each padded to `chunk`;
-                  reduce_scatter_tensor; its first elements are ours
-    AllToAll      pack `sends(coordinate)`, in the order of the members;
-                  all_to_all_single with their sizes; copy (or, with `op`, reduce)
-                  each of `receives(coordinate)` into its box, in the order given
-
-A ReduceScatter or an AllToAll of more than one of its `rounds` does so with one part of each piece after the other.
-
-Each piece is packed row-major, and a member has one piece at most. Pieces name their peer by its place in
-`members(coordinate)`: the joint group in row-major order of its coordinates over `axes` (ascending). A runner looks the
-ranks of these coordinates up and lays the pieces out in the order of the group that it really has, so that a group that
-is sorted otherwise can't mix data up. A piece whose member is the rank itself is a local copy and needs not be sent. A
-box without elements is nowhere: where a local step has one, make the tensor anew. The lists depend on the coordinate
-alone: compute them once per plan. All counts are in elements.
+A member of a step is a coordinate of its joint group; members are numbered in row-major order of their coordinates over
+`axes` (ascending). A piece is packed row-major, and a member has one at most; one whose member is the rank itself is a
+local copy. A runner looks up the ranks of the members and lays the pieces out in the order of the group that it has, so
+that a group that is sorted otherwise can't mix data up. A box without elements is nowhere: where a local step has one,
+the tensor is made anew.
 """
 
 from __future__ import annotations
@@ -58,7 +43,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Divide:
-    """Local: divide by `by`, the number of terms of an average or of the parts a value is split into."""
+    """Local: true division by `by`, the number of terms of an average or of the parts a value is split into."""
 
     by: int
 
@@ -71,7 +56,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class Narrow(_Change):
-    """Local: keep the part of the local tensor that the target wants; what is wanted is all here."""
+    """Local: cut `box(coordinate)` out of the local tensor; all that the target wants is here."""
 
     def box(self, coordinate: Coordinate) -> Box:
         """Where the wanted part is in the local tensor; with nothing wanted, an empty box of the target's shape."""
@@ -81,7 +66,7 @@ class Narrow(_Change):
 
 @dataclass(frozen=True, slots=True)
 class Embed(_Change):
-    """Local: a shard becomes a term of a sum, zero outside of the shard."""
+    """Local: a shard becomes a term of a sum: zeros of the new shape, with the shard in `box(coordinate)`."""
 
     def box(self, coordinate: Coordinate) -> Box:
         """Where the local tensor goes in the new one."""
@@ -108,7 +93,11 @@ class Collective(_Change):
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Collective):
-    """Everybody's box to everybody: the target box is the union of the group's boxes."""
+    """Everybody's box to everybody: the target box is the union of the group's boxes.
+
+    To run it: pack the local tensor, padded to `chunk`; all_gather_into_tensor; copy each of `pieces(coordinate)` into
+    its box.
+    """
 
     @property
     def chunk(self) -> int:
@@ -140,7 +129,11 @@ class AllReduce(Collective):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Collective):
-    """The reduction `op` over the group, to each rank its own target box, which lies in its source box."""
+    """The reduction `op` over the group, to each rank its own target box, which lies in its source box.
+
+    To run it: pack `pieces(coordinate)`, each padded to `chunk`; reduce_scatter_tensor; the first elements are this
+    rank's. With `rounds`, one part of each piece after the other.
+    """
 
     op: str
     rounds: int = 1
@@ -165,6 +158,10 @@ class ReduceScatter(Collective):
 class AllToAll(Collective):
     """Each element to whoever wants and lacks it, once. With `op`, over the axes in `reduced` too: each rank then gets
     every term of its target box and reduces them.
+
+    To run it: pack `sends(coordinate)`, in the order of the members; all_to_all_single with their sizes; copy (or, with
+    `op`, reduce) each of `receives(coordinate)` into its box, in the order given. With `rounds`, one part of each piece
+    after the other.
 
     Along some axes of the group the ranks may be replicas, which hold the same. A rank exchanges pieces with those of
     its `peers` only: one for each part and term of the source. `diagonals` say which one; see `senders`.

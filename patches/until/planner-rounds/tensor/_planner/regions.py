@@ -1,3 +1,0 @@
-"""Before rounds ask whether a collective cuts one dim further."""
-
-cut_last = ...

@@ -1,0 +1,42 @@
+# Owner(s): ["oncall: distributed"]
+"""Where no group is at hand for a move as a whole, smaller ones lead from one end to the other, too."""
+
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+from planner_simulator import SIZES, is_right, pairs, regions
+from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
+from torch_overlay.distributed.tensor._planner.groups import Groups
+from torch_overlay.distributed.tensor._planner.moves import move
+from torch_overlay.distributed.tensor._planner.steps import Collective
+
+
+class TestTurns(TestCase):
+    """All 729 pairs on a (2, 2, 2) mesh."""
+
+    @parametrize("shape", [(16, 16), (5, 3)])
+    @parametrize("groups", [(), ((0, 1, 2),), ((0, 1), (1, 2))])
+    def test_every_rank_gets_its_box(self, shape, groups) -> None:
+        joint = {frozenset(group) for group in groups}
+        for source, target in pairs():
+            before, after = regions(source, shape), regions(target, shape)
+            steps = move(before, after, Groups.of(groups, SIZES), 4, Cost())
+            self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
+            self.assertLessEqual(collectives(steps), 3)
+            for step in steps:
+                if isinstance(step, Collective):
+                    self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
+
+    def test_which_groups_there_are(self) -> None:
+        sizes = (2, 3, 4)
+        some, every = Groups.of(((0, 2), (1, 2), (0, 1, 2)), sizes), Groups.of(None, sizes)
+        self.assertEqual(some.within((0, 1)), [(1,), (0,)])
+        self.assertEqual(some.within((0, 1, 2))[:3], [(0, 1, 2), (1, 2), (0, 2)])
+        self.assertEqual(every.within((0, 1)), [(0, 1), (1,), (0,)])
+        self.assertEqual(some.between((2,), (0, 1, 2)), [(2,), (0, 2), (1, 2), (0, 1, 2)])
+        self.assertEqual(every.between((2,), (0, 1, 2)), [(2,), (0, 1, 2)])
+
+
+instantiate_parametrized_tests(TestTurns)
+
+if __name__ == "__main__":
+    run_tests()
