@@ -96,6 +96,11 @@ STOCK_REFUSES = {
     "submeshes of no axis": (lambda m: m._get_all_submeshes("q"), KeyError, "Mesh dimension 'q' does not exist"),
     "rank 99": (lambda m: DeviceMesh("cpu", [0, 99]), ValueError, "Rank 99 is out of range. Valid ranks are 0 to 11"),
     "rank -1": (lambda m: DeviceMesh("cpu", [-1, 0]), ValueError, "Rank -1 is out of range. Valid ranks are 0 to 11"),
+    "rank 99 of no axes": (
+        lambda m: DeviceMesh("cpu", torch.tensor(99)),
+        ValueError,
+        "Rank 99 is out of range. Valid ranks are 0 to 11",
+    ),
     "too many ranks": (
         lambda m: DeviceMesh("cpu", torch.arange(16)),
         RuntimeError,

@@ -121,7 +121,7 @@ def check_in_world(rank_map: RankMap) -> None:
             )
 
 
-def check_names(mesh_shape: Any, names: Any) -> None:
+def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
     """Raise RuntimeError unless there is one name for each size, none twice."""
     if names is None:
         return
@@ -134,7 +134,7 @@ def check_names(mesh_shape: Any, names: Any) -> None:
         )
 
 
-def check_device_type(device_type: str) -> None:
+def check_device_type(device_type: str) -> None:  # overlay only
     """Raise RuntimeError for a device with a number, such as cuda:0."""
     if device_type and not device_type.isalpha():
         raise RuntimeError(

@@ -33,9 +33,9 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it.
 
-    Files go both ways between this and torches before it. What belongs to the process that saved is not believed: the
+    Files go both ways between this and versions before it. What belongs to the process that saved is not believed: the
     rank, the coordinates and the groups are those of the process that loads, as soon as there is a world. A group is
-    found by its ranks, since names depend on the order in which a process made its groups.
+    found by its ranks.
     """
     mesh.__dict__.update(state)
     mesh._pg_registry = {}
@@ -73,6 +73,8 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
+    """The name of this rank's group on each axis, found by its ranks, since names depend on the order in which a
+    process made its groups; none on a rank outside."""
     axes = view.layout.axes if mesh._coordinate_on_dim is not None else ()
     wanted = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
     if not mesh._preserve_rank_order:
