@@ -267,7 +267,7 @@ def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
 
 
 def _in_form(statement: cst.BaseStatement, form: cst.BaseStatement) -> cst.BaseStatement:
-    """The form; of ``class NAME(...)``, its docstring and members in place of those of their names, none for ``...``."""
+    """The form; of ``class NAME(...)``, its docstring and members instead of those of their names, none for ``...``."""
     if not matchers.matches(form, _MEMBERS) or not isinstance(statement, cst.ClassDef):
         return form
     members = form.body.body  # type: ignore[attr-defined]

@@ -79,7 +79,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
-    mesh._layout = as_here(state["_layout"])
+    mesh._layout = as_here(state["_layout"])  # overlay only
     view = View(RankMap(state["_flatten_rank_map"]), from_torch(mesh._layout))
     if is_initialized():
         mesh._rank = get_rank()

@@ -156,7 +156,9 @@ def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMes
         memo[id(mesh)] = copied
         root, users = deepcopy((root, users), memo)
     copied.__dict__.update(users)
-    copied._root_mesh, copied._flatten_mapping, copied._pg_registry = root, mesh._flatten_mapping, mesh._pg_registry
+    copied._root_mesh = root
+    copied._flatten_mapping = mesh._flatten_mapping
+    copied._pg_registry = mesh._pg_registry
     return copied
 
 
