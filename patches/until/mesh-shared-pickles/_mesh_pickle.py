@@ -82,8 +82,8 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     groups = [_open(ranks) for ranks in wanted]
     names = saved[: len(wanted)]
     # Either all names are this process's or none is: a number may be another mesh's here.
-    if len(names) < len(wanted) or not all(map(dict.__contains__, groups, names)):
-        names = [_of_a_mesh(*found) or f"{UNBOUND}{found[0]}" for found in zip(wanted, groups, strict=True)]
+    if len(names) < len(wanted) or any(name not in found for name, found in zip(names, groups, strict=True)):
+        names = [_of_a_mesh(ranks, found) or f"{UNBOUND}{ranks}" for ranks, found in zip(wanted, groups, strict=True)]
     mesh._pg_registry.update((name, found[name]) for name, found in zip(names, groups, strict=True) if name in found)
     if any(name.startswith(UNBOUND) for name in names):
         lay_aside(mesh, {"_dim_group_names": saved})
