@@ -48,15 +48,6 @@ class TestMeshPickling(TestCase):
             self.assertEqual(dist.get_process_group_ranks(mesh.get_group(name)), ranks)
         self.assertEqual(dist.get_process_group_ranks(row.get_group()), [8, 9, 10, 11])
 
-    def test_loaded_early_it_waits_for_the_world(self) -> None:
-        mesh, row = torch.load(self.saved, weights_only=False)
-        self._join(rank=10)
-        self.assertEqual(mesh.get_coordinate(), [2, 2])
-        self.assertEqual(row.get_coordinate(), [2])
-        here = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
-        self.assertEqual(mesh["tp"].get_local_rank(), 2)
-        self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
-
     def _backward(self) -> list[DeviceMesh]:
         ranks = torch.arange(16).flip(0).reshape(4, 4)
         orders = (False, True)

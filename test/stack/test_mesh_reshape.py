@@ -1,12 +1,12 @@
 # Owner(s): ["oncall: distributed"]
-"""Flattened, unflattened and concatenated views: their ranks, their groups, and what is refused."""
+"""Flattened and unflattened views: their ranks, their groups, and what is refused."""
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh_axes import cut_axis, side_by_side
+from torch_overlay.distributed._mesh_axes import cut_axis
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._mesh_state import view_of
 
@@ -22,15 +22,11 @@ class TestMeshReshape(TestCase):
         self.addCleanup(dist.destroy_process_group)
         self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
 
-    def test_an_axis_is_cut_and_axes_are_put_together(self) -> None:
+    def test_an_axis_is_cut(self) -> None:
         cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
         self.assertEqual(names, ["pp", "dp", "cp", "sp"])
         shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
         self.assertEqual(shown, [[13, 15], [12, 13]])
-        both = side_by_side([self.mesh["pp"], self.mesh["tp"]])
-        self.assertEqual(both, view_of(self.mesh["pp", "tp"]).layout)
-        with self.assertRaisesRegex(RuntimeError, "overlapping"):
-            side_by_side([self.mesh["tp"], self.mesh["dp", "tp"]])
         with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
             cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
 
@@ -41,25 +37,13 @@ class TestMeshReshape(TestCase):
         self.assertEqual(
             [dist.get_process_group_ranks(cut.get_group(name)) for name in ("cp", "sp")], [[13, 15], [12, 13]]
         )
-        both = DeviceMesh._concatenate([cut["pp"], cut["sp"]])
-        self.assertEqual(both.mesh.tolist(), [[0, 1], [12, 13]])
-        self.assertEqual(both.get_group("sp"), cut.get_group("sp"))
         flat = self.mesh["pp", "tp"]._flatten("model")
         self.assertEqual(dist.get_process_group_ranks(flat.get_group()), [0, 1, 2, 3, 12, 13, 14, 15])
         self.assertEqual(self.mesh["pp", "tp"]._flatten("model"), flat)
 
-    def test_all_copies_of_an_axis_are_listed(self) -> None:
-        every = self.mesh._get_all_submeshes("dp")
-        self.assertEqual(every[5].mesh.tolist(), [13, 17, 21])
-        self.assertEqual(every[5].get_group(), self.mesh.get_group("dp"))
-        self.assertEqual([len(every), every[0].get_coordinate()], [8, None])
-        self.assertEqual([one._dim_group_names for one in every if one is not every[5]], [[]] * 7)
-
     def test_a_name_that_another_dim_has_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "no other axis"):
             self.mesh._unflatten(2, (2, 2), ("dp", "sp"))
-        with self.assertRaisesRegex(ValueError, "at least one mesh"):
-            DeviceMesh._concatenate([])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Groups of a mesh wait as long as the default group does, unless the user says otherwise."""
+"""Meshes: their groups and ranks, their views and copies, and what is refused."""
 
 import datetime
 from unittest import mock
@@ -13,7 +13,10 @@ from torch_overlay.distributed._timeouts import timeout_of
 
 
 class TestMeshTimeouts(TestCase):
-    """In a world of one rank, in which an axis with a backend of its own has a group of its own."""
+    """Groups of a mesh wait as long as the default group does, unless the user says otherwise.
+
+    In a world of one rank, in which an axis with a backend of its own has a group of its own.
+    """
 
     def setUp(self) -> None:
         super().setUp()

@@ -18,7 +18,7 @@ from torch_overlay.distributed import config
 
 
 def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
-    """What one coordinate holds of a whole tensor, by chunking it axis after axis; the twin that can't be wrong."""
+    """What one coordinate holds of a whole tensor, by chunking it axis after axis."""
     for placement, size, at in zip(placements, sizes, coordinate, strict=True):
         if isinstance(placement, Shard):
             lengths = [len(part) for part in torch.arange(whole.shape[placement.dim]).chunk(size)]

@@ -337,9 +337,9 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
 
 
 def test_pure_tests_run_where_all_is_there_that_they_ask_for(tmp_path):
-    count = [message.name for message in MESSAGES].index("mesh-rank-map") + 1
+    count = [message.name for message in MESSAGES].index("rank-views") + 1
     layouts, new = "torch/distributed/_mesh_layout.py", {f"torch/distributed/{f}" for f in MESSAGES[count - 1].files}
-    write(tmp_path, dict.fromkeys([*new, layouts], ""))
+    write(tmp_path, dict.fromkeys([*new, layouts, "torch/distributed/_rank_map.py"], ""))
     found = check.Patched(MESSAGES, count, tmp_path, frozenset(), frozenset(new)).pure_tests()
     assert found == ["test/pure/test_rank_map.py"], (
         "tests of plans ask for what comes later, those of layouts ran before"

@@ -3,8 +3,9 @@
 `patches/insert/PATCH/FILE` names the place by definitions inside each other, classes and functions, nested as torch's
 file nests them. The innermost function ends with the anchor, ``name = ...``: what stands above it goes before the only
 statement of torch's function that binds the name. Definitions without an anchor are helpers, which come along if used.
-Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, and
-each ``if`` that asks them. ``NAME(..., keyword=value)`` gives the keyword to torch's calls of NAME that lack it.
+Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, each
+``if`` that asks them, and a ``with`` that is empty then. ``NAME(..., keyword=value)`` gives the keyword to torch's
+calls of NAME that lack it.
 ``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that has the key.
 
 A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
@@ -240,4 +241,6 @@ class _Insert(cst.CSTTransformer):
         if names and names <= self.insertion.gone:
             self.gone |= names
             return True
+        if isinstance(statement, cst.With):
+            return not statement.body.body
         return isinstance(statement, cst.If) and bool(used(statement.test) & self.insertion.gone)

@@ -20,7 +20,7 @@ from ..distributed import _mesh_state
 from ..distributed._group_table import find_group
 from ..distributed._mesh_layout import _FlatLayout, _MeshLayout
 from ..distributed._mesh_pickle import OWN_STATE, OfTheRank
-from ..distributed._mesh_state import shared_state, universe_left, view_of
+from ..distributed._mesh_state import saved_universe, shared_state, view_of
 from ..distributed._rank_map import RankMap
 from ..distributed._torch_layout import to_torch
 
@@ -168,7 +168,7 @@ def hand_back_tensors(_: None) -> None:
 def _left(mesh: DeviceMesh) -> dict[str, Any]:
     """What a mesh with a universe keeps, if it comes back as a root: torch's dicts may have an equal slice, of an older
     world even."""
-    view, left = view_of(mesh), universe_left(shared_state(mesh))
+    view, left = view_of(mesh), saved_universe(shared_state(mesh))
     whole = view.layout.collapse() == _FlatLayout((view.rank_map.numel,))  # in the order of the universe
     is_root = mesh._get_root_mesh() is mesh or (whole and named_root(mesh) is mesh)
     return {"_universe": left} if is_root and left[0] is not None else {}

@@ -36,12 +36,11 @@ def read_mesh(mesh: Any) -> View:
         ranks = given.to(device="cpu", dtype=torch.int)
         if given.numel() == 0:
             raise ValueError(f"A mesh needs at least one rank on each axis, got a mesh of shape {tuple(given.shape)}")
-        if given.is_floating_point() and not torch.equal(given.cpu(), ranks.to(given.dtype)):
-            raise ValueError(f"A mesh needs whole numbers as ranks, got {given.tolist()}")
-        if not given.is_floating_point() and not torch.equal(given.cpu().long(), ranks.long()):
-            wrong = next(rank for rank in given.flatten().tolist() if not 0 <= rank <= torch.iinfo(torch.int).max)
-            raise ValueError(f"A mesh needs ranks from 0 to {torch.iinfo(torch.int).max}, got rank {wrong}")
-        return View(RankMap(ranks.flatten().tolist()), _MeshLayout.from_sizes_strides(tuple(ranks.shape)))
+        asked, stored = given.flatten().tolist(), ranks.flatten().tolist()
+        if asked != stored:
+            wrong = next(rank for rank, kept in zip(asked, stored, strict=True) if rank != kept)
+            raise ValueError(f"A mesh needs whole ranks from 0 to {torch.iinfo(torch.int).max}, got rank {wrong}")
+        return View(RankMap(stored), _MeshLayout.from_sizes_strides(tuple(ranks.shape)))
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
@@ -121,7 +120,7 @@ def check_in_world(rank_map: RankMap) -> None:
             )
 
 
-def check_names(mesh_shape: Any, names: Any) -> None:
+def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
     """Raise RuntimeError unless there is one name for each size, none twice."""
     if names is None:
         return
@@ -134,7 +133,7 @@ def check_names(mesh_shape: Any, names: Any) -> None:
         )
 
 
-def check_device_type(device_type: str) -> None:
+def check_device_type(device_type: str) -> None:  # overlay only
     """Raise RuntimeError for a device with a number, such as cuda:0."""
     if device_type and not device_type.isalpha():
         raise RuntimeError(

@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import get_rank, get_world_size, is_init
 
 from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import axis_names, lay_aside, shared_state, thread_id, view_of, wait_for_world
+from ._mesh_state import axis_names, lay_aside, saved_universe, shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import as_here, from_torch
 from ._universe import current_world, join_universe
@@ -30,21 +30,25 @@ OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 
 class OfTheRank:
-    """What a mesh says of this rank. One that was loaded where there was no world waits for it: until then it says what
-    the saver's said, and it is asked again each time. So is one that was loaded before its groups were made."""
+    """An attribute in which a mesh says something of this rank. Every mesh but one that was loaded early has it in its
+    ``__dict__``, where it is found first.
+
+    One that was loaded where there was no world says what the saver's said, until there is a world. Then it, and one
+    that was loaded before its groups were made, finds out on each request what holds here, and stores it once all is
+    found.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, mesh: DeviceMesh | None, owner: type) -> Any:
-        saved = {} if mesh is None else mesh.__dict__.get("_of_saver", {})  # first: it goes once the rest is there
-        if mesh is not None and self.name in mesh.__dict__:
-            return mesh.__dict__[self.name]  # another thread found it out since this one looked
-        if mesh is None or self.name not in saved:
+    def __get__(self, mesh: Any, owner: type) -> Any:
+        held = {} if mesh is None else mesh.__dict__
+        saved = held.get("_of_saver", {})  # first: it goes once the rest is there
+        if self.name in held:
+            return held[self.name]  # another thread found it out since this one looked
+        if self.name not in saved:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
-        if not is_initialized():
-            return saved[self.name]
-        return bind_groups(mesh)[self.name]
+        return bind_groups(mesh)[self.name] if is_initialized() else saved[self.name]
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
@@ -57,14 +61,14 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None
     # Nothing here that differs from process to process: keys of compiled code are made from it.
-    state["_universe"] = (shared.universe.number if shared.universe else shared.saved_number, shared.private)
+    state["_universe"] = saved_universe(shared)
     return state
 
 
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it.
 
-    Files go both ways between this and torches before it. What belongs to the process that saved is not believed: the
+    Files go both ways between this and versions before it. What belongs to the process that saved is not believed: the
     rank, the coordinates and the groups are those of the process that loads, as soon as there is a world. A group is
     found by its ranks, since names depend on the order in which a process made its groups; the name decides between
     several, and about groups that no mesh made.
@@ -75,7 +79,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
-    mesh._layout = as_here(state["_layout"])
+    mesh._layout = as_here(state["_layout"])  # overlay only
     view = View(RankMap(state["_flatten_rank_map"]), from_torch(mesh._layout))
     if is_initialized():
         mesh._rank = get_rank()

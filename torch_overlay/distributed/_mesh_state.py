@@ -149,14 +149,16 @@ def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMes
     """Another mesh of the same universe: views flattened later, and groups, are seen by both. With the memo of a deep
     copy its root, and what users put on it, are copies, too."""
     copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh))
-    ours = {*copied.__dict__, *dir(type(mesh)), "_of_saver", "_universe"}
+    ours = {*copied.__dict__, *dir(type(mesh))}
     users = {name: value for name, value in mesh.__dict__.items() if name not in ours}
     root = mesh._root_mesh
     if memo is not None:
         memo[id(mesh)] = copied
         root, users = deepcopy((root, users), memo)
     copied.__dict__.update(users)
-    copied._root_mesh, copied._flatten_mapping, copied._pg_registry = root, mesh._flatten_mapping, mesh._pg_registry
+    copied._root_mesh = root
+    copied._flatten_mapping = mesh._flatten_mapping
+    copied._pg_registry = mesh._pg_registry
     return copied
 
 
@@ -229,7 +231,7 @@ def hand_back() -> None:  # overlay only
         if "_shared_state" not in held:
             continue
         shared = held.pop("_shared_state")
-        held["_universe"] = universe_left(shared)
+        held["_universe"] = saved_universe(shared)
         del held["_view"]
         held.pop("_apart", None)
         held.pop("_traced_views", None)
@@ -238,6 +240,7 @@ def hand_back() -> None:  # overlay only
     _living.clear()
 
 
-def universe_left(shared: SharedState) -> tuple[int | None, str | None]:  # overlay only
-    """What a mesh keeps without the overlay, so that it has its groups again if the overlay comes back."""
+def saved_universe(shared: SharedState) -> tuple[int | None, str | None]:
+    """Which universe over its ranks a mesh is of, by its number and what makes it private, for who can't hold the
+    state: a pickle finds its groups again by it."""
     return shared.universe.number if shared.universe else shared.saved_number, shared.private

@@ -29,10 +29,10 @@ class RankMap:
     Raises:
         ValueError: a rank stands there twice.
 
-    >>> machines = RankMap([3, 1, 2, 0])
-    >>> machines[0], machines.index(3)  # rank 3 comes first, so index 0 and rank 3 belong together
+    >>> ranks = RankMap([3, 1, 2, 0])
+    >>> ranks[0], ranks.index(3)  # rank 3 sits at index 0
     (3, 0)
-    >>> RankMap(range(4)) == RankMap.identity(4)  # equal meaning is equal value, and nothing is stored
+    >>> RankMap(range(4)) == RankMap.identity(4)
     True
     """
 
@@ -111,9 +111,11 @@ class Window(RankMap):
         layout: orthogonal; its coordinates become the indices of the window.
         start: the index of ``whole`` at which the copy starts.
 
+    The second row of a 2 x 4 mesh; rank 0 is in the other row:
+
     >>> from ._mesh_layout import _FlatLayout
-    >>> second_row = Window(RankMap.identity(8), _FlatLayout((4,)), 4)
-    >>> second_row[1], second_row.index(5), second_row.index(0)  # rank 0 is in the other row
+    >>> row = Window(RankMap.identity(8), _FlatLayout((4,)), 4)
+    >>> row[1], row.index(5), row.index(0)
     (5, 1, None)
     """
 

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 states: weakref.WeakSet[SharedState] = weakref.WeakSet()  # overlay only
 
 
-def plain_tensor(ranks: list[int], sizes: tuple[int, ...]) -> torch.Tensor:
-    """Ranks as a real int32 CPU tensor, whatever mode (fake, meta, proxy, inference) is active around the caller."""
-    with _disable_current_modes(), torch.inference_mode(False):
-        return torch.tensor(ranks, dtype=torch.int, device="cpu").reshape(sizes)
-
-
 class TracedViews:
     """The views that compiled code made, each an attribute: dynamo reads these anew, and a dict once in a graph."""
 
@@ -87,11 +81,12 @@ class SharedState:
     def tensor(self) -> torch.Tensor:
         """The rank map as ``_rank_map`` has it: one dimension, int32, on the CPU."""
         if self._tensor is None:
-            if self.rank_map.is_identity:
-                with _disable_current_modes(), torch.inference_mode(False):
+            # A real tensor, whatever mode (fake, meta, proxy, inference) is active around the caller.
+            with _disable_current_modes(), torch.inference_mode(False):
+                if self.rank_map.is_identity:
                     self._tensor = torch.arange(self.rank_map.numel, dtype=torch.int, device="cpu")
-            else:
-                self._tensor = plain_tensor(list(self.rank_map.ranks()), (self.rank_map.numel,))
+                else:
+                    self._tensor = torch.tensor(self.rank_map.ranks(), dtype=torch.int, device="cpu")
         return self._tensor
 
     def shown(self, layout: _MeshLayout, start: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""A view: the part of a mesh universe that one mesh shows, as a pure value.
+"""What a mesh shows of the ranks of its root: a layout over their rank map, as a pure value.
 
-A view is a layout over the universe's rank map; each rank sees the copy of the layout that it sits in. All of a mesh's
-bookkeeping is arithmetic on this value and costs the same at 64 ranks and at a million.
+A layout says the indices of one copy, and each rank sees the copy that it sits in. So one value stands for a mesh on
+all ranks, and what a mesh answers is arithmetic on it, which costs the same at 64 ranks and at a million.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ class View:
     Attributes:
         rank_map: shared by every view of one root.
         layout: from coordinates to indices, relative to the start of the copy that is seen.
+
+    The inner axis of a 2 x 4 mesh has two copies, 0 to 3 and 4 to 7; rank 5 sits in the second:
+
+    >>> tp = View(RankMap.identity(8), _MeshLayout.from_sizes_strides((4,)))
+    >>> tp.start(5), tp.ranks(5), tp.coordinate(5)
+    (4, [4, 5, 6, 7], (1,))
     """
 
     rank_map: RankMap

@@ -94,8 +94,7 @@ class _DeviceMesh:
             return
         if _init_backend:
             self._setup_world_group_and_device()
-            if view.layout.axes:
-                check_in_world(shared.rank_map)
+            check_in_world(shared.rank_map)
             make_own_groups(self, overrides)
         self._thread_id = thread_id()
         self._rank = get_rank() if _rank is None else _rank
@@ -229,12 +228,12 @@ class _DeviceMesh:
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Every copy of one axis over the whole universe, each a root mesh."""
         axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
-        layout = _MeshLayout((axis,))
-        own = select_groups(self, (mesh_dim_name,))
-        mine = view_of(self).show(layout).start(self._rank)
+        view = view_of(self).show(_MeshLayout((axis,)))
+        names, mine = (mesh_dim_name,), view.start(self._rank)
+        own = select_groups(self, names)
         return [
-            make_window(self, layout, start, (mesh_dim_name,), own if start == mine or own is None else [])
-            for start in view_of(self).show(layout).copies()
+            make_window(self, view.layout, start, names, own if start == mine or own is None else [])
+            for start in view.copies()
         ]
 
     @cached_property
@@ -249,7 +248,8 @@ class _DeviceMesh:
 
     def _create_flatten_mesh(self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)) -> None:
         """Put the flattened view into the root's mapping, from which `_flatten` takes it."""
-        root, layout = self._get_root_mesh(), _MeshLayout((view_of(self).layout.collapse(),))
+        root = self._get_root_mesh()
+        layout = _MeshLayout((view_of(self).layout.collapse(),))
         if is_flattened(root, mesh_dim_name, layout):
             return
         names, overrides = (mesh_dim_name,), (backend_override,)

@@ -1,8 +1,11 @@
-"""What compiled code is guarded by: all that makes two meshes unequal."""
+"""The ranks in order take no memory."""
 
 from __future__ import annotations
 
+from ._rank_map import RankMap
 
-def _register_distributed_opaque_types():
-    [obj._thread_id, obj._preserve_rank_order]  # noqa: B018
-    _distributed_opaque_types_registered = ...
+
+def init_device_mesh():
+    del rank_map
+    rank_map = RankMap.identity(layout.numel())
+    device_mesh = ...

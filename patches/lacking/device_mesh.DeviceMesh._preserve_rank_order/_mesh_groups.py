@@ -1,4 +1,4 @@
-"""On trees whose DeviceMesh takes no ``preserve_rank_order`` yet (before 2.15): mesh-views brings it."""
+"""On trees whose DeviceMesh takes no ``preserve_rank_order`` yet (before 2.15): mesh-rank-order brings it."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it.
 
-    Files go both ways between this and torches before it. What belongs to the process that saved is not believed: the
+    Files go both ways between this and versions before it. What belongs to the process that saved is not believed: the
     rank, the coordinates and the groups are those of the process that loads, as soon as there is a world. A group is
-    found by its ranks, since names depend on the order in which a process made its groups.
+    found by its ranks.
     """
     mesh.__dict__.update(state)
     mesh._pg_registry = {}
@@ -73,6 +73,8 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
+    """The name of this rank's group on each axis, found by its ranks, since names depend on the order in which a
+    process made its groups; none on a rank outside."""
     axes = view.layout.axes if mesh._coordinate_on_dim is not None else ()
     wanted = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
     if not mesh._preserve_rank_order:
@@ -80,8 +82,8 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     groups = [_open(ranks) for ranks in wanted]
     names = saved[: len(wanted)]
     # Either all names are this process's or none is: a number may be another mesh's here.
-    if len(names) < len(wanted) or not all(map(dict.__contains__, groups, names)):
-        names = [_of_a_mesh(*found) or f"{UNBOUND}{found[0]}" for found in zip(wanted, groups, strict=True)]
+    if len(names) < len(wanted) or any(name not in found for name, found in zip(names, groups, strict=True)):
+        names = [_of_a_mesh(ranks, found) or f"{UNBOUND}{ranks}" for ranks, found in zip(wanted, groups, strict=True)]
     mesh._pg_registry.update((name, found[name]) for name, found in zip(names, groups, strict=True) if name in found)
     if any(name.startswith(UNBOUND) for name in names):
         lay_aside(mesh, {"_dim_group_names": saved})

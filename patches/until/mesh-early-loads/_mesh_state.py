@@ -1,4 +1,4 @@
-"""Before pickling: no mesh waits for a world."""
+"""Before a mesh that was loaded early waits for a world."""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""Before 2.15 and before mesh-rank-order: groups sort their ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import get_rank
+
+from ._mesh_groups import make_own_groups
+from ._mesh_input import check_in_world, read_layout, read_mesh, read_names, read_overrides
+from ._mesh_state import put_state, shared_state, thread_id, view_of
+from ._mesh_traced import real_mesh
+from ._shared_state import SharedState
+from ._view import View
+
+
+class _DeviceMesh(...):
+    def __init__(
+        self: DeviceMesh,
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: _Names | None = None,
+        backend_override: tuple[Override, ...] | None = None,
+        _init_backend: bool = True,
+        _rank: int | None = None,
+        _layout: Any = None,
+        _rank_map: Any = None,
+        _root_mesh: DeviceMesh | None = None,
+    ) -> None:
+        """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is private."""
+        torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
+        view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        shared = SharedState(view.rank_map)
+        if _root_mesh is not None and view_of(_root_mesh).rank_map == view.rank_map:
+            shared = shared_state(_root_mesh)
+        overrides = read_overrides(backend_override, len(view.layout.axes))
+        self._device_type = device_type
+        self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
+        self._root_mesh = _root_mesh
+        self._flatten_mapping = shared.flattened if _root_mesh is None else {}
+        self._pg_registry = shared.registry if _root_mesh is None else {}
+        self._thread_id = None
+        self._hash = None
+        put_state(self, View(shared.rank_map, view.layout), shared)
+        if device_type == "xla":
+            return
+        if _init_backend:
+            self._setup_world_group_and_device()
+            check_in_world(shared.rank_map)
+            make_own_groups(self, overrides)
+        self._thread_id = thread_id()
+        self._rank = get_rank() if _rank is None else _rank
+        self._coordinate_on_dim = self._compute_coordinate_on_dim()
+
+    def __eq__(self: DeviceMesh, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, DeviceMesh):
+            return False
+        mesh = real_mesh(other)
+        traits = ("_mesh_dim_names", "_device_type", "_thread_id")
+        return view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)

@@ -1,0 +1,3 @@
+"""Before an error of a group says its ranks."""
+
+short = ...

@@ -1,0 +1,61 @@
+"""Before a mesh that was loaded early waits for a world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.distributed_c10d import get_rank, is_initialized
+
+from ._mesh_layout import _MeshLayout
+from ._mesh_state import shared_state, thread_id
+from ._rank_map import RankMap
+from ._torch_layout import from_torch
+from ._view import View
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
+    """What is pickled of a mesh, without what is true only in this process."""
+    shared = shared_state(mesh)
+    state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state.pop("_pg_registry", None)
+    state["_rank_map"] = shared.tensor
+    state["_flatten_rank_map"] = shared.ranks
+    state["_hash"] = None
+    return state
+
+
+def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
+    """Fill a new mesh from a file; its root may still be empty here, so nothing is read through it.
+
+    Files go both ways between this and versions before it. What belongs to the process that saved is not believed
+    where there is a world: the rank, the coordinates and the groups are those of the process that loads.
+    """
+    mesh.__dict__.update(state)
+    mesh._pg_registry = {}
+    mesh._hash = None
+    if "_coordinate_on_dim" not in state or not is_initialized():  # xla meshes have neither rank nor groups
+        return
+    view = View(RankMap(state["_flatten_rank_map"]), from_torch(state["_layout"]))
+    mesh._rank, mesh._thread_id = get_rank(), thread_id()
+    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    if "_dim_group_names" in state:
+        mesh._dim_group_names = _bind(mesh, view, state["_dim_group_names"])
+
+
+def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
+    """The name of this rank's group on each axis, found by its ranks, since names depend on the order in which a
+    process made its groups; none on a rank outside."""
+    axes = view.layout.axes if mesh._coordinate_on_dim is not None else ()
+    wanted = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
+    if not mesh._preserve_rank_order:
+        wanted = [sorted(ranks) for ranks in wanted]  # as new_group sorts them
+    groups = [_open(ranks) for ranks in wanted]
+    names = saved[: len(wanted)]
+    # Either all names are this process's or none is: a number may be another mesh's here.
+    if len(names) < len(wanted) or any(name not in found for name, found in zip(names, groups, strict=True)):
+        names = [_of_a_mesh(ranks, found) or f"{UNBOUND}{ranks}" for ranks, found in zip(wanted, groups, strict=True)]
+    mesh._pg_registry.update((name, found[name]) for name, found in zip(names, groups, strict=True) if name in found)
+    return names

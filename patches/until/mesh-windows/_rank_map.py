@@ -1,0 +1,3 @@
+"""Before a copy of some axes can be a root of its own."""
+
+Window = ...

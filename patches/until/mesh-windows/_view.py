@@ -1,0 +1,6 @@
+"""Before a copy of some axes can be a root of its own."""
+
+
+class View(...):
+    copies = ...
+    window = ...
