@@ -36,10 +36,22 @@ class TestPrivateView(TestCase):
         self.assertTrue(is_apart(inside["b"]), msg="and so have its views")
         self.assertFalse(is_apart(outside))
         self.assertNotEqual(inside, outside)
-        loaded = pickle.loads(pickle.dumps(inside))
-        self.assertEqual(loaded.get_group("a"), inside.get_group("a"))
         cut = [one._unflatten("b", (4, 4), ("c", "d")).get_group("d") for one in (inside, outside)]
         self.assertNotEqual(*cut)
+
+    def test_loaded_it_has_its_own_groups_or_none(self) -> None:
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        mesh._unflatten(0, (4, 16), ("a", "b"))
+        with private_groups():
+            inside = mesh._unflatten(0, (4, 16), ("a", "b"))
+        saved = pickle.dumps(inside)
+        self.assertEqual(pickle.loads(saved).get_group("a"), inside.get_group("a"))
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        mesh._unflatten(0, (4, 16), ("a", "b"))
+        with self.assertRaisesRegex(RuntimeError, "was loaded"):
+            pickle.loads(saved).get_group("a")
 
 
 if __name__ == "__main__":

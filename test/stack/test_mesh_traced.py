@@ -33,6 +33,12 @@ class TestTracedViews(TestCase):
             for _ in range(2):
                 self.assertEqual(compiled(torch.zeros(1), mesh), ask(torch.zeros(1), mesh))
             self.assertEqual(graphs.frame_count, 1)
+        views = dict(vars(mesh._traced_views))
+        self.assertEqual(len(views), 2)
+        torch._dynamo.reset()
+        torch.compile(ask, backend="aot_eager", fullgraph=True)(torch.zeros(1), mesh)
+        for name, view in vars(mesh._traced_views).items():
+            self.assertIs(view, views[name], msg="made once, however often the code is compiled")
 
 
 if __name__ == "__main__":

@@ -61,4 +61,4 @@ def _plain(value: Any) -> Any:
         return tuple(map(_plain, value))
     if type(value).__name__ == "NCCLConfig":
         return tuple((name, _plain(getattr(value, name))) for name in dir(value) if not name.startswith("_"))
-    raise TypeError(f"{type(value).__name__} can't be compared")
+    raise TypeError(value)

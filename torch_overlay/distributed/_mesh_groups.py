@@ -77,8 +77,8 @@ def make_groups(
 def _find_or_make(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
-    shared = shared_state(mesh)
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
+    shared = shared_state(mesh)
     universe = universe_of(shared)
     found: list[str] = []
     for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):

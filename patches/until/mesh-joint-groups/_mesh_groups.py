@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._mesh_group_names import group_names
-from ._mesh_state import is_apart, shared_state
-from ._universe import join_universe
+from ._mesh_state import is_apart, shared_state, view_of
+from ._settings import get_settings
+from ._universe import current_world, join_universe, making_private
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._group_kind import Kind
+    from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
     from ._shared_state import SharedState
 
@@ -21,6 +23,22 @@ _make_joint = ...
 _costs_memory_at_once = ...
 _large = ...
 sets_of_axes = ...
+
+
+def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
+    """Give a new mesh the groups of its axes.
+
+    If it is a root, made inside a block of `private_groups` and where groups are shared, its universe is private.
+    """
+    shared = shared_state(mesh)
+    if making_private.get() and mesh._root_mesh is None and get_settings().share_groups != "off":
+        shared.private = current_world().next_private(shared.rank_map)
+    mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
+
+
+def finish_view(mesh: DeviceMesh) -> None:
+    """What a view with new axes, which have their groups, needs besides them."""
+    mark_apart(mesh)
 
 
 def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:

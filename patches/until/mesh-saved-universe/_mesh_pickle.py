@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
 from ._group_table import find_group
+from ._mesh_layout import _MeshLayout
 from ._mesh_state import lay_aside, shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import from_torch
@@ -85,6 +86,28 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
         mesh._dim_group_names = names
         mesh.__dict__.pop("_of_saver", None)
     return names
+
+
+class _Wanted(NamedTuple):
+    """The group of an axis of a loaded mesh.
+
+    Attributes:
+        ranks: in the group's order.
+        saved_name: the name that the group had.
+    """
+
+    ranks: list[int]
+    saved_name: str
+
+
+def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
+    """One for each axis; none on a rank outside."""
+    if mesh._coordinate_on_dim is None:
+        return []
+    axes = view.layout.axes
+    ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
+    saved = [*saved, *[""] * len(axes)]
+    return [_Wanted(*each) for each in zip(ranks, saved)]
 
 
 def _find(wanted: _Wanted) -> str | None:
