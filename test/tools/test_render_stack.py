@@ -151,9 +151,6 @@ def test_what_a_patch_removes_is_gone_with_its_imports(states):
     for name, patch in (("_init_process_groups", "mesh-reshape"), ("_init_one_process_group", "mesh-one-way")):
         assert [name in text for text in texts] == [i <= names.index(patch) for i in range(len(texts))]
     assert "split_group" in texts[0] and "split_group" not in texts[-1]
-    c10d = [state["torch/distributed/distributed_c10d.py"] for state in states]
-    named = names.index("member-names") + 1
-    assert ["_hash_ranks_to_str" in text for text in c10d] == [i < named for i in range(len(states))], "a function"
 
 
 def test_each_patch_changes_something_and_brings_its_tests(states):

@@ -28,7 +28,7 @@ class Laid:
         imports: what all of them import.
         renamed: torch's function: the name under which it goes on.
         insertions: what goes into functions of torch's that stay.
-        gone: functions and methods of torch's that don't stay, by qualified name.
+        gone: methods of torch's that don't stay, by qualified name.
     """
 
     functions: dict[str, cst.FunctionDef]

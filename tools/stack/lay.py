@@ -195,8 +195,6 @@ class _Place(cst.CSTTransformer):
 
     def _replaced(self, statement: cst.BaseStatement) -> list[cst.BaseStatement]:
         name = next(iter(bound(statement)), "")
-        if name in self.laid.gone:
-            return []
         ours = self.laid.functions.get(name) if isinstance(statement, cst.FunctionDef) else None
         if ours is None:
             return [statement]

@@ -35,7 +35,7 @@ class PatchMessage:
         files: new files of ours that the patch brings whoever imports them, by their paths under torch/distributed.
         size: why the patch is larger than patches should be; empty if it isn't.
         owes: breaches of upstream's rules that it still has.
-        removes: functions and methods of torch's that go, ``module:qualname``, since nothing calls them any more.
+        removes: methods of torch's that go, ``module:qualname``, since nothing calls them any more.
         line: at which line of the file the body begins.
     """
 
