@@ -13,8 +13,8 @@ class Settings:
     """
 
     share_groups: str
-    create: str
-    flatten: str
+    create_groups: str
+    joint_groups: str
     check_mesh: bool
     cost: str
     topology: tuple[tuple[str, float, float], ...] | None
@@ -50,8 +50,8 @@ def get_settings() -> Settings:
     """The choices in force now; ask again at each use, since they change while meshes live."""
     return Settings(
         share_groups=_one_of("mesh_share_groups", "names", "ranks", "world", "off"),
-        create=_one_of("mesh_create_groups", "members", "world"),
-        flatten=_one_of("mesh_joint_groups", "existing", "whole", "create"),
+        create_groups=_one_of("mesh_create_groups", "members", "world"),
+        joint_groups=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
         cost=_one_of("redistribute_cost", "steps", "plan"),
         topology=_topology(),

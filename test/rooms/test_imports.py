@@ -17,7 +17,7 @@ TORCH_ROOMS = (
     "_mesh_",
     "_shared_state",
     "_universe",
-    "_group_table",
+    "_group_",
     "_process_groups",
 )  # meshes and groups
 TORCH_ROOMS += ("_kept", "_timeouts")

@@ -49,12 +49,6 @@ class TestAxisGroups(TestCase):
         other = current_world().open_universe(RankMap.identity(8), None)
         self.assertNotEqual(self._group(other, self._axis(range(8))), first, msg="another universe")
 
-    @config.patch(mesh_share_groups="off")
-    def test_off_each_axis_has_its_own(self) -> None:
-        universe = current_world().open_universe(RankMap.identity(8), None)
-        one, other = (self._group(universe, self._axis(range(8))) for _ in range(2))
-        self.assertNotEqual(one, other)
-
     @config.patch(mesh_share_groups="names", mesh_create_groups="world")
     def test_all_ranks_of_the_world_make_it_if_asked(self) -> None:
         universe = current_world().open_universe(RankMap.identity(8), None)

@@ -1,30 +1,25 @@
 # Owner(s): ["oncall: distributed"]
 """Ranks can compare their meshes before making groups."""
 
-import torch.distributed as dist
-from torch.testing._internal.common_utils import TestCase, run_tests
+from unittest import mock
 
-from torch_overlay.distributed import _mesh_check
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 class TestMeshCheck(TestCase):
-    """What rank 0 says when the lines of all ranks are in the store."""
-
-    def _verdict(self, lines: dict[int, str], size: int) -> str:
-        store = dist.HashStore()
-        for rank, line in lines.items():
-            store.set(f"mesh/{rank}", line)
-        return _mesh_check._verdict(store, "mesh", size, 0.2, _mesh_check.MESH)
-
-    def test_all_the_same(self) -> None:
-        self.assertEqual(self._verdict({0: "(a=2)", 1: "(a=2)"}, 2), "same")
-
-    def test_a_rank_that_differs_is_named(self) -> None:
-        said = self._verdict({0: "(a=2)", 1: "(b=2)", 2: "(a=2)"}, 3)
-        self.assertIn("ranks [0, 2] build (a=2); ranks [1] build (b=2)", said)
-
-    def test_a_rank_that_does_not_come_is_named(self) -> None:
-        self.assertIn("ranks [1] didn't come", self._verdict({0: "(a=2)"}, 2))
+    def test_a_mesh_says_what_it_is_before_it_makes_groups(self) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+        self.addCleanup(dist.destroy_process_group)
+        said = []
+        check = "torch_overlay.distributed._mesh_groups.check_same_mesh"
+        with mock.patch(check, lambda describe: said.append(describe())):
+            init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+            DeviceMesh("cpu", [3, 2, 1, 0])
+        self.assertRegex(said[0], r"^\(dp=2, tp=4\) on cpu over ranks 0 to 7 as .*2.*4.*4.*1")
+        self.assertRegex(said[1], r"^\(4\) on cpu over ranks .*3.*0.* #[0-9a-f]{8} as .*4.*1")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 # Owner(s): ["oncall: distributed"]
 """Groups are found by what makes two of them equal, alike on all their members."""
 
-from datetime import timedelta
-
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._group_table import GroupTable, Key, Kind
+from torch_overlay.distributed._group_kind import Kind
+from torch_overlay.distributed._group_table import GroupTable, Key
 from torch_overlay.distributed._member_names import compact
 
 
@@ -45,12 +43,6 @@ class TestGroupTable(TestCase):
             table.get_or_make([key], self._make)
         table.forget_gone(key)
         self.assertIsNotNone(table.get_or_make([key], self._make)[0].group, msg="its members make it again")
-
-    def test_options_count_by_value(self) -> None:
-        one, same, longer = (Backend.Options("fake", timedelta(seconds=seconds)) for seconds in (60, 60, 120))
-        self.assertEqual(Kind.of(("fake", one)), Kind.of((None, same)))
-        self.assertNotEqual(Kind.of(("fake", one)), Kind.of(("fake", longer)))
-        self.assertNotEqual(Kind.of(("fake", one)), Kind.of(("fake", None)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Which groups over several dims a mesh brings, and which its flattened views add."""
+"""Which groups over several dims a mesh brings."""
 
 import itertools
 
@@ -40,13 +40,6 @@ class TestJointGroups(TestCase):
             ranks = mesh[tuple("abc"[axis] for axis in axes)].mesh.flatten().tolist()
             group = dist.distributed_c10d._resolve_process_group(names[axes])
             self.assertEqual(dist.get_process_group_ranks(group), ranks)
-
-    def test_a_flattened_view_adds_its_dims(self) -> None:
-        self._choose("existing")
-        mesh = self._mesh()
-        flat = mesh["b", "c"]._flatten("bc")
-        self.assertEqual(joint_group_name(mesh, (2, 1)), flat.get_group().group_name, msg="in whatever order")
-        self.assertIsNone(joint_group_name(mesh, (0, 1)))
 
 
 instantiate_parametrized_tests(TestJointGroups)

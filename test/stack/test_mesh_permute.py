@@ -42,19 +42,11 @@ class TestMeshPermute(TestCase):
         for pp, dp in itertools.product(range(4), repeat=2):
             view = self.mesh.submesh_at("tp", at={"pp": pp, "dp": dp})
             self.assertEqual(view.mesh.tolist(), whole[pp, dp].tolist())
+            if (pp, dp) == (2, 1):  # this rank is 37
+                self.assertEqual(view.get_group(), self.mesh.get_group("tp"))
         self.assertEqual(self.mesh.submesh_at(("dp", "tp"), at={}).mesh, self.mesh["dp", "tp"].mesh)
         with self.assertRaisesRegex(ValueError, "coordinates 0 to 3"):
             self.mesh.submesh_at("tp", at={"pp": 4})
-
-    def test_both_in_one_graph(self) -> None:
-        def ask(x, mesh):
-            turned, part = mesh.permute(("tp", "pp", "dp")), mesh.submesh_at(("dp", "tp"), at={"pp": 0})
-            return x + turned.get_local_rank("tp") + 10 * turned["pp", "dp"].size() + 1000 * part.ndim
-
-        torch._dynamo.reset()
-        for mesh in (self.mesh, init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))):
-            compiled = torch.compile(ask, backend="aot_eager", fullgraph=True)
-            self.assertEqual(compiled(torch.zeros(1), mesh), ask(torch.zeros(1), mesh))
 
 
 if __name__ == "__main__":

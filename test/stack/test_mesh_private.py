@@ -7,7 +7,6 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._mesh_state import is_apart
 from torch_overlay.distributed._universe import private_groups
 
 
@@ -37,15 +36,6 @@ class TestPrivateMesh(TestCase):
         self.assertEqual(
             one.get_group("a"), other.get_group("a"), msg="views made outside of the block are private, too"
         )
-
-    def test_a_view_made_inside_has_groups_of_its_own(self) -> None:
-        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
-        outside = mesh._unflatten(0, (4, 16), ("a", "b"))
-        with private_groups():
-            inside = mesh._unflatten(0, (4, 16), ("a", "b"))
-        self.assertNotEqual(inside.get_group("a"), outside.get_group("a"))
-        self.assertTrue(is_apart(inside["b"]), msg="and so have its views")
-        self.assertFalse(is_apart(outside))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class TestSharedGroups(TestCase):
     def test_one_call_for_each_axis(self) -> None:
         init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
         asked = [call.kwargs["ranks"] for call in self.made.call_args_list]
-        self.assertEqual([len(ranks) for ranks in asked[:3]], [4, 4, 4])
+        self.assertEqual([len(ranks) for ranks in asked if len(ranks) < 64], [4, 4, 4])
         self.assertTrue(all(5 in ranks for ranks in asked))
 
     def test_an_axis_has_one_group_in_all_views(self) -> None:

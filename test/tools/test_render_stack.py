@@ -175,7 +175,7 @@ def test_a_definition_comes_with_its_first_use(states):
     tables = [state["torch/distributed/_mesh_groups.py"] or "" for state in states]
     names = [message.name for message in MESSAGES]
     assert "def make_groups(" in tables[names.index("mesh-views") + 1]
-    first = names.index("mesh-joint-groups") + 1
+    first = names.index("mesh-joint-names") + 1
     assert ["def joint_group_name(" in text for text in tables] == [i >= first for i in range(len(states))]
     assert not any("def prepare(" in text for text in tables), "which nothing upstream calls"
 

@@ -287,7 +287,7 @@ def test_a_probe_that_asks_for_what_is_not_there_yet_gets_the_rest(tmp_path):
     probes = [("torch", "from torch.distributed import _mesh_groups")]
     files = Prefix(Tree.at(small_tree(tmp_path)), MESSAGES[:count], later, probes=probes).files()
     text = files["torch/distributed/_mesh_groups.py"]
-    assert "def sets_of_axes(" in text, "which the next patches bring, and which needs nothing of theirs"
+    assert "def _describe(" in text, "which the next patches bring, and which needs nothing of theirs"
     assert "def joint_group_name(" not in text, "which asks is_apart, and that comes with mesh-private"
     assert "torch/distributed/_settings.py" not in files, "no new files: what needs one can't come, as prepare"
 

@@ -8,8 +8,7 @@ knows alike. So either all members find the group, or all of them make it. Group
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed import distributed_c10d
 
@@ -18,33 +17,18 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import ProcessGroup
 
-    from ._mesh_input import Override
-
-# What a backend writes into an options object when it makes a group, and so no part of what the user chose.
-_WRITTEN_BY_CREATORS = {"global_ranks_in_group", "group_name", "split_from", "split_color", "enable_reconfigure"}
-
-
-class Kind(NamedTuple):
-    """What a group can do: its backend, and the options it was made with, by value."""
-
-    backend: str
-    options: Any
-
-    @classmethod
-    def of(cls, override: Override) -> Kind:
-        """The kind that a backend and options ask for; without a backend, the default group's."""
-        backend, options = override
-        default = distributed_c10d._get_default_group()
-        return cls((backend or distributed_c10d.get_backend(default)).lower(), _by_value(options))
+    from ._group_kind import Kind
 
 
 class Key(NamedTuple):
     """What must be equal for two requests to get one group.
 
+    On a 2 x 4 mesh of dims dp and tp, rank 5 asks for its group of tp with ranks ``range(4, 8)`` in the lane ``"tp"``.
+
     Attributes:
         ranks: in the order of the mesh; see `compact`.
         kind: the backend and options.
-        lane: who shares: the name of the axis or flattened view, or None for whoever asks.
+        lane: who shares: the axes and flattened views of this name; None: all, whatever their names.
         number: above 0 for a group that nobody else gets, however equal the rest.
     """
 
@@ -132,44 +116,3 @@ def describe(names: Sequence[str]) -> str:
     """Axes for people: ``axis 'tp'``, ``axes 'tp' and 'ep'``."""
     word = "axis" if len(names) == 1 else "axes"
     return f"{word} {' and '.join(map(repr, names))}"
-
-
-_OPAQUE: Any = object()
-
-
-class _Unlike:
-    """Stands in a key for options that can't be compared: equal to the same object only, which it keeps alive."""
-
-    def __init__(self, options: Any) -> None:
-        self.options = options
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unlike) and other.options is self.options
-
-    def __hash__(self) -> int:
-        return id(self.options)
-
-
-def _by_value(options: Any) -> Any:
-    """Options by value: their fields as they are before a backend writes into them."""
-    if options is None:
-        return None
-    fields = [name for name in dir(options) if not name.startswith("__") and name not in _WRITTEN_BY_CREATORS]
-    values = {name: getattr(options, name, None) for name in fields if not name.startswith("_pybind")}
-    plain = {name: _plain(value) for name, value in values.items() if not callable(value)}
-    if any(value is _OPAQUE for value in plain.values()):
-        return _Unlike(options)
-    return (type(options).__name__, tuple(sorted(plain.items())))
-
-
-def _plain(value: Any) -> Any:
-    """A value that says all of `value`, or _OPAQUE if there is no telling."""
-    if value is None or isinstance(value, (bool, int, float, str, timedelta)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        parts = [_plain(part) for part in value]
-        return _OPAQUE if any(part is _OPAQUE for part in parts) else tuple(parts)
-    if type(value).__name__ == "NCCLConfig":
-        parts = [(name, _plain(getattr(value, name))) for name in dir(value) if not name.startswith("_")]
-        return _OPAQUE if any(part is _OPAQUE for _, part in parts) else tuple(parts)
-    return _OPAQUE

@@ -1,7 +1,7 @@
 """Compare ranks before groups are made, so that a mismatch is an error on every rank and not a hang.
 
 Every rank puts a line about its mesh into the default group's store; rank 0 compares them and answers all. Costs each
-rank four store operations a mesh, rank 0 one more for each rank; and the same once more for each world, in which ranks
+rank five store operations a mesh, rank 0 two more for each rank; and the same once more for each world, in which ranks
 compare what their groups and plans depend on beside the mesh. Where all ranks came, nothing is left in the store: a
 later world may have the same one, and the same keys. After an error lines may be left, so that a new world needs a
 store of its own.
@@ -15,7 +15,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch.distributed import distributed_c10d
+from torch.distributed import DistNetworkError, distributed_c10d
 
 from . import _settings
 from ._settings import get_settings
@@ -107,6 +107,8 @@ def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None
         if seconds <= 0 and not store.check([key]):
             return None
         store.wait([key], timedelta(seconds=max(0.1, seconds)))
+    except DistNetworkError:
+        raise  # there is no store any more
     except RuntimeError:
         return None
     return store.get(key).decode()

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh, distributed_c10d
 
-from ._group_table import Kind, find_group
+from ._group_kind import Kind
+from ._group_makers import makes_communicators
+from ._group_table import find_group
 from ._mesh_check import check_same_mesh
 from ._mesh_group_names import group_names
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import UNBOUND
 from ._mesh_state import axis_names, is_apart, shared_state, view_of
-from ._process_groups import Request, axis_group, makes_communicators
+from ._process_groups import Request, axis_group
 from ._rank_map import short
 from ._settings import get_settings
 from ._universe import (
-    Joint,
     Universe,
     current_world,
     join_universe,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import ProcessGroup
 
     from ._mesh_input import Override
+    from ._mesh_layout import _FlatLayout
+    from ._shared_state import SharedState
 
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
@@ -74,8 +77,8 @@ def make_groups(
 def _find_or_make(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
-    shared = shared_state(mesh)
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
+    shared = shared_state(mesh)
     universe = universe_of(shared)
     found: list[str] = []
     for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):
@@ -103,7 +106,7 @@ def _costs_memory_at_once() -> bool:
     return makes_communicators(distributed_c10d._get_default_group())
 
 
-def prepare(mesh: DeviceMesh) -> None:
+def prepare(mesh: DeviceMesh) -> None:  # overlay only
     """Make a group for each set of two or more axes of a mesh, which redistributions over them then use.
 
     Collective: all ranks of the mesh call it, and all ranks of the world where these make every group. A mesh of n axes
@@ -122,10 +125,11 @@ def prepare(mesh: DeviceMesh) -> None:
             f"prepare makes groups that all views of a mesh share, and {mesh} was made inside private_groups() from a "
             "mesh that isn't private. Make the root mesh inside, and prepare that."
         )
+    _make_joint(mesh, sets_of_axes(mesh))
     universe = universe_of(shared_state(mesh))
-    for made in _make_joint(mesh, sets_of_axes(mesh)):
-        universe.version += not made.asked_for
-        made.asked_for = True
+    made = {key for axes in sets_of_axes(mesh) if (key := _joint_key(mesh, universe, axes))}
+    universe.version += len(made - universe.asked_for)
+    universe.asked_for |= made
 
 
 def _large(mesh: DeviceMesh) -> tuple[int, ...]:
@@ -138,26 +142,19 @@ def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
     return itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(2, len(axes) + 1))
 
 
-def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]) -> list[Joint]:
+def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]) -> None:
     """The groups over these sets of axes, made where there is none."""
     universe, view = universe_of(shared_state(mesh)), view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
-    overrides = [override_of(mesh, universe, axis) for axis in range(len(view.layout.axes))]
-    found: list[Joint] = []
     for axes in subsets:
-        kind = _common_kind([overrides[axis] for axis in axes])
-        if kind is None:
-            continue  # groups that can do different things can't be joined
-        layout = view.layout.select(axes).collapse().ascending()
-        made = universe.joint.get((layout, kind))
-        if made is None:
-            name, override = ",".join(names[axis] for axis in axes), overrides[axes[0]]
-            request = Request(view.show(_MeshLayout((layout,))), name, override, mesh._device_type, joint=True)
-            group = axis_group(universe, request)
-            made = universe.joint[layout, kind] = Joint(group.group_name if group is not None else "")
-            universe.version += 1
-        found.append(made)
-    return found
+        key = _joint_key(mesh, universe, axes)
+        if key is None or key in universe.joint:
+            continue
+        name, override = ",".join(names[axis] for axis in axes), override_of(mesh, universe, axes[0])
+        axis = view.show(_MeshLayout((key[0],)))
+        group = axis_group(universe, Request(axis, name, override, mesh._device_type, joint=True))
+        universe.joint[key] = group.group_name if group is not None else ""
+        universe.version += 1
 
 
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
@@ -174,9 +171,11 @@ def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Overr
     return (distributed_c10d.get_backend(group), None)
 
 
-def _common_kind(overrides: Sequence[Override]) -> Kind | None:
-    kinds = {Kind.of(override) for override in overrides}
-    return kinds.pop() if len(kinds) == 1 else None
+def _joint_key(mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]) -> tuple[_FlatLayout, Kind] | None:
+    """What a group over several axes of a mesh is known by: the indices that it holds, in ascending order, and what it
+    can do. None for axes whose groups can do different things, which can't be joined."""
+    kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
+    return (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop()) if len(kinds) == 1 else None
 
 
 def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
@@ -185,28 +184,30 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
     The same on all ranks, since it follows from the mesh calls of this universe and the options: a group that was made
     for redistributions, else a view that somebody flattened, on the backend and with the options that the axes have.
     """
-    shared, view = shared_state(mesh), view_of(mesh)
+    shared = shared_state(mesh)
     join_universe(shared)
     universe = shared.universe
-    kind = _common_kind([override_of(mesh, universe, axis) for axis in axes])
-    if kind is None:
+    key = _joint_key(mesh, universe, axes)
+    if key is None:
         return None
-    wanted = view.layout.select(axes).collapse().ascending()
-    made = universe.joint.get((wanted, kind)) if universe is not None and not is_apart(mesh) else None
-    existing = get_settings().flatten == "existing"
-    usable = not existing
-    usable = usable or (made is not None and made.asked_for)  # overlay only
-    if made is not None and usable:
-        return made.group_name
+    if universe is not None and key in universe.joint and not is_apart(mesh):
+        usable = get_settings().flatten != "existing"
+        usable = usable or key in universe.asked_for  # overlay only
+        if usable:
+            return universe.joint[key]
+    return _flattened_group(shared, key)
+
+
+def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
+    """The name of the group of a flattened view, that of the first name in order."""
     # What we make a group for doesn't run in the default group, beside the user's own collectives.
+    existing = get_settings().flatten == "existing"
     default = None if existing else distributed_c10d._get_default_group().group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
-        if is_apart(flattened):
-            continue
         names = group_names(flattened)
-        if not names or names[0] == default or view_of(flattened).layout.axes[0].ascending() != wanted:
+        if not names or names[0] == default or is_apart(flattened):
             continue
-        if Kind.of(override_of(flattened, universe, 0)) == kind:
+        if _joint_key(flattened, shared.universe, (0,)) == key:
             return names[0]
     return None
 

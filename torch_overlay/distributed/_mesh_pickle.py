@@ -12,14 +12,14 @@ from ._mesh_layout import _MeshLayout
 from ._mesh_state import axis_names, lay_aside, saved_universe, shared_state, thread_id, view_of, wait_for_world
 from ._rank_map import RankMap
 from ._torch_layout import as_here, from_torch
-from ._universe import current_world, join_universe
+from ._universe import current_world, find_universe, join_universe
 from ._view import View
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._group_table import GroupTable
-    from ._universe import World
+    from ._universe import Universe, World
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
@@ -113,45 +113,30 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _bind(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None) -> list[str]:
-    held = mesh.__dict__
-    names = _find_all(mesh, view, saved, number, private)
-    if any(name.startswith(UNBOUND) for name in names):
-        lay_aside(mesh, {"_dim_group_names": saved})
-    else:
-        held["_dim_group_names"] = names
-        held.pop("_of_saver", None)
-    return names
-
-
-def _find_all(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None) -> list[str]:
-    """The name of the group of each axis, or what stands for it; none on a rank outside."""
     names: list[str] = []
-    if mesh._coordinate_on_dim is None:
-        return names
-    lanes = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
-    for axis, layout in enumerate(view.layout.axes):
-        wanted = _Wanted(
-            _group_ranks(mesh, view.show(_MeshLayout((layout,)))),
-            lanes[axis],
-            saved[axis] if axis < len(saved) else "",
-            "_apart" in mesh.__dict__,
-        )
+    for wanted in _wanted(mesh, view, saved):
         name = _find(wanted, view.rank_map, number, private)
         names.append(name or f"{UNBOUND}{wanted.ranks}")
         group = find_group(name) if name else None
         if group is not None:
             mesh._pg_registry[group.group_name] = group
+    if any(name.startswith(UNBOUND) for name in names):
+        lay_aside(mesh, {"_dim_group_names": saved})
+    else:
+        mesh._dim_group_names = names
+        mesh.__dict__.pop("_of_saver", None)
     return names
 
 
-def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
-    """The ranks of the group of an axis, in the group's order, which is the mesh's."""
-    return axis.ranks(mesh._rank)
-
-
 class _Wanted(NamedTuple):
-    """The group of an axis of a loaded mesh: its ranks in order, the axis, the name that the group had, and whether
-    other views share no group with it."""
+    """The group of an axis of a loaded mesh.
+
+    Attributes:
+        ranks: in the group's order.
+        lane: the name of the axis.
+        saved_name: the name that the group had.
+        apart: whether other views share no group with it, see `is_apart`.
+    """
 
     ranks: list[int]
     lane: str
@@ -159,31 +144,54 @@ class _Wanted(NamedTuple):
     apart: bool
 
 
+def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
+    """One for each axis; none on a rank outside."""
+    if mesh._coordinate_on_dim is None:
+        return []
+    axes = view.layout.axes
+    ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
+    lanes = axis_names(mesh._mesh_dim_names, len(axes))
+    saved = [*saved, *[""] * len(axes)]
+    return [_Wanted(*each, "_apart" in mesh.__dict__) for each in zip(ranks, lanes, saved)]
+
+
+def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
+    """The ranks of the group of an axis, in the group's order, which is the mesh's."""
+    return axis.ranks(mesh._rank)
+
+
 def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
     """The name of a group over exactly these ranks in this order.
 
     If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
-    it is told so. Else it is a live one: that of the saved name if no mesh made it, as of a mesh that was made from a
-    user's group; of another universe over the same ranks; or one that no table has.
+    it is told so.
     """
-    world = current_world()
-    saved_from = world.find_universe(rank_map, private, number)
+    saved_from = find_universe(rank_map, private, number)
     if saved_from is not None and saved_from.number == number:
         name = _of_table(saved_from.table, wanted)
         if name is not None:
             return name
-    made = {entry.group_name for table in _tables(world) for entry in list(table.entries.values())}
-    if wanted.saved_name not in made and wanted.saved_name in _open(wanted.ranks):
+    return _find_elsewhere(wanted, saved_from, number, private)
+
+
+def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, private: str | None) -> str | None:
+    """The name of a live group: that of the saved name if no mesh made it, as of a mesh that was made from a user's
+    group; of another universe over the same ranks, that one first which is ``like`` the saved one; or one that no table
+    has."""
+    tables = _tables(current_world())
+    made = {entry.group_name for table in tables for entry in list(table.entries.values())}
+    fitting = _open(wanted.ranks)
+    if wanted.saved_name in fitting and wanted.saved_name not in made:
         return wanted.saved_name
     if private is not None or wanted.apart:
         return None
     if wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
-    tables = [*([saved_from.table] if saved_from else ()), *_tables(world)]
+    tables = [like.table, *tables] if like is not None else tables
     names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
     if number is None and wanted.saved_name in names:  # a window has no universe of its own
         return wanted.saved_name
-    made_for_meshes = (name for name, text in _open(wanted.ranks).items() if text.startswith("mesh_"))
+    made_for_meshes = (name for name, text in fitting.items() if text.startswith("mesh_"))
     return next(iter(names), None) or next(made_for_meshes, None)
 
 

@@ -186,7 +186,7 @@ def is_apart(mesh: DeviceMesh) -> bool:
     return "_apart" in mesh.__dict__
 
 
-def whose_groups(mesh: DeviceMesh) -> tuple[str | None, bool]:
+def whose_groups(mesh: DeviceMesh) -> tuple[Any, ...]:
     """What tells a mesh from its equals with other groups, which must not stand for it where meshes are kept."""
     return shared_state(mesh).private, is_apart(mesh)
 

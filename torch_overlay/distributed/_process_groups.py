@@ -9,8 +9,9 @@ import torch
 from torch.distributed import DistError, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from . import _kept
-from ._group_table import Entry, GroupTable, Key, Kind, describe
+from ._group_kind import Kind
+from ._group_makers import makes_communicators, members_create, uses_torchcomms
+from ._group_table import Entry, GroupTable, Key, describe
 from ._member_names import compact, for_mesh
 from ._mesh_layout import _FlatLayout
 from ._rank_map import short
@@ -71,14 +72,6 @@ class Request:
     device_type: str
     joint: bool = False
 
-    def covers_world(self, world_size: int) -> bool:
-        """Whether the axis is the whole world in rank order, which the default group may serve."""
-        if self.view.layout.numel() != world_size or self.override != (None, None):
-            return False
-        if self.view.layout.axes[0] == _FlatLayout((world_size,)) and self.view.rank_map.is_identity:
-            return True
-        return self.view.ranks(self.view.rank_map[0]) == list(range(world_size))
-
 
 def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     """The group of this rank along one axis: shared if it was made, else created; None on a rank outside the mesh.
@@ -105,7 +98,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     if alone:
         table.forget_gone(keys[0])
     calls = _counted.calls  # overlay only
-    found = table.get_or_make(keys, lambda missing: _make(request, missing, alone))
+    found = table.get_or_make(keys, lambda missing: new_groups(request, missing, alone))
     mine = next((entry for entry in found if entry.group_name), None)
     if mine is None:
         return None
@@ -123,30 +116,19 @@ def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -
     A gloo world can't serve device tensors, so an axis of another device's mesh gets a group of its own. What the mesh
     is for decides, and not what this host has, which may differ from host to host.
     """
-    if request.joint or universe.private or making_private.get() or not request.covers_world(world.size()):
+    if request.joint or universe.private or making_private.get() or not _covers_world(request, world.size()):
         return False
     return request.device_type == "cpu" or distributed_c10d.get_backend(world) != "gloo"
 
 
-def members_create(world: ProcessGroup, backend: str | None) -> bool:
-    """Whether the members of a group can make it without the others.
-
-    MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
-    """
-    asked = (backend or distributed_c10d.get_backend(world)).lower()
-    if uses_torchcomms() and backend == "fake":
-        return True  # compiled code can't resolve numbered names beside those of splits
-    return get_settings().create == "members" and not makes_communicators(world) and "mpi" not in asked
-
-
-def makes_communicators(world: ProcessGroup) -> bool:
-    """Whether a group has its communicator, and the memory of one, from the moment it is made."""
-    return world.bound_device_id is not None or uses_torchcomms()
-
-
-def uses_torchcomms() -> bool:
-    """Whether groups are made by torchcomms, which has its own way."""
-    return _kept.uses_torchcomms()
+def _covers_world(request: Request, world_size: int) -> bool:
+    """Whether the axis is the whole world in rank order."""
+    view = request.view
+    if view.layout.numel() != world_size or request.override != (None, None):
+        return False
+    if view.layout.axes[0] == _FlatLayout((world_size,)) and view.rank_map.is_identity:
+        return True
+    return view.ranks(view.rank_map[0]) == list(range(world_size))
 
 
 def _table(universe: Universe) -> GroupTable:
@@ -173,8 +155,8 @@ def _named(entry: Entry, name: str) -> ProcessGroup | None:
     return group
 
 
-def _make(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
-    """New groups of these ranks."""
+def new_groups(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
+    """New groups over the ranks of each copy of an axis; if members ask ``alone``, over those of one."""
     if not alone and _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
         made = _split(request, copies)
         return [made if distributed_c10d.get_rank() in ranks else None for ranks in copies]

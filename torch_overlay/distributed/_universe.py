@@ -1,6 +1,9 @@
 """Universes: a root mesh and all its views, the unit in which process groups are shared.
 
-Two calls of ``init_device_mesh`` are two universes and share nothing unless ``options.share_groups`` is ``"world"``.
+``mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))`` opens one, with ``mesh["tp"]`` and
+``mesh._flatten()`` in it. The same call again opens another, and the two share nothing unless
+``options.share_groups`` is ``"world"``.
+
 What is kept here outlives the meshes, as groups do, and ends with the world (the default process group).
 """
 
@@ -12,7 +15,6 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import ProcessGroup
 
-    from ._group_table import Kind
+    from ._group_kind import Kind
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
     from ._rank_map import RankMap
@@ -55,19 +57,6 @@ def private_groups() -> Iterator[None]:
         making_private.reset(token)
 
 
-@dataclass
-class Joint:
-    """A group over several axes together, made for redistributions.
-
-    Attributes:
-        group_name: by which c10d finds it; empty on a rank that isn't in it.
-    """
-
-    group_name: str
-    # Whether its owner asked for it by `prepare`, instead of the option `flatten`.
-    asked_for: bool = False  # overlay only
-
-
 class Universe:
     """What a root mesh and all its views have in common of groups.
 
@@ -76,7 +65,8 @@ class Universe:
         number: counts the universes over this rank map in this world, the same on all its ranks.
         private: what tells a private universe from its equals; None if it isn't private.
         table: the groups that were made for its axes.
-        joint: the groups over several axes together, by the indices that they hold and what they can do.
+        joint: the names of the groups over several axes together, by the indices that they hold and what they can do;
+            empty names on ranks outside.
         overrides: the backend and options that were given, by the name of the group that was made with them.
         serial: differs from every other universe of this process.
         version: counts the changes of `joint`; with `serial`, for whoever remembers what is there.
@@ -88,31 +78,21 @@ class Universe:
         self.number = number
         self.private = private
         self.table = GroupTable()
-        self.joint: dict[tuple[_FlatLayout, Kind], Joint] = {}
+        self.joint: dict[tuple[_FlatLayout, Kind], str] = {}
+        # Of these, those that their owner asked for by `prepare`, instead of the option `flatten`.
+        self.asked_for: set[tuple[_FlatLayout, Kind]] = set()  # overlay only
         self.overrides: dict[str, Override] = {}
         # The axes that the default group serves, for `status()`.
         self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)
         self.version = 0
 
-    def close(self) -> None:
-        """Destroy the joint groups, for which their owner has no name, if this rank destroyed every group of an axis.
-
-        For a universe that no mesh is left of: what it has is never asked for again.
-        """
-        axes = [entry for entry in self.table.entries.values() if entry.group_name and entry.serves_axis]
-        if axes and all(entry.group is None for entry in axes):
-            for entry in self.table.entries.values():
-                group = entry.group
-                if group is not None:
-                    distributed_c10d.destroy_process_group(group)
-
 
 class World:
     """What meshes left behind in one world, the same on every rank that made the same calls.
 
     Attributes:
-        universes: in the order in which they were opened.
+        universes: in the order in which they were opened; a pickle may name each.
         left: those of which no mesh is left in this process.
         table: the groups that ``share_groups="world"`` shares.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
@@ -129,16 +109,10 @@ class World:
     def open_universe(self, rank_map: RankMap, private: str | None) -> Universe:
         """One more universe over these ranks."""
         with _lock:
-            while self.left:
-                self.left.pop().close()
+            _close_left(self)
             self._opened[rank_map] += 1
             self.universes.append(Universe(self, rank_map, self._opened[rank_map], private))
             return self.universes[-1]
-
-    def find_universe(self, rank_map: RankMap, private: str | None, number: int | None) -> Universe | None:
-        """The universe of this number over these ranks, else the first; None if none is there that is as private."""
-        alike = [known for known in self.universes if (known.rank_map, known.private) == (rank_map, private)]
-        return next((known for known in alike if known.number == number), alike[0] if alike else None)
 
     def next_private(self, rank_map: RankMap) -> str:
         """What tells the next private universe over these ranks from others, the same on all of them."""
@@ -161,10 +135,17 @@ def current_world() -> World:
         return _worlds[group]
 
 
+def find_universe(rank_map: RankMap, private: str | None, number: int | None) -> Universe | None:
+    """The universe of this number over these ranks, else the first; None if none is here that is as private."""
+    universes = current_world().universes
+    alike = [known for known in universes if (known.rank_map, known.private) == (rank_map, private)]
+    return next((known for known in alike if known.number == number), alike[0] if alike else None)
+
+
 def join_universe(shared: SharedState) -> None:
     """Let a loaded mesh have the groups of the universe that it was saved from, if that is here."""
     if shared.universe is None and shared.saved_number is not None and distributed_c10d.is_initialized():
-        shared.universe = current_world().find_universe(shared.rank_map, shared.private, shared.saved_number)
+        shared.universe = find_universe(shared.rank_map, shared.private, shared.saved_number)
 
 
 def universe_of(shared: SharedState) -> Universe:
@@ -173,5 +154,22 @@ def universe_of(shared: SharedState) -> Universe:
     join_universe(shared)
     if shared.universe is None or shared.universe.world is not world:
         shared.universe = world.open_universe(shared.rank_map, shared.private)
-        weakref.finalize(shared, world.left.append, shared.universe).atexit = False
+        _leave_with(shared, shared.universe)
     return shared.universe
+
+
+def _leave_with(shared: SharedState, universe: Universe) -> None:
+    """Note that no mesh of a universe is left, once none is."""
+    weakref.finalize(shared, universe.world.left.append, universe).atexit = False
+
+
+def _close_left(world: World) -> None:
+    """Destroy the joint groups of universes that no mesh is left of, for which their owner has no name. This rank must
+    have destroyed every group of an axis: then what the universe has is never asked for again."""
+    while world.left:
+        entries = world.left.pop().table.entries.values()
+        axes = [entry for entry in entries if entry.group_name and entry.serves_axis]
+        joint = [entry.group for entry in entries if entry.group is not None]
+        if axes and all(entry.group is None for entry in axes):
+            for group in joint:
+                distributed_c10d.destroy_process_group(group)

@@ -132,8 +132,8 @@ class _DeviceMesh:
     # --- as a value
 
     def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
-        view, own = view_of(self), (self._device_type, self._mesh_dim_names, self._thread_id)
-        return view.rank_map.key, view.layout, *own, *whose_groups(self)
+        view, names = view_of(self), self._mesh_dim_names
+        return view.rank_map.key, view.layout, self._device_type, names, self._thread_id, *whose_groups(self)
 
     def __eq__(self: DeviceMesh, other: object) -> bool:
         if self is other:

@@ -90,7 +90,7 @@ def listing() -> Listing | None:
 
 
 def _universe_row(universe: Universe) -> UniverseRow:
-    joint = {made.group_name for made in universe.joint.values() if made.group_name}
+    joint = {name for name in universe.joint.values() if name}
     title = f"{'private ' if universe.private else ''}mesh {universe.number} over {_of(universe.rank_map.ranks())}"
     groups = tuple(_rows(universe.table, joint))
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ..distributed._process_groups import members_create
+from ..distributed._group_makers import members_create
 from ..distributed._rank_map import short
 
 if TYPE_CHECKING:

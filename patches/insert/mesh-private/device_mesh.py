@@ -6,5 +6,5 @@ from __future__ import annotations
 def _register_distributed_opaque_types():
     from torch.distributed import _mesh_state
 
-    [obj._thread_id, _mesh_state.shared_state(obj).private, _mesh_state.is_apart(obj)]
+    [obj._thread_id, *_mesh_state.whose_groups(obj)]
     _distributed_opaque_types_registered = ...

@@ -15,7 +15,7 @@ class World(...):
     """What meshes left behind in one world, the same on every rank that made the same calls.
 
     Attributes:
-        universes: in the order in which they were opened.
+        universes: in the order in which they were opened; a pickle may name each.
         table: the groups that all meshes share where mesh_share_groups is "world".
     """
 

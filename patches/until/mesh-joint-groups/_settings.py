@@ -10,7 +10,7 @@ class Settings:
     """What a user may choose about groups."""
 
     share_groups: str
-    create: str
+    create_groups: str
     check_mesh: bool
 
 
@@ -18,6 +18,6 @@ def get_settings() -> Settings:
     """The choices in force now; ask again at each use, since they change while meshes live."""
     return Settings(
         share_groups=_one_of("mesh_share_groups", "names", "ranks", "world", "off"),
-        create=_one_of("mesh_create_groups", "members", "world"),
+        create_groups=_one_of("mesh_create_groups", "members", "world"),
         check_mesh=config.mesh_check,
     )

@@ -12,8 +12,8 @@ from ._mesh_traced import real_mesh
 
 class _DeviceMesh(...):
     def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
-        view = view_of(self)
-        return view.rank_map.key, view.layout, self._device_type, self._mesh_dim_names, self._thread_id
+        view, names = view_of(self), self._mesh_dim_names
+        return view.rank_map.key, view.layout, self._device_type, names, self._thread_id
 
     def __eq__(self: DeviceMesh, other: object) -> bool:
         if self is other:

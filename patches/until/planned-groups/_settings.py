@@ -10,8 +10,8 @@ class Settings:
     """What a user may choose about groups."""
 
     share_groups: str
-    create: str
-    flatten: str
+    create_groups: str
+    joint_groups: str
     check_mesh: bool
 
 
@@ -19,7 +19,7 @@ def get_settings() -> Settings:
     """The choices in force now; ask again at each use, since they change while meshes live."""
     return Settings(
         share_groups=_one_of("mesh_share_groups", "names", "ranks", "world", "off"),
-        create=_one_of("mesh_create_groups", "members", "world"),
-        flatten=_one_of("mesh_joint_groups", "existing", "whole", "create"),
+        create_groups=_one_of("mesh_create_groups", "members", "world"),
+        joint_groups=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
     )

@@ -17,7 +17,7 @@ saved_universe = ...
 
 def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
-    root = held.get("_root_mesh")
+    root = getattr(mesh, "_root_mesh", None)
     if root is None or root is mesh:
         # A subclass that makes its own mesh may set less than DeviceMesh does.
         ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
@@ -26,6 +26,6 @@ def _read_state(mesh: DeviceMesh) -> None:
         shared.registry = held.setdefault("_pg_registry", {})
     else:
         shared = shared_state(root)
-        shared.registry.update(held.get("_pg_registry", {}))
+        shared.registry.update(held.setdefault("_pg_registry", {}))
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared

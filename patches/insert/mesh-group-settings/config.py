@@ -9,7 +9,8 @@ mesh_share_groups: str = Config(
     env_name_default="TORCH_DISTRIBUTED_MESH_SHARE_GROUPS",
 )
 
-# Who makes a shared group: its "members" alone, or all ranks of the "world".
+# Who calls new_group for a group that is shared: its "members" alone, or all ranks of
+# the "world". Some backends need the world in any case.
 mesh_create_groups: str = "members"
 
 use_torchcomms = ...

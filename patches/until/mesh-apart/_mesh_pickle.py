@@ -1,0 +1,76 @@
+"""Before single views can be private."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import get_world_size
+
+from ._group_table import find_group
+from ._mesh_layout import _MeshLayout
+from ._mesh_state import axis_names
+from ._universe import current_world
+from ._view import View
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._group_table import GroupTable
+    from ._universe import Universe
+
+
+class _Wanted(NamedTuple):
+    """The group of an axis of a loaded mesh.
+
+    Attributes:
+        ranks: in the group's order.
+        lane: the name of the axis.
+        saved_name: the name that the group had.
+    """
+
+    ranks: list[int]
+    lane: str
+    saved_name: str
+
+
+def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
+    """One for each axis; none on a rank outside."""
+    if mesh._coordinate_on_dim is None:
+        return []
+    axes = view.layout.axes
+    ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
+    lanes = axis_names(mesh._mesh_dim_names, len(axes))
+    saved = [*saved, *[""] * len(axes)]
+    return [_Wanted(*each) for each in zip(ranks, lanes, saved)]
+
+
+def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, private: str | None) -> str | None:
+    """The name of a live group: that of the saved name if no mesh made it, as of a mesh that was made from a user's
+    group; of another universe over the same ranks, that one first which is ``like`` the saved one; or one that no table
+    has."""
+    tables = _tables(current_world())
+    made = {entry.group_name for table in tables for entry in list(table.entries.values())}
+    fitting = _open(wanted.ranks)
+    if wanted.saved_name in fitting and wanted.saved_name not in made:
+        return wanted.saved_name
+    if private is not None:
+        return None
+    if wanted.ranks == list(range(get_world_size())):
+        return distributed_c10d._get_default_group().group_name
+    tables = [like.table, *tables] if like is not None else tables
+    names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
+    if number is None and wanted.saved_name in names:  # a window has no universe of its own
+        return wanted.saved_name
+    made_for_meshes = (name for name, text in fitting.items() if text.startswith("mesh_"))
+    return next(iter(names), None) or next(made_for_meshes, None)
+
+
+def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
+    """The group over these ranks that serves an axis of this name; of several, the one of the saved name."""
+    alike = [
+        entry.group_name
+        for key, entry in list(table.entries.items())
+        if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
+    ]
+    return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)

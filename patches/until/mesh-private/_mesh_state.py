@@ -1,3 +1,0 @@
-"""Before a mesh can be private."""
-
-is_apart = ...

@@ -1,0 +1,58 @@
+# Owner(s): ["oncall: distributed"]
+"""A view that is made in a block of private_groups shares no group with other views, nor do its views."""
+
+import pickle
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed import config
+from torch_overlay.distributed._mesh_state import is_apart
+from torch_overlay.distributed._universe import private_groups
+
+
+class TestPrivateView(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        switched_on = config.patch(mesh_share_groups="names")
+        switched_on.__enter__()
+        self.addCleanup(switched_on.__exit__, None, None, None)
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_a_view_made_inside_has_groups_of_its_own(self) -> None:
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        outside = mesh._unflatten(0, (4, 16), ("a", "b"))
+        with private_groups():
+            inside = mesh._unflatten(0, (4, 16), ("a", "b"))
+        self.assertNotEqual(inside.get_group("a"), outside.get_group("a"))
+        self.assertTrue(is_apart(inside["b"]), msg="and so have its views")
+        self.assertFalse(is_apart(outside))
+        self.assertNotEqual(inside, outside)
+        cut = [one._unflatten("b", (4, 4), ("c", "d")).get_group("d") for one in (inside, outside)]
+        self.assertNotEqual(*cut)
+
+    def test_loaded_it_has_its_own_groups_or_none(self) -> None:
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        mesh._unflatten(0, (4, 16), ("a", "b"))
+        with private_groups():
+            inside = mesh._unflatten(0, (4, 16), ("a", "b"))
+        saved = pickle.dumps(inside)
+        self.assertEqual(pickle.loads(saved).get_group("a"), inside.get_group("a"))
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
+        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
+        mesh._unflatten(0, (4, 16), ("a", "b"))
+        with self.assertRaisesRegex(RuntimeError, "was loaded"):
+            pickle.loads(saved).get_group("a")
+
+
+if __name__ == "__main__":
+    run_tests()

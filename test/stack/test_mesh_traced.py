@@ -1,0 +1,45 @@
+# Owner(s): ["oncall: distributed"]
+"""Compiled code makes views of meshes."""
+
+import torch
+import torch._dynamo.testing
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class TestTracedViews(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_both_in_one_graph(self) -> None:
+        def ask(x, mesh):
+            turned, part = mesh.permute(("tp", "pp", "dp")), mesh.submesh_at(("dp", "tp"), at={"pp": 0})
+            return x + turned.get_local_rank("tp") + 10 * turned["pp", "dp"].size() + 1000 * part.ndim
+
+        torch._dynamo.reset()
+        for mesh in (self.mesh, init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))):
+            graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+            compiled = torch.compile(ask, backend=graphs, fullgraph=True)
+            for _ in range(2):
+                self.assertEqual(compiled(torch.zeros(1), mesh), ask(torch.zeros(1), mesh))
+            self.assertEqual(graphs.frame_count, 1)
+        views = dict(vars(mesh._traced_views))
+        self.assertEqual(len(views), 2)
+        torch._dynamo.reset()
+        torch.compile(ask, backend="aot_eager", fullgraph=True)(torch.zeros(1), mesh)
+        for name, view in vars(mesh._traced_views).items():
+            self.assertIs(view, views[name], msg="made once, however often the code is compiled")
+
+
+if __name__ == "__main__":
+    run_tests()
