@@ -46,7 +46,7 @@ class TestExchange(DTensorOpTestBase):
                 whole = torch.arange(shape[0] * shape[1]).reshape(shape).to(dtype)
                 before, after = (Regions.of((dim,), (None,), shape, (4,)) for dim in (0, 1))
                 held, wanted = before.box((self.rank,)), after.box((self.rank,))
-                step, place = AllToAll(before, after, (0,)), Place((self.rank,), held, wanted, whole.element_size())
+                step, place = AllToAll(before, after, (0,)), Place((self.rank,), held, wanted)
                 moved = self._exchanged(step, place, part(whole, held))
                 self.assertEqual(moved, part(whole, wanted), msg=f"{shape} on rank {self.rank}")
 
@@ -55,7 +55,7 @@ class TestExchange(DTensorOpTestBase):
             whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
             pending, rows = Regions.of((None,), ("sum",), shape, (4,)), Regions.of((0,), (None,), shape, (4,))
             held, wanted = pending.box((self.rank,)), rows.box((self.rank,))
-            step, place = AllToAll(pending, rows, (0,), "sum", (0,)), Place((self.rank,), held, wanted, 4)
+            step, place = AllToAll(pending, rows, (0,), "sum", (0,)), Place((self.rank,), held, wanted)
             moved = self._exchanged(step, place, whole * (self.rank + 1))
             self.assertEqual(moved, part(whole * 10, wanted), msg=f"{shape} on rank {self.rank}")
 

@@ -37,7 +37,7 @@ class TestRunners(DTensorOpTestBase):
         group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
         place = (self.rank,)
         held = steps[0].before.box(place)
-        for function in runners(steps, place, held, local.element_size(), lambda axes: group, async_op):
+        for function in runners(steps, place, held, lambda axes: group, async_op):
             local = function(local)
         return local
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,8 @@ class Remembered:
 
     Attributes:
         at_hand: the groups of each mesh.
-        answers: to questions, in a long cache the one that was asked last at the end.
+        answers: to questions, each made once.
     """
 
     at_hand: dict[Site, AtHand] = field(default_factory=dict)
-    answers: OrderedDict[Question, Answer] = field(default_factory=OrderedDict)
+    answers: dict[Question, Answer] = field(default_factory=dict)

@@ -6,6 +6,7 @@ is until the others' parts have come: so it is copied once, and takes no memory 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +24,6 @@ from ._pack import (
     as_bytes,
     assembled,
     is_large,
-    is_small,
     joined,
     may_change,
     packing,
@@ -69,16 +69,11 @@ def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Sta
     """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
     pack, exchange, land = _everything(step, place, group, finish)
     elements = max(place.held.elements, place.wanted.elements)
-    if is_small(elements, place.itemsize):
-        return pack, exchange, land
-    made: list[Callable[[torch.Tensor], Apart] | None] = []  # for the first large one
+    others = functools.cache(lambda: _others(step, place, group, finish))  # made for the first large one
 
     def start(local: torch.Tensor) -> torch.Tensor | Apart:
-        if not is_large(local, elements):
-            return pack(local)
-        if not made:
-            made.append(_others(step, place, group, finish))
-        return made[0](local) if made[0] else pack(local)
+        apart = others() if is_large(local, elements) else None
+        return pack(local) if apart is None else apart(local)
 
     def swap(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
         return sent._replace(flat=sent.exchange(sent.flat)) if isinstance(sent, Apart) else exchange(sent)
@@ -91,7 +86,7 @@ def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Sta
 
 def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
     """Packs all but the rank's own part; None where it has none, or has only this to send or to get."""
-    own = step.members(place.coordinate).index(tuple(place.coordinate))
+    own = own_member(step, place.coordinate)
     sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
     sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
     if not sent or not received or len(received) == len(receives):
@@ -104,7 +99,7 @@ def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callab
 
 
 def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    coordinate, held, wanted, _ = place
+    coordinate, held, wanted = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     ranks = len(group.places)
     receives = step.receives(coordinate) if to_unpack is None else ()
@@ -116,7 +111,7 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
         sends = step.sends(coordinate)
         send_splits = splits(sends, group)
         pack = never_nothing(
-            pack_pieces(sends, group), send_splits, receive_splits, group, _own_place(step, coordinate, group)
+            pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
         )
     if to_unpack is not None:
         land = unpacking(to_unpack, wanted.length)
@@ -125,8 +120,9 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
     return pack, swap(send_splits, receive_splits, group, finish), land
 
 
-def _own_place(step: AllToAll, coordinate: Sequence[int], group: Group) -> int:
-    return group.places[step.members(coordinate).index(tuple(coordinate))]
+def own_member(step: AllToAll, coordinate: Sequence[int]) -> int:
+    """Which member of its group this rank is."""
+    return step.members(coordinate).index(tuple(coordinate))
 
 
 def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:

@@ -35,11 +35,6 @@ MOVED = {
 LARGE = 1 << 20
 
 
-def is_small(elements: int, itemsize: int) -> bool:
-    """Whether so many elements never are worth more calls than one copy takes; no if their number isn't known."""
-    return isinstance(elements, int) and elements * itemsize < LARGE
-
-
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
     """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed."""
     return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and may_change(tensor)
@@ -51,13 +46,11 @@ def may_change(tensor: torch.Tensor) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a step runs: this rank's coordinate, what it holds before the step and after it, and the bytes of each
-    element."""
+    """Where a step runs: this rank's coordinate, and what it holds before the step and after it."""
 
     coordinate: Coordinate
     held: Box
     wanted: Box
-    itemsize: int
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
@@ -99,13 +92,13 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
     once = unpacking(grid, shape)
     if grid.plain or parts == 1:
         return once
-    inner = [dim - fixed + 1 for dim in order[fixed:]]
+    inner = [dim - fixed for dim in order[fixed:]]
 
     def run(flat: torch.Tensor) -> torch.Tensor:
-        if not is_large(flat, flat.numel()):
+        if not is_large(flat, flat.numel() // parts):
             return once(flat)
-        for block in flat.view(parts, -1):
-            block.copy_(block.view(1, *lengths[fixed:]).permute(0, *inner).reshape(-1))
+        for block in flat.view(parts, *lengths[fixed:]):
+            block.copy_(block.permute(inner).reshape(block.shape))
         return flat.view(shape)
 
     return run

@@ -56,7 +56,6 @@ def runners(
     steps: Sequence[Step],
     coordinate: Coordinate,
     held: Box,
-    itemsize: int,
     group_of: Callable[[tuple[int, ...]], Group],
     async_op: bool = False,
 ) -> Stages:
@@ -70,7 +69,7 @@ def runners(
         if isinstance(step, Divide):
             made.append(_divide(step))
             continue
-        place = Place(coordinate, held, step.after.box(coordinate), itemsize)
+        place = Place(coordinate, held, step.after.box(coordinate))
         if isinstance(step, Collective):
             finish = _later if async_op and number == last else _wait
             made += _COLLECTIVES[type(step)](step, place, group_of(step.axes), finish)
