@@ -267,7 +267,8 @@ def _with(room: Room, earlier: Room, path: pathlib.Path) -> Room:
 
 
 def _in_form(statement: cst.BaseStatement, form: cst.BaseStatement) -> cst.BaseStatement:
-    """The form; of ``class NAME(...)``, its docstring and members in place of those of their names."""
+    """The form; of ``class NAME(...)``, its docstring and members in place of those of their names, none for those that
+    are ``...`` there."""
     if not matchers.matches(form, _MEMBERS) or not isinstance(statement, cst.ClassDef):
         return form
     members = form.body.body  # type: ignore[attr-defined]
@@ -275,7 +276,8 @@ def _in_form(statement: cst.BaseStatement, form: cst.BaseStatement) -> cst.BaseS
     left = [forms.get(min(bound(part), default=""), part) for part in statement.body.body]  # type: ignore[arg-type]
     if form.get_docstring() is not None:  # type: ignore[attr-defined]
         left[0] = members[0]
-    return statement.with_changes(body=statement.body.with_changes(body=left))
+    there = [part for part in left if not matchers.matches(part, _ABSENT)]
+    return statement.with_changes(body=statement.body.with_changes(body=there))
 
 
 def read_words(patches: pathlib.Path, later: Sequence[str]) -> tuple[tuple[str, str], ...]:
