@@ -50,12 +50,12 @@ def group_ranks(mesh: DeviceMesh, axis) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
 
 
-def joint_group(mesh: DeviceMesh, axes, rank: int):
-    """A rank's group over some axes of the mesh, as a redistribution finds it."""
+def joint_group(mesh: DeviceMesh, axes):
+    """This rank's group over some axes of the mesh, as a redistribution finds it."""
     from torch_overlay.distributed.tensor._joint_groups import at_hand
     from torch_overlay.distributed.tensor._site import Site
 
-    return at_hand(mesh, Site.of(mesh)).find(mesh, axes, rank)
+    return at_hand(mesh, Site.of(mesh)).find(mesh, axes)
 
 
 def open_groups() -> list:

@@ -102,7 +102,7 @@ def test_the_world_serves_the_axis_that_is_the_whole_world(share):
         mesh = grid()
         assert mesh._flatten("all").get_group() is dist.group.WORLD
         assert init_device_mesh("cpu", (8,)).get_group() is dist.group.WORLD
-        joint = joint_group(mesh, (0, 1), 1) if joint_axes(mesh) else None
+        joint = joint_group(mesh, (0, 1)) if joint_axes(mesh) else None
         assert joint is None or share == "off" or joint.name != dist.group.WORLD.group_name
         backwards = DeviceMesh("cpu", list(range(7, -1, -1)))
         assert backwards.get_group() is not dist.group.WORLD
@@ -318,7 +318,7 @@ def test_every_handle_of_an_aborted_mesh_is_gone():
     mesh, neighbour = grid(), grid()
     flat, everything = mesh["tp"]._flatten("again"), mesh._flatten("all")
     assert everything.get_group() is dist.group.WORLD
-    ended = [*mesh.get_all_groups(), flat.get_group(), find_group(joint_group(mesh, (0, 1), 1).name)]
+    ended = [*mesh.get_all_groups(), flat.get_group(), find_group(joint_group(mesh, (0, 1)).name)]
     mesh.abort()
     assert not set(map(id, ended)) & set(map(id, open_groups()))
     assert dist.is_initialized() and dist.group.WORLD in open_groups()
@@ -444,7 +444,7 @@ def test_redistributions_over_a_flattened_world_leave_the_default_group_alone(fl
         assert mesh._flatten("all").get_group() is dist.group.WORLD
         assert joint_axes(mesh) == used
         if used:
-            name = joint_group(mesh, (0, 1), 1).name
+            name = joint_group(mesh, (0, 1)).name
             assert (name == dist.group.WORLD.group_name) == (flatten == "existing")
 
 
@@ -516,7 +516,7 @@ def test_a_plan_whose_group_is_gone_says_so(axes, sizes, names):
         return DTensor.from_local(torch.ones(size), mesh, source, run_check=False).full_tensor()
 
     assert gather(2).numel() > 2
-    dist.destroy_process_group(find_group(joint_group(mesh, axes, 1).name))
+    dist.destroy_process_group(find_group(joint_group(mesh, axes).name))
     for size in (2, 3):
         with pytest.raises(RuntimeError, match=rf"needs the process group over {names} of .*destroyed it"):
             gather(size)
@@ -542,7 +542,7 @@ def test_a_flattened_view_on_another_backend_is_no_joint_group():
         assert joint_axes(mesh) == set()
         right = mesh["b", "c"]._flatten("right")
         assert joint_axes(mesh) == {(1, 2)}
-        assert joint_group(mesh, (1, 2), 1).name == right.get_group().group_name
+        assert joint_group(mesh, (1, 2)).name == right.get_group().group_name
 
 
 @pytest.mark.parametrize("policy, made", [("existing", 0), ("whole", 1), ("create", 4)])
@@ -578,7 +578,7 @@ def test_one_group_for_the_whole_of_a_universe():
     """However many views of all its ranks there are; a part that is unflattened has one for that part."""
     root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
     views = [root._unflatten(0, sizes, names) for sizes, names in (((2, 4), ("p", "q")), ((2, 2, 2), ("a", "b", "c")))]
-    wholes = [joint_group(view, range(view.ndim), 1) for view in (*views, views[1].permute(("b", "a", "c")))]
+    wholes = [joint_group(view, tuple(range(view.ndim))) for view in (*views, views[1].permute(("b", "a", "c")))]
     assert len({group.name for group in wholes}) == 1 and not wholes[2].in_order
     assert wholes[0].name != dist.group.WORLD.group_name
     part = views[0]._unflatten("q", (2, 2), ("x", "y"))["x", "y"]
@@ -694,8 +694,8 @@ def test_a_mesh_has_its_groups_again_when_the_overlay_comes_back():
     """Those of redistributions, too, and what it shares with the views that are made then."""
     grid()
     mesh = grid()
-    known, name = joint_axes(mesh), joint_group(mesh, (0, 1), 1).name
+    known, name = joint_axes(mesh), joint_group(mesh, (0, 1)).name
     torch_overlay.disable()
     torch_overlay.enable()
-    assert joint_axes(mesh) == known == {(0, 1)} and joint_group(mesh, (0, 1), 1).name == name
+    assert joint_axes(mesh) == known == {(0, 1)} and joint_group(mesh, (0, 1)).name == name
     assert universe_of(shared_state(mesh)).number == 2

@@ -118,7 +118,7 @@ def test_equal_meshes_keep_their_groups_apart(first):
         names = [mesh["f"].get_group().group_name for mesh in meshes]
         assert names[0] != names[1] != own.get_group().group_name
         for turn in (first, 1 - first):
-            assert joint_group(meshes[turn], (0, 1), 0).name == names[turn]
+            assert joint_group(meshes[turn], (0, 1)).name == names[turn]
             assert (1, 2) not in joint_axes(meshes[turn]), "what was flattened in private serves nobody else"
 
 

@@ -32,7 +32,7 @@ class TestGroupsAtHand(TestCase):
             self.assertEqual(sorted(joint_axes(mesh)), sorted(axes))
             for found in axes:
                 ranks = mesh[tuple("abc"[axis] for axis in found)].mesh.flatten().tolist()
-                name = at_hand(mesh, Site.of(mesh)).find(mesh, found, 5).name
+                name = at_hand(mesh, Site.of(mesh)).find(mesh, found).name
                 self.assertEqual(
                     dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(name)), ranks
                 )
@@ -42,7 +42,7 @@ class TestGroupsAtHand(TestCase):
             mesh = self._mesh("existing")
             flat = mesh["b", "c"]._flatten("bc")
             self.assertEqual(joint_axes(mesh), {(1, 2)})
-            group = at_hand(mesh, Site.of(mesh)).find(mesh, (1, 2), 5)
+            group = at_hand(mesh, Site.of(mesh)).find(mesh, (1, 2))
             self.assertEqual((group.name, group.places), (flat.get_group().group_name, (0, 1, 2, 3)))
 
 

@@ -52,6 +52,12 @@ class TestProgram(DTensorOpTestBase):
         moved = program.run(whole * (self.rank + 1), self.mesh)
         self.assertEqual(moved, part(whole * (1 + 4 + 9 + 16) ** 0.5, wanted))
 
+    def test_a_cut_keeps_nothing_of_the_whole(self) -> None:
+        program = self._program((Replicate(), Replicate()), (Shard(0), Shard(1)), shape=(4, 6))
+        program.make_ready(self.mesh)
+        moved = program.run(torch.ones(4, 6), self.mesh)
+        self.assertEqual(moved.untyped_storage().nbytes(), moved.numel() * 4)
+
     def test_what_goes_on_later_is_reduced_at_once(self) -> None:
         """A large reduce-scatter runs in rounds, which are waited for."""
         ends = (Partial(), Partial()), (Shard(0), Shard(1))

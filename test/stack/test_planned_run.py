@@ -10,15 +10,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch_overlay.distributed.tensor._joint_groups import Group
 from torch_overlay.distributed.tensor._pack import part
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.steps import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Divide,
-    Embed,
-    Narrow,
-    ReduceScatter,
-)
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Narrow
 from torch_overlay.distributed.tensor._run import runners
 
 
@@ -29,15 +21,15 @@ class TestRunners(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _regions(self, dim, shape, op=None) -> Regions:
-        return Regions.of((dim,), (op,), shape, (4,))
+    def _regions(self, dim, shape) -> Regions:
+        return Regions.of((dim,), (None,), shape, (4,))
 
     def _moved(self, steps, local, async_op=False) -> torch.Tensor:
         mesh = init_device_mesh("cpu", (4,))
         group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
         place = (self.rank,)
         held = steps[0].before.box(place)
-        for function in runners(steps, place, held, local.element_size(), lambda axes: group, async_op):
+        for function in runners(steps, place, held, lambda axes: group, async_op):
             local = function(local)
         return local
 
@@ -54,22 +46,12 @@ class TestRunners(DTensorOpTestBase):
                 held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))
                 self.assertEqual(self._moved(steps, part(whole, held)), part(whole, wanted), msg=f"{shape}: {steps}")
 
-    def test_reductions(self) -> None:
-        for shape in ((8, 8), (5, 7)):
-            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-            pending, replicas, rows = self._regions(None, shape, "sum"), *(self._regions(d, shape) for d in (None, 0))
-            summed = self._moved([AllReduce(pending, replicas, (0,), "sum"), Divide(4)], whole)
-            self.assertEqual(summed, whole)
-            mine = self._moved([ReduceScatter(pending, rows, (0,), "sum")], whole / 4)
-            self.assertEqual(mine, part(whole, rows.box((self.rank,))))
-            terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
-            self.assertEqual(self._moved(terms, part(whole, rows.box((self.rank,)))), whole)
-
     def test_the_last_collective_is_waited_for_later(self) -> None:
-        pending, replicas = self._regions(None, (8, 8), "sum"), self._regions(None, (8, 8))
-        summed = self._moved([AllReduce(pending, replicas, (0,), "sum")], torch.ones(8, 8), async_op=True)
-        self.assertIsInstance(summed, AsyncCollectiveTensor)
-        self.assertEqual(summed + 0, torch.full((8, 8), 4.0))
+        rows, replicas = self._regions(0, (8, 8)), self._regions(None, (8, 8))
+        whole = torch.arange(64.0).reshape(8, 8)
+        gathered = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))), async_op=True)
+        self.assertIsInstance(gathered, AsyncCollectiveTensor)
+        self.assertEqual(gathered + 0, whole)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@
 import itertools
 
 from torch.distributed.tensor import Partial, Replicate, Shard, _dtensor_spec
-from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
-from torch_overlay.distributed.tensor._specs import norm_ended, read_cuts
+from torch_overlay.distributed.tensor._specs import read_cuts
 
 
 class TestSpecs(TestCase):
@@ -37,14 +36,6 @@ class TestSpecs(TestCase):
                 (8,), (2, 2)
             )
             self.assertEqual([cuts.box(place).start[0] for place in ((0, 1), (1, 0))], starts)
-
-    def test_a_norm_is_a_sum_of_powers(self) -> None:
-        norm = _NormPartial(2)
-        self.assertEqual(read_cuts((norm,), None, 1, (2,)), read_cuts((Partial("sum"),), None, 1, (2,)))
-        self.assertEqual(norm_ended((norm, norm), (Replicate(), norm), (2, 2)), norm)
-        self.assertIsNone(norm_ended((norm, Shard(0)), (norm, Replicate()), (2, 2)))
-        with self.assertRaisesRegex(NotPlanned, "beside terms of another"):
-            norm_ended((norm, Partial()), (Replicate(), Replicate()), (2, 2))
 
     def test_a_subclass_may_mean_anything(self) -> None:
         class Other(Partial):

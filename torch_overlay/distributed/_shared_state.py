@@ -7,7 +7,6 @@ map as a tensor and as a tuple, is made here on the first request, once.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +40,12 @@ class Remembered:
 
     Attributes:
         at_hand: the groups of each mesh.
-        answers: to questions, in a long cache the one that was asked last at the end.
+        answers: to questions, each made once.
         specs: the attributes of the specs in which redistributions end, but for the mesh.
     """
 
     at_hand: dict[Site, AtHand] = field(default_factory=dict)
-    answers: OrderedDict[Question, Answer] = field(default_factory=OrderedDict)
+    answers: dict[Question, Answer] = field(default_factory=dict)
     specs: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 
 

@@ -119,7 +119,7 @@ def change_together(
     """
     axes = _axes(changes)
     ranks = lane(mesh, axes, mesh.get_coordinate() or [])
-    group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes, mesh._rank).name) if axes else None
+    group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
     wrong = [misfit(change.name, change.tensor, change.before) for change in changes]
     with one_fate(group or _group_of_pending(mesh, changes), wrong):
         return _changed(mesh, changes, budget, receivers, group, ranks)

@@ -5,10 +5,8 @@ They live in the shared state of the mesh's universe and go with its meshes.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED = 4096  # answers of one universe
-_lock = threading.Lock()  # for changing and for listing them; who only looks one up doesn't wait
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 
 
@@ -101,13 +98,9 @@ def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answ
     found = answers.get(question)
     if found is None or (ready and isinstance(found, Program) and found.functions is None):
         found = _make(question, mesh, found, ready)
-        with _lock:
-            answers[question] = found
-    if len(answers) > CACHED // 2:  # before, nobody asks which one is the oldest soon
-        with _lock, contextlib.suppress(KeyError):  # another thread may have forgotten it
-            answers.move_to_end(question)
-            if len(answers) > CACHED:
-                answers.popitem(last=False)
+        if len(answers) >= CACHED:
+            answers.clear()
+        answers[question] = found
     return found
 
 
@@ -202,8 +195,7 @@ def counters() -> dict[str, object]:  # overlay only
 def missing_groups() -> dict[str, int]:  # overlay only
     """The calls that would make groups which plans lacked, with the collectives that each would have saved so far."""
     found: Counter[str] = Counter()
-    with _lock:
-        answers = [answer for shared in list(states) for answer in list(shared.remembered.answers.values())]
+    answers = [answer for shared in list(states) for answer in list(shared.remembered.answers.values())]
     for made in [made for made in answers if isinstance(made, Program) and collectives(made.steps) > 1]:
         best = shared_plan(made.before, made.after, made.question.dtype.itemsize, cost=made.cost)
         wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]

@@ -1,14 +1,14 @@
 """Run an all-to-all: each element to whoever wants and lacks it, and with a reduction the terms of each target.
 
-A small message goes as a whole, with what a rank sends to itself in its place. Of a large one this part stays where it
-is until the others' parts have come: so it is copied once, and takes no memory in what is sent and in what arrives.
+For example, rows of a 4 x 4 tensor become columns on four ranks: each packs its row, four pieces of one element, sends
+one to each member of the group, itself included, and makes a column of the four that arrive.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
@@ -22,8 +22,6 @@ from ._pack import (
     Stages,
     as_bytes,
     assembled,
-    is_large,
-    is_small,
     joined,
     may_change,
     packing,
@@ -56,55 +54,9 @@ _REDUCE = {
 Landing = tuple[int | None, "Box", bool]  # where a piece begins in what arrived, or None; its box; whether it is added
 
 
-class Apart(NamedTuple):
-    """What goes to the others, or came from them; the rank's own part, which stays; and what to do with both."""
-
-    flat: torch.Tensor
-    own: torch.Tensor
-    exchange: Local
-    land: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
-    pack, exchange, land = _everything(step, place, group, finish)
-    elements = max(place.held.elements, place.wanted.elements)
-    if is_small(elements, place.itemsize):
-        return pack, exchange, land
-    made: list[Callable[[torch.Tensor], Apart] | None] = []  # for the first large one
-
-    def start(local: torch.Tensor) -> torch.Tensor | Apart:
-        if not is_large(local, elements):
-            return pack(local)
-        if not made:
-            made.append(_others(step, place, group, finish))
-        return made[0](local) if made[0] else pack(local)
-
-    def swap(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
-        return sent._replace(flat=sent.exchange(sent.flat)) if isinstance(sent, Apart) else exchange(sent)
-
-    def end(came: torch.Tensor | Apart) -> torch.Tensor:
-        return came.land(came.flat, came.own) if isinstance(came, Apart) else land(came)
-
-    return start, swap, end
-
-
-def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
-    """Packs all but the rank's own part; None where it has none, or has only this to send or to get."""
-    own = step.members(place.coordinate).index(tuple(place.coordinate))
-    sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
-    sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
-    if not sent or not received or len(received) == len(receives):
-        return None
-    (kept,) = [piece.box for piece in sends if piece.member == own]
-    exchanged = splits(sent, group), splits(received, group)
-    pack, exchange = pack_pieces(sent, group), swap(*exchanged, group, finish)
-    land = _landing(step, receives, exchanged[1], group, place.wanted.length, own)
-    return lambda local: Apart(pack(local), part(local, kept), exchange, land)
-
-
-def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    coordinate, held, wanted, _ = place
+    """Pack, exchange and unpack: by one permute where all pieces are alike, else piece by piece."""
+    coordinate, held, wanted = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     ranks = len(group.places)
     receives = step.receives(coordinate) if to_unpack is None else ()
@@ -116,17 +68,18 @@ def _everything(step: AllToAll, place: Place, group: Group, finish: Local) -> St
         sends = step.sends(coordinate)
         send_splits = splits(sends, group)
         pack = never_nothing(
-            pack_pieces(sends, group), send_splits, receive_splits, group, _own_place(step, coordinate, group)
+            pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
         )
     if to_unpack is not None:
         land = unpacking(to_unpack, wanted.length)
     else:
-        land = _landing(step, receives, receive_splits, group, wanted.length)
+        land = landing(step, receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
 
 
-def _own_place(step: AllToAll, coordinate: Sequence[int], group: Group) -> int:
-    return group.places[step.members(coordinate).index(tuple(coordinate))]
+def own_member(step: AllToAll, coordinate: Sequence[int]) -> int:
+    """Which member of its group this rank is."""
+    return step.members(coordinate).index(tuple(coordinate))
 
 
 def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:
@@ -169,7 +122,7 @@ def unread(*made_from: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1).narrow(0, 0, 0) for tensor in made_from])
 
 
-def _landing(
+def landing(
     step: AllToAll,
     receives: Sequence[Piece],
     receive_splits: Sequence[int],

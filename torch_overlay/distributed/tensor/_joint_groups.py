@@ -7,7 +7,7 @@ meshes have, or which are still alive, has no part in it. In which order a group
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
@@ -45,19 +45,18 @@ class AtHand(NamedTuple):
     """The groups of a mesh: the sets of axes, two and more, that have one, and those groups that were looked up."""
 
     joint: frozenset[tuple[int, ...]]
-    found: dict[tuple[Any, ...], Group]
+    found: dict[tuple[int, ...], Group]
 
-    def find(self, mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
+    def find(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> Group:
         """This rank's group over some axes of the mesh; of one axis, the mesh's own.
 
         Raises:
             RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
             NotPlanned: there is none, which `joint_axes` says before; or it holds other ranks.
         """
-        key = (*axes, rank)
-        found = self.found.get(key)
+        found = self.found.get(axes)
         if found is None:
-            found = self.found[key] = _look_up(mesh, axes, rank)
+            found = self.found[axes] = _look_up(mesh, axes)
         elif find_group(found.name) is None:
             raise RuntimeError(gone(mesh, axes))
         return found
@@ -80,9 +79,8 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
     return found
 
 
-def _look_up(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
-    view = view_of(mesh)
-    members = view.show(view.layout.select(axes)).ranks(rank)
+def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
+    members = _members(mesh, axes)
     name = _own_name(mesh, axes[0]) if len(axes) == 1 else joint_group_name(mesh, axes)
     if name is None:
         raise NotPlanned(f"no group over axes {axes} of {mesh}")
@@ -98,6 +96,12 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int], rank: int) -> Group:
     return Group(name, tuple(place[member] for member in members), in_order=False)
 
 
+def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
+    """This rank and those from which it differs on these axes only, in the order of the mesh."""
+    view = view_of(mesh)
+    return view.show(view.layout.select(axes)).ranks(mesh._rank)
+
+
 def _own_name(mesh: DeviceMesh, axis: int) -> str:
     name = mesh._dim_group_names[axis]
     return mesh.get_group(axis).group_name if name.startswith(UNBOUND) else name
@@ -105,11 +109,9 @@ def _own_name(mesh: DeviceMesh, axis: int) -> str:
 
 def gone(mesh: DeviceMesh, axes: Sequence[int]) -> str:
     """What to say of a group that a plan needs and that isn't there any more."""
-    view = view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, mesh.ndim)
-    ranks = view.show(view.layout.select(axes)).ranks(mesh._rank)
     return (
         f"A redistribution needs the process group over {', '.join(names[axis] for axis in axes)} of {mesh}, ranks "
-        f"{ranks}, and it is gone: this process destroyed it, by destroy_process_group or abort() on this mesh or on a "
-        "view of it. Make the mesh anew on all of its ranks."
+        f"{_members(mesh, axes)}, and it is gone: this process destroyed it, by destroy_process_group or abort() on "
+        "this mesh or on a view of it. Make the mesh anew on all of its ranks."
     )

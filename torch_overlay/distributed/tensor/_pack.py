@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Local = Callable[[torch.Tensor], torch.Tensor]
 Stages = tuple[Callable[[Any], Any], ...]  # the first takes a local tensor, each other what the one before it returned
 Coordinate = Sequence[int]
+Pieces = Sequence[tuple[int | None, "Box"]]  # where each box begins in a flat tensor; None if it lies elsewhere
 
 # What every backend moves; other types travel as their bytes.
 MOVED = {
@@ -35,11 +36,6 @@ MOVED = {
 LARGE = 1 << 20
 
 
-def is_small(elements: int, itemsize: int) -> bool:
-    """Whether so many elements never are worth more calls than one copy takes; no if their number isn't known."""
-    return isinstance(elements, int) and elements * itemsize < LARGE
-
-
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
     """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed."""
     return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and may_change(tensor)
@@ -51,13 +47,11 @@ def may_change(tensor: torch.Tensor) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a step runs: this rank's coordinate, what it holds before the step and after it, and the bytes of each
-    element."""
+    """Where a step runs: this rank's coordinate, and what it holds before the step and after it."""
 
     coordinate: Coordinate
     held: Box
     wanted: Box
-    itemsize: int
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
@@ -99,20 +93,20 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
     once = unpacking(grid, shape)
     if grid.plain or parts == 1:
         return once
-    inner = [dim - fixed + 1 for dim in order[fixed:]]
+    inner = [dim - fixed for dim in order[fixed:]]
 
     def run(flat: torch.Tensor) -> torch.Tensor:
-        if not is_large(flat, flat.numel()):
+        if not is_large(flat, flat.numel() // parts):
             return once(flat)
-        for block in flat.view(parts, -1):
-            block.copy_(block.view(1, *lengths[fixed:]).permute(0, *inner).reshape(-1))
+        for block in flat.view(parts, *lengths[fixed:]):
+            block.copy_(block.permute(inner).reshape(block.shape))
         return flat.view(shape)
 
     return run
 
 
 def assembled(
-    flat: torch.Tensor, pieces: Sequence[tuple[int | None, Box]], shape: Sequence[int], kept: torch.Tensor | None = None
+    flat: torch.Tensor, pieces: Pieces, shape: Sequence[int], kept: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`."""
     dim = _row(pieces, shape)
@@ -135,7 +129,7 @@ def view_of(flat: torch.Tensor, at: int | None, box: Box, kept: torch.Tensor | N
     return flat.narrow(0, at, box.elements).view(box.length)
 
 
-def _in_place(pieces: Sequence[tuple[int | None, Box]], dim: int, shape: Sequence[int]) -> bool:
+def _in_place(pieces: Pieces, dim: int, shape: Sequence[int]) -> bool:
     """Whether boxes that follow one another along a dim lie as in the tensor that they make, from the start on."""
     if math.prod(shape[:dim]) != 1:
         return False
@@ -154,7 +148,7 @@ def joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return flat
 
 
-def _row(pieces: Sequence[tuple[int | None, Box]], shape: Sequence[int]) -> int | None:
+def _row(pieces: Pieces, shape: Sequence[int]) -> int | None:
     """The dim along which the boxes follow one another and fill the shape, if there is one."""
     for dim in range(len(shape)):
         at = 0

@@ -14,8 +14,8 @@ from ._planner.cost import Cost, collectives
 from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
-from ._planner.rounds import reduced_at_once
-from ._planner.steps import AllToAll, Narrow, Step
+from ._planner.rounds import in_one_round
+from ._planner.steps import AllToAll, Narrow, ReduceScatter, Step
 from ._run import runners
 from ._specs import gathers_step_by_step, read_ends
 from ._spelling import same_step_by_step
@@ -85,11 +85,11 @@ class Program:
         used: dict[tuple[int, ...], Group] = {}
 
         def group_of(axes: tuple[int, ...]) -> Group:
-            used[axes] = self.at_hand.find(mesh, axes, mesh._rank)
+            used[axes] = self.at_hand.find(mesh, axes)
             return used[axes]
 
         ask, coordinate = self.question, self.question.site.coordinate
-        functions = runners(self.steps, coordinate, self.held, ask.dtype.itemsize, group_of, ask.async_op)
+        functions = runners(self.steps, coordinate, self.held, group_of, ask.async_op)
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
         copy = self._last_copy()
@@ -146,8 +146,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     _check_reductions(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
-    if question.async_op:
-        steps = reduced_at_once(steps)
+    if question.async_op:  # the caller goes on while the last one runs
+        steps = in_one_round(steps, ReduceScatter)
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and not _reduces(step.op, dtype):
             raise NotPlanned("terms of a type that only a backend reduces")

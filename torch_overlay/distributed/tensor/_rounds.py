@@ -13,6 +13,7 @@ from ._exchange import (
     combine,
     never_nothing,
     offsets,
+    own_member,
     pack_pieces,
     splits,
     swap,
@@ -44,7 +45,7 @@ class _Round(NamedTuple):
 
 def all_to_all_in_rounds(step: AllToAll, place: Place, group: Group) -> Local:
     """The whole of an all-to-all."""
-    own = step.members(place.coordinate).index(tuple(place.coordinate))
+    own = own_member(step, place.coordinate)
     sends = _in_parts(step.sends(place.coordinate), step.rounds)
     receives = _in_parts(step.receives(place.coordinate), step.rounds)
     rounds = [_one_round(step, *pieces, own, group) for pieces in zip(sends, receives, strict=True)]

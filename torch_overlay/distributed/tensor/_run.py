@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 
-from ._exchange import all_to_all
+from ._own_part import all_to_all_by_size
 from ._pack import (
     MOVED,
     Coordinate,
@@ -56,7 +56,6 @@ def runners(
     steps: Sequence[Step],
     coordinate: Coordinate,
     held: Box,
-    itemsize: int,
     group_of: Callable[[tuple[int, ...]], Group],
     async_op: bool = False,
 ) -> Stages:
@@ -67,20 +66,18 @@ def runners(
     last = max([number for number, step in enumerate(steps) if isinstance(step, Collective)], default=-1)
     made: list[Local] = []
     for number, step in enumerate(steps):
-        if isinstance(step, Divide):
-            made.append(_divide(step))
-            continue
-        place = Place(coordinate, held, step.after.box(coordinate), itemsize)
+        wanted = held if isinstance(step, Divide) else step.after.box(coordinate)
+        place = Place(coordinate, held, wanted)
         if isinstance(step, Collective):
             finish = _later if async_op and number == last else _wait
             made += _COLLECTIVES[type(step)](step, place, group_of(step.axes), finish)
         else:
             made.append(_LOCAL[type(step)](step, place))
-        held = place.wanted
+        held = wanted
     return tuple(made)
 
 
-def _divide(step: Divide) -> Local:
+def _divide(step: Divide, place: Place) -> Local:
     return lambda local: local / step.by
 
 
@@ -155,7 +152,9 @@ def _padded(more: int) -> Local:
 
 
 def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    return (all_to_all_in_rounds(step, place, group),) if step.rounds > 1 else all_to_all(step, place, group, finish)
+    if step.rounds > 1:
+        return (all_to_all_in_rounds(step, place, group),)
+    return all_to_all_by_size(step, place, group, finish)
 
 
 def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Local) -> Stages:
@@ -194,7 +193,7 @@ def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> L
     return run
 
 
-_LOCAL: dict[type, Callable[..., Local]] = {Narrow: _narrow, Embed: _embed}
+_LOCAL: dict[type, Callable[..., Local]] = {Narrow: _narrow, Embed: _embed, Divide: _divide}
 _COLLECTIVES: dict[type, Callable[..., Stages]] = {
     AllGather: _all_gather,
     AllReduce: _all_reduce,

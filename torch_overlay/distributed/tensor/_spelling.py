@@ -1,8 +1,8 @@
 """A collective that joins or cuts one dim runs on tensors in their shape, as on the step-by-step path.
 
 Inductor's patterns, async tensor parallelism among them, look for these operations; flat tensors they don't see. Where
-a plan is one such collective and a dispatch mode looks on, the step-by-step path itself runs (see `same_step_by_step`).
-So `gathered` and `scattered` serve eager code, and the steps of other plans.
+a plan is one such collective and a dispatch mode looks on, the step-by-step path itself runs. What is here
+serves eager code, and the steps of other plans.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | No
     dim. None if there is no such dim; nothing to do after the collective is None, too.
 
     Over one axis, uneven shards are padded along the dim, as on the step-by-step path. So a rank that has to take that
-    path (see `pads_step_by_step`) and the others understand each other.
+    path and the others understand each other.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.

@@ -1,7 +1,8 @@
 """Sizes that a compiler leaves open: one plan for all sizes of a kind, with guards that say of which.
 
 The plan is that of the sizes for which the compiler traces. It serves all sizes for which the same dims are cut evenly,
-as far as the cost model prefers it (see `_planner.forms`). The boxes are computed from the symbols.
+as far as the cost model prefers it (see `_planner.forms`). The boxes are computed from the symbols. For example, rows
+that become columns on four ranks: traced for 8 x 16, it is one all-to-all for all sizes that four divides.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from ._planner.forms import on_shape, plan_and_parts, shared_parts, step_on_shape, without_sizes
 from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
+from ._planner.steps import AllToAll, ReduceScatter
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
 
@@ -27,37 +29,12 @@ if TYPE_CHECKING:
 
     from ._planner.steps import Step
 
-_FAR = 40  # up to 2**40 units are looked at
-
 
 def only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
     """Whether all that happens is that reductions end: then the plan is the same for all sizes."""
     ends = zip(source.placements, target.placements, strict=True)
     same_order = source.shard_order == target.shard_order
     return same_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
-
-
-class Open(NamedTuple):
-    """The sizes that are open.
-
-    Attributes:
-        dims: which.
-        units: for each, what its sizes are counted in: the parts into which it is cut, or the mesh's size if it isn't.
-        rest: for each, what remains beside whole units; the same for all sizes of a kind, see `_guard_kind`.
-        counts: for each, the units of the size for which the compiler traces.
-    """
-
-    dims: tuple[int, ...]
-    units: tuple[int, ...]
-    rest: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    def shape(self, traced: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
-        """The traced shape with other sizes in place of those that are open."""
-        sizes = list(traced)
-        for dim, unit, rest, count in zip(self.dims, self.units, self.rest, counts, strict=True):
-            sizes[dim] = unit * count + rest
-        return tuple(sizes)
 
 
 def plan_open_sizes(
@@ -72,61 +49,23 @@ def plan_open_sizes(
     traced = tuple([size if isinstance(size, int) else size.node.hint for size in shape])
     if None in traced or 0 in traced:
         raise NotPlanned(SYMBOLIC)
-
-    def program_for(sizes: tuple[int, ...]) -> Program:
-        return make_program(Question.of(mesh, source, target, sizes, dtype, async_op), mesh)
-
-    found = program_for(traced)
-    ends = found.before, found.after
-    _, parts = plan_and_parts(*ends, dtype.itemsize, found.at_hand.joint, found.cost)
-    shared = shared_parts(*ends, found.at_hand.joint, found.cost)
-    open_dims = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
-    for dim in open_dims:
+    found = make_program(Question.of(mesh, source, target, traced, dtype, async_op), mesh)
+    _, parts = plan_and_parts(found.before, found.after, dtype.itemsize, found.at_hand.joint, found.cost)
+    for dim in _open_dims(shape):
         if parts[dim] > 1:
             _guard(shape[dim] % parts[dim] == 0)
         _guard(shape[dim] > 0)
-    counted: Sequence[int] = parts
-    if shared is not None and _kinds_differ(program_for, open_dims, traced, parts, shared):
-        counted = _guard_kind(open_dims, shape, traced, parts, shared)
-    units = tuple([counted[dim] if counted[dim] > 1 else math.prod(mesh.shape) for dim in open_dims])
-    counts = [divmod(traced[dim], unit) for dim, unit in zip(open_dims, units, strict=True)]
-    rest, here = tuple([rest for _, rest in counts]), tuple([count for count, _ in counts])
-    _guard_numbers(found, program_for, Open(tuple(open_dims), units, rest, here), shape, traced)
+    _guard_plan(Trace(found, mesh, shape), parts)
     return _with_symbols(found, mesh, tuple([_multiple(size, parts[dim]) for dim, size in enumerate(shape)]))
 
 
-def _kinds_differ(
-    program_for: Callable[[tuple[int, ...]], Program],
-    open_dims: Sequence[int],
-    traced: tuple[int, ...],
-    parts: Sequence[int],
-    shared: Sequence[int],
-) -> bool:
-    """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others."""
-
-    def plan_of(count: int, more: int) -> Sequence[Step]:
-        sizes = list(traced)
-        for dim in open_dims:
-            sizes[dim] = count * math.lcm(parts[dim], shared[dim]) + more * parts[dim]
-        return in_one_round(without_sizes(program_for(tuple(sizes)).steps))
-
-    return len({tuple(plan_of(*size)) for size in ((1, 0), (0, 1), (1 << _FAR, 0), (1 << _FAR, 1))}) > 1
+def _open_dims(shape: Sequence[Any]) -> list[int]:
+    return [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
 
 
-def _guard_kind(
-    open_dims: Sequence[int], shape: Sequence[Any], traced: Sequence[int], parts: Sequence[int], shared: Sequence[int]
-) -> Sequence[int]:
-    """Ask for guards that tell sizes that share their plan from those that don't: between two sizes of one plan, one of
-    the other kind may have another. Returns what the sizes of each dim are counted in."""
-    units = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
-    odd = [dim for dim, size in enumerate(traced) if size % shared[dim]]
-    if not odd:
-        for dim in open_dims:
-            if units[dim] > 1:
-                _guard(shape[dim] % units[dim] == 0)
-    elif all(dim in open_dims for dim in odd):  # else no size of the open ones makes the tensor share its plan
-        _guard(shape[odd[0]] % shared[odd[0]] != 0)
-    return units
+def _guard(condition: Any) -> None:
+    if not guard_or_false(condition):
+        raise NotPlanned(SYMBOLIC)
 
 
 def _multiple(size: Any, parts: int) -> Any:
@@ -148,30 +87,95 @@ def _with_symbols(found: Program, mesh: DeviceMesh, shape: tuple[Any, ...]) -> P
     return program
 
 
-def _guard_numbers(
-    found: Program,
-    program_for: Callable[[tuple[int, ...]], Program],
-    sizes: Open,
-    shape: Sequence[Any],
-    traced: tuple[int, ...],
-) -> None:
-    """Ask for guards on the number of elements, where another number would have another plan."""
-    form = without_sizes(found.steps)
-    first, *others = sizes.counts
+# --- which sizes have the plan of the traced ones ---
+
+_FAR = 1 << 40  # so many units are looked at
+
+
+class Trace(NamedTuple):
+    """The program of the sizes for which the compiler traces, its mesh, and the shape, with symbols."""
+
+    found: Program
+    mesh: DeviceMesh
+    shape: Sequence[Any]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Those that are open, as traced."""
+        return [self.found.question.shape[dim] for dim in _open_dims(self.shape)]
+
+    def steps(self, sizes: Sequence[int]) -> tuple[Step, ...]:
+        """What the plan would be were the open sizes these, without sizes."""
+        shape = list(self.found.question.shape)
+        for dim, size in zip(_open_dims(self.shape), sizes, strict=True):
+            shape[dim] = size
+        return without_sizes(make_program(self.found.question._replace(shape=tuple(shape)), self.mesh).steps)
+
+
+def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
+    """Ask for guards where other sizes, multiples of these parts, would have another plan."""
+    found, units = trace.found, parts
+    shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
+    if shared is not None:
+        both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
+        if _kinds_differ(trace, parts, both):
+            _guard_kind(trace, shared, both)
+            units = both
+    _guard_elements(trace, units)
+
+
+def _kinds_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
+    """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others: for
+    that sizes must be multiples of `both`."""
+    dims = _open_dims(trace.shape)
+
+    def plan_of(count: int, more: int) -> tuple[Step, ...]:
+        steps = trace.steps([count * both[dim] + more * parts[dim] for dim in dims])
+        return in_one_round(steps, AllToAll, ReduceScatter)
+
+    return len({plan_of(*size) for size in ((1, 0), (0, 1), (_FAR, 0), (_FAR, 1))}) > 1
+
+
+def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> None:
+    """Ask for guards that tell sizes that share their plan, multiples of `both`, from those that don't: between two
+    sizes of one plan, one of the other kind may have another."""
+    dims, shape = _open_dims(trace.shape), trace.shape
+    odd = [dim for dim, size in enumerate(trace.found.question.shape) if size % shared[dim]]
+    if not odd:
+        for dim in dims:
+            if both[dim] > 1:
+                _guard(shape[dim] % both[dim] == 0)
+    elif all(dim in dims for dim in odd):  # else no size of the open ones makes the tensor share its plan
+        _guard(shape[odd[0]] % shared[odd[0]] != 0)
+
+
+def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
+    """Ask for guards on the number of elements, where another number would have another plan.
+
+    Each open size is counted in its units, or in as many as the mesh has ranks where it isn't cut. What remains beside
+    whole units stays, so that all sizes that are looked at are of the traced kind.
+    """
+    dims, mesh_size, plan = _open_dims(trace.shape), math.prod(trace.mesh.shape), without_sizes(trace.found.steps)
+    steps = [units[dim] if units[dim] > 1 else mesh_size for dim in dims]
+    first, *others = [size // step for size, step in zip(trace.sizes, steps, strict=True)]
+    rest = [size % step for size, step in zip(trace.sizes, steps, strict=True)]
+
+    def sizes(counts: Sequence[int]) -> list[int]:
+        return [step * count + more for step, count, more in zip(steps, counts, rest, strict=True)]
 
     def same(counts: Sequence[int]) -> bool:
-        return without_sizes(program_for(sizes.shape(traced, counts)).steps) == form
+        return trace.steps(sizes(counts)) == plan
 
-    def elements(bound: int) -> int:
-        """With as many units of the first dim, towards this bound, as have the same plan."""
-        last = sizes.shape(traced, (_last_same(first, bound, lambda number: same((number, *others))), *others))
-        return math.prod([last[dim] for dim in sizes.dims])
+    def last_same(bound: int) -> int:
+        """The elements with as many units of the first dim, towards this bound, as have the same plan."""
+        count = _last_same(first, bound, lambda number: same((number, *others)))
+        return math.prod(sizes((count, *others)))
 
-    count = math.prod([shape[dim] for dim in sizes.dims])
-    if not same([0 if rest else 1 for rest in sizes.rest]):
-        _guard(count >= elements(-1))
-    if not same([1 << _FAR] * len(sizes.dims)):
-        _guard(count <= elements(1 << _FAR))
+    elements = math.prod([trace.shape[dim] for dim in dims])
+    if not same([0 if more else 1 for more in rest]):
+        _guard(elements >= last_same(-1))
+    if not same([_FAR] * len(dims)):
+        _guard(elements <= last_same(_FAR))
 
 
 def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:
@@ -180,8 +184,3 @@ def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:
         middle = (here + there) // 2
         here, there = (middle, there) if same(middle) else (here, middle)
     return here
-
-
-def _guard(condition: Any) -> None:
-    if not guard_or_false(condition):
-        raise NotPlanned(SYMBOLIC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from .._mesh_state import shared_state
@@ -21,13 +20,9 @@ def remembered(question: Question, mesh: DeviceMesh) -> Answer:
     found = answers.get(question)
     if found is None:
         found = _make(question, mesh)
-        with _lock:
-            answers[question] = found
-    if len(answers) > CACHED // 2:  # before, nobody asks which one is the oldest soon
-        with _lock, contextlib.suppress(KeyError):  # another thread may have forgotten it
-            answers.move_to_end(question)
-            if len(answers) > CACHED:
-                answers.popitem(last=False)
+        if len(answers) >= CACHED:
+            answers.clear()
+        answers[question] = found
     return found
 
 

@@ -30,15 +30,9 @@ def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step,
     return tuple([_in_rounds(step, is_view, itemsize, cost) for step, is_view in zip(steps, views)])
 
 
-def reduced_at_once(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same steps, no reduce-scatter in rounds: with `async_op` the caller goes on while the last one runs."""
-    return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, ReduceScatter) else step for step in steps])
-
-
-def in_one_round(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same steps, each at once."""
-    large = (AllToAll, ReduceScatter)
-    return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, large) else step for step in steps])
+def in_one_round(steps: tuple[Step, ...], *kinds: type[AllToAll | ReduceScatter]) -> tuple[Step, ...]:
+    """The same steps, those of these kinds in one round."""
+    return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, kinds) else step for step in steps])
 
 
 def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:

@@ -1,4 +1,4 @@
-"""Before redistributions may be planned."""
+"""Before a user may say how fast the axes are."""
 
 import dataclasses
 
@@ -7,16 +7,13 @@ from torch.distributed import config
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a user may choose about groups and redistribution.
-
-    ``topology`` is one ``(axis name, bytes per second, seconds of latency)`` for each axis that the user described.
-    """
+    """What a user may choose about groups and redistribution."""
 
     share_groups: str
     create_groups: str
     joint_groups: str
     check_mesh: bool
-    topology: tuple[tuple[str, float, float], ...] | None
+    plan: bool
 
 
 def get_settings() -> Settings:
@@ -26,5 +23,5 @@ def get_settings() -> Settings:
         create_groups=_one_of("mesh_create_groups", "members", "world"),
         joint_groups=_one_of("mesh_joint_groups", "existing", "whole", "create"),
         check_mesh=config.mesh_check,
-        topology=_topology(),
+        plan=config.plan_redistribution,
     )

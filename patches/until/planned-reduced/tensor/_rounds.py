@@ -1,0 +1,3 @@
+"""Before reductions run."""
+
+reduce_scatter_in_rounds = ...

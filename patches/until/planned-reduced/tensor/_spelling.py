@@ -1,0 +1,3 @@
+"""Before reductions run."""
+
+scattered = ...

@@ -1,0 +1,3 @@
+"""Before a rank's local tensor may have another shape than its spec says."""
+
+pads_step_by_step = ...

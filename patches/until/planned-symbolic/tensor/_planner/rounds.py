@@ -1,3 +1,0 @@
-"""Before sizes are left open."""
-
-in_one_round = ...
