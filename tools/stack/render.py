@@ -120,12 +120,23 @@ class Prefix:
 
     def room(self, file: str) -> Room:
         if file not in self.rooms:
-            room = read_room(file, list(self.later), self.ours, self.patches, self._lacking)
-            for message in self.messages:
+            room = read_room(file, self._waiting, self.ours, self.patches, self._lacking)
+            for message in self._inserting:
                 inserted = self._inserted(message, file)
                 room = inserted.added_to(room) if inserted else room
             self.rooms[file] = without_absent(room, self._absent, self._identities)
         return self.rooms[file]
+
+    @functools.cached_property
+    def _waiting(self) -> list[str]:
+        """Those of the later patches for which there are forms."""
+        homes = {path.name for path in (*self.patches.glob("until/*"), *self.patches.glob("lacking/*/until/*"))}
+        return [name for name in self.later if name in homes]
+
+    @functools.cached_property
+    def _inserting(self) -> list[PatchMessage]:
+        """Those of these patches that put lines into torch's files."""
+        return [message for message in self.messages if (self.patches / "insert" / message.name).is_dir()]
 
     @functools.cached_property
     def _identities(self) -> frozenset[tuple[str, str]]:
@@ -138,7 +149,7 @@ class Prefix:
 
     @functools.cached_property
     def _absent(self) -> frozenset[tuple[str, str]]:
-        return absent_names(list(self.later), self.patches)
+        return absent_names(self._waiting, self.patches)
 
     def _inserted(self, message: PatchMessage, file: str) -> InsertFile | None:
         return read_insertions(message.name, file, self.patches)

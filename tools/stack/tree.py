@@ -107,7 +107,7 @@ class Tree:
 
     def _defines(self, row: Patch) -> bool:
         tree = self._source(row, f"{row.module.replace('.', '/')}.py").tree
-        classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == row.owner] if tree else []
+        classes = [found for found in _classes(tree) if found.name == row.owner] if tree else []
         return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)
 
     def lacks(self, member: str) -> bool:
@@ -169,3 +169,8 @@ def _put(path: pathlib.Path, content: bytes | None) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=64)  # by identity; each prefix asks the same trees
+def _classes(tree: ast.Module) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]

@@ -25,10 +25,9 @@ _MARKER = re.compile(r"#\s*(?:type:|noqa|pyrefly|mypy|pylint|fmt)")
 
 def wrapped(text: str, there: Collection[str]) -> str:
     """The file with our lines in it at most so wide, as far as words allow; ``there`` are lines that stay."""
-    if not _wide(text, there):
-        return text
-    text = _strings(text, there)
-    return _comments(_docstrings(text, there), there)
+    for narrowed in (_docstrings, _comments, _strings):  # the last, which parses all, has mostly nothing left to do
+        text = narrowed(text, there) if _wide(text, there) else text
+    return text
 
 
 def comments_above(text: str, there: Collection[str]) -> str:
