@@ -285,7 +285,7 @@ def _laid(
     return lay(text, room, laid), tuple(laid.bodies)
 
 
-_joined = functools.lru_cache(maxsize=64)(joined)
+_joined = functools.lru_cache(maxsize=1024)(joined)  # all are asked in turn, so fewer than there are would keep none
 
 
 def file_of(module: str) -> str:
