@@ -336,6 +336,26 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     assert f"`{names[-1]}` | 1, 1 differ | as before | as before | 1, 1 differ |" in capsys.readouterr().out
 
 
+def test_what_torchs_own_files_import_runs_and_other_files_are_idle():
+    files = {
+        "torch/distributed/mesh.py": "from ._state import state",
+        "torch/distributed/_state.py": "def ask():\n    from .tensor import _late",
+        "torch/distributed/tensor/_late.py": "import torch.distributed._dotted",
+        "torch/distributed/_dotted.py": "",
+        "torch/distributed/_idle.py": "from ._state import state",
+    }
+    assert check._running(files, ["torch/distributed/mesh.py"]) == {*files} - {"torch/distributed/_idle.py"}
+
+
+def test_idle_files_bring_their_tests_again(tmp_path):
+    """The tests of a patch that changes one, and the tests of others that ask for it; all where a file runs."""
+    names = [message.name for message in MESSAGES]
+    count, regions = names.index("planner-orders") + 1, "torch/distributed/tensor/_planner/regions.py"
+    idle = check.Patched(MESSAGES, count, tmp_path, frozenset(), frozenset({regions}))
+    assert idle.tests == ["stack/test_planner_regions.py", "stack/test_planner_orders.py"]
+    assert len(check.Patched(MESSAGES, count, tmp_path, frozenset({regions}), frozenset()).tests) > 2
+
+
 def test_pure_tests_run_where_all_is_there_that_they_ask_for(tmp_path):
     count = [message.name for message in MESSAGES].index("rank-views") + 1
     layouts, new = "torch/distributed/_mesh_layout.py", {f"torch/distributed/{f}" for f in MESSAGES[count - 1].files}

@@ -10,11 +10,12 @@ import py_compile
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .copied import copy_torch, installed_torch
 from .message import ROOT, PatchMessage, StackError
+from .reach import uses_of
 from .render import Prefix
 from .room import OURS
 from .runs import Results, compare, environment, ran, random_moves, results
@@ -36,9 +37,9 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
 
     The whole stack runs the suites, and each test must end as it does under the overlay. Of a shorter one, the tests of
     meshes run after each [DeviceMesh] patch and those of redistributions after each [DTensor] patch: as on torch as it
-    is, until what they ask for is on by default. Where no file that was there changes, nothing can end otherwise, and
-    only the tests of the new files run. Pure tests run where the files are there that they import. Each prefix runs the
-    tests that its patches bring, and the random moves.
+    is, until what they ask for is on by default. Where no file changes that torch's own import, nothing can end
+    otherwise, and only tests of the files that do run. Pure tests run where the files are there that they import. Each
+    prefix runs the tests that its patches bring, and the random moves.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
@@ -84,15 +85,15 @@ class Patched:
 
     Attributes:
         messages: of all patches, of which the first ``count`` are in.
-        changed: the files that were there before the last of these, and are others now.
-        new: the files that came with it.
+        changed: the files that the last of these changed, of torch's own and what they import.
+        idle: the files that it brought or changed and that nothing of torch's imports.
     """
 
     messages: Sequence[PatchMessage]
     count: int
     folder: pathlib.Path
     changed: frozenset[str]
-    new: frozenset[str]
+    idle: frozenset[str]
 
     @property
     def message(self) -> PatchMessage:
@@ -104,9 +105,10 @@ class Patched:
 
     @property
     def tests(self) -> list[str]:
-        """The tests that its patches bring: all, or those of the last patch if it only brings files."""
-        messages = self.messages[: self.count] if self.changed else [self.message]
-        return [test.partition("=")[0] for message in messages for test in message.tests]
+        """The tests that its patches bring: all, or those of the last patch and of idle files if none else differ."""
+        found = {test.partition("=")[0]: message for message in self.messages[: self.count] for test in message.tests}
+        asking = {test for test in found if _asked_files(ROOT / "test" / test) & self.idle}
+        return [test for test, message in found.items() if self.changed or message is self.message or test in asking]
 
     @property
     def later(self) -> set[str]:
@@ -122,7 +124,7 @@ class Patched:
         for path in sorted((ROOT / PURE).glob("test_*.py")):
             asked = _asked_files(path)
             there = {file for file in asked if (self.folder / file).is_file()}
-            if there == asked and (self.is_whole or asked & (self.changed | self.new)):
+            if there == asked and (self.is_whole or asked & (self.changed | self.idle)):
                 found.append(f"{PURE}/{path.name}")
         return found
 
@@ -189,8 +191,8 @@ def patched(messages: tuple[PatchMessage, ...], count: int, folder: pathlib.Path
     if not (folder / "torch").exists():
         copy_torch(installed_torch(), folder)
     before, after = ({p: t for p, t in _files(messages, n).items() if p[:5] != "test/"} for n in (count - 1, count))
-    there = {path for path in after if path in before or tree.exists(path)}
-    changed = {path for path in there if after[path] != (before.get(path) or tree.read(path))}
+    differing = {path for path in after if after[path] != (before.get(path) or _text(tree, path))}
+    running = _running(after, {path for path in after if tree.exists(path)})
     _make(folder, {path: after.get(path) or _text(tree, path) for path in {*_files(messages, len(messages)), *after}})
     code = f"import torch.distributed.tensor, sys; sys.exit(not torch.__file__.startswith({str(folder)!r}))"
     ended = subprocess.run(
@@ -198,7 +200,21 @@ def patched(messages: tuple[PatchMessage, ...], count: int, folder: pathlib.Path
     )
     if ended.returncode:
         raise StackError(f"The copy with {count} patches can't be imported:\n{ended.stderr.strip()}")
-    return Patched(messages, count, folder, frozenset(changed), frozenset(after) - there)
+    return Patched(messages, count, folder, frozenset(differing & running), frozenset(differing - running))
+
+
+def _running(files: Mapping[str, str], own: Collection[str]) -> set[str]:
+    """Torch's ``own`` of these files, and those that they import, directly or not."""
+    found, waiting = set(own), list(own)
+    while waiting:
+        path = waiting.pop()
+        package = ".".join(pathlib.PurePosixPath(path).parts[:-1])
+        for one in uses_of(files[path], package).imports:
+            modules = (one.module, f"{one.module}.{one.name}")
+            new = {f"{module.replace('.', '/')}.py" for module in modules} & {*files} - found
+            found |= new
+            waiting += new
+    return found
 
 
 def _text(tree: Tree, path: str) -> str | None:
