@@ -1,6 +1,7 @@
 """What stock's meshes keep, apart or at all: each case was lost once. On the fake backend."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -13,11 +14,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
+from torch_overlay.distributed._group_table import find_group
+from torch_overlay.distributed._mesh_groups import joint_group_name
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._mesh_pickle import OfTheRank
 from torch_overlay.distributed._mesh_state import wait_for_world
 from torch_overlay.distributed._rank_map import RankMap
-from way import needs_package
+from way import needs_package, overlay
 
 pytestmark = needs_overlay
 
@@ -147,3 +150,95 @@ def test_two_processes_pickle_equal_meshes_alike():
             mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
             saved.append(pickle.dumps({**mesh.__getstate__(), "_rank_map": None}))  # a tensor's bytes are storage's
     assert saved[0] == saved[1]
+
+
+def asked_groups(rank, work, **options):
+    """The ranks of the groups that a rank makes while it works, one after the other."""
+    asked = []
+    real = dist.new_group
+
+    def new_group(ranks=None, *arguments, **given):
+        asked.append((tuple(ranks), given.get("backend"), given.get("pg_options")))
+        return real(ranks, *arguments, **given)
+
+    with fake_world(rank, 8), overlay(create="world", **options), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(distributed_c10d, "new_group", new_group)
+        patched.setattr(dist, "new_group", new_group)
+        work()
+    return asked
+
+
+def test_a_rank_outside_makes_the_groups_after_abort_that_members_make():
+    """Where all ranks make every group, one that doesn't would let the others wait."""
+
+    def work():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        mesh._flatten("f")
+        mesh.abort()
+        mesh._flatten("f")
+
+    asked = asked_groups(1, work)
+    assert len(asked) >= 4 and asked_groups(5, work) == asked
+
+
+@pytest.mark.parametrize("given", [{"a": "fake"}, {"a": "fake", "b": "fake"}])
+def test_a_rank_outside_makes_the_joint_groups_that_members_make(given):
+    def work():
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override=given)
+
+    asked = asked_groups(1, work, flatten="create")
+    assert asked and asked_groups(5, work, flatten="create") == asked
+
+
+def test_abort_ends_joint_groups_that_the_world_shares():
+    with fake_world(5, 8), overlay(share_groups="world"):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        name = joint_group_name(mesh, (0, 1))
+        assert find_group(name) is not None
+        mesh.abort()
+        assert find_group(name) is None
+
+
+def test_a_flattened_xla_mesh_has_no_group():
+    with fake_world(0, 4):
+        there = len(distributed_c10d._world.pg_names)
+        DeviceMesh("xla", torch.arange(4).view(2, 2), mesh_dim_names=("a", "b"))["b"]._flatten("w")
+        assert len(distributed_c10d._world.pg_names) == there
+
+
+class SaysLittle(DeviceMesh):
+    """A mesh of a subclass that sets what it knows, without a rank."""
+
+    def __init__(self, like):
+        for name in ("_device_type", "_layout", "_rank_map", "_mesh_dim_names", "_flatten_mapping", "_dim_group_names"):
+            setattr(self, name, getattr(like, name))
+        self._root_mesh, self._hash = None, None
+
+
+def test_a_slice_of_a_subclass_that_says_no_rank_has_coordinates(mesh):
+    assert tuple(SaysLittle(mesh)["b"].get_coordinate()) == (0,) and SaysLittle(mesh)["c"].get_local_rank() == 1
+
+
+def test_a_loaded_mesh_keeps_the_joint_groups_that_it_names():
+    """Its universe isn't left while it lives, though the mesh that was saved is gone."""
+    with fake_world(5, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        loaded = pickle.loads(pickle.dumps(mesh))
+        name = joint_group_name(loaded, (0, 1))
+        for axis in ("a", "b"):
+            dist.destroy_process_group(mesh.get_group(axis))
+        del mesh
+        gc.collect()
+        init_device_mesh("cpu", (4, 2), mesh_dim_names=("x", "y"))
+        assert find_group(name) is not None and joint_group_name(loaded, (0, 1)) == name
+
+
+def test_sizes_of_an_unflattened_axis_are_positive(mesh):
+    with pytest.raises(ValueError, match="must be equal"):
+        mesh._unflatten(0, (-1, -2), ("x", "y"))
+
+
+@pytest.mark.parametrize("value", [(3, 4), [None, "gloo"], ("gloo", "nccl")])
+def test_a_pair_for_a_backend_is_a_name_and_options(value):
+    with fake_world(0, 8), pytest.raises(TypeError, match="a pair of both"):
+        init_device_mesh("cpu", (2, 4), backend_override={0: value})

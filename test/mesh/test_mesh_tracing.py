@@ -339,6 +339,21 @@ def test_local_tensor_mode_plays_all_ranks_in_one_process():
 
 
 @pytest.mark.skipif(STOCK, reason="torch's mode takes the coordinates of a slice that is gone for a later one's")
+@needs_overlay
+def test_numbers_that_a_compiler_leaves_open_make_views():
+    """From the second value on, dynamo takes a number for a symbol; each value is another view."""
+
+    def read(mesh, stage, parts):
+        rest = mesh.submesh_at("c", at={"b": stage})
+        return rest.size(), mesh.unflatten("a", (parts, 4 // parts), ("x", "y")).ndim, mesh.ndim + parts
+
+    with fake_world(0, 16):
+        mesh = init_device_mesh("cpu", (4, 2, 2), mesh_dim_names=("a", "b", "c"))
+        compiled = torch.compile(read, backend="eager", fullgraph=True)
+        for stage, parts in ((0, 1), (1, 2), (0, 4), (1, 1)):
+            assert compiled(mesh, stage, parts) == read(mesh, stage, parts)
+
+
 def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
     """Before 2.14 it keeps coordinates by the mesh's id; a slice has that of the one before as soon as nobody holds it.
 

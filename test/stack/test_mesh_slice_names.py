@@ -41,6 +41,16 @@ class TestMeshSliceNames(TestCase):
         with self.assertRaisesRegex(KeyError, "ascending order"):
             turned["tp", "pp", "dp"]
 
+    def test_no_group_in_another_order_than_the_mesh_is_found(self) -> None:
+        """A collective over it would bring the parts in the wrong order."""
+        turned = DeviceMesh._concatenate([self.mesh["tp"], self.mesh["dp"]])
+        flat = turned._flatten("turned")
+        try:
+            turned._get_slice_mesh_layout(("tp", "dp"))
+        except KeyError:
+            return
+        self.assertEqual(dist.get_process_group_ranks(flat.get_group()), flat.mesh.tolist())
+
     def test_axes_are_found_by_name(self) -> None:
         ranks = torch.arange(self.WORLD).reshape(64, 8, 8)[19]
         layout = view_of(self.mesh).show(select(self.mesh, ("tp", "dp")))

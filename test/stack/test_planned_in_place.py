@@ -31,14 +31,16 @@ class TestInPlace(TestCase):
             with torch.no_grad():
                 self.assertTrue(_pack.is_large(asks, 4))
 
+    @parametrize("members", [3, 4])  # with 4 a sorted block has the shape of the block
     @parametrize("large", [_pack.LARGE, 480, 0])
-    def test_large_blocks_are_sorted_where_they_are(self, large) -> None:
-        """There are two blocks of 480 bytes."""
-        grid = Grid((2, 3, 4, 5), (2, 3, 4, 5), (0, 2, 1, 3))
-        flat = torch.arange(120)
-        expected = unpacking(grid, (8, 15))(flat)
+    def test_large_blocks_are_sorted_where_they_are(self, large, members) -> None:
+        """There are two blocks of 480 bytes or more."""
+        lengths = (2, members, 4, 5)
+        grid = Grid(lengths, lengths, (0, 2, 1, 3))
+        flat, shape = torch.arange(40 * members), (8, 5 * members)
+        expected = unpacking(grid, shape)(flat)
         with mock.patch.object(_pack, "LARGE", large):
-            came = unpacking_in_place(grid, (8, 15))(flat)
+            came = unpacking_in_place(grid, shape)(flat)
         self.assertEqual(came, expected)
         self.assertEqual(came.data_ptr() == flat.data_ptr(), large <= 480)
 

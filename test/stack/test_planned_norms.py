@@ -25,8 +25,15 @@ class TestNorms(TestCase):
         self.assertIsNone(norm_ended((norm, norm), (Replicate(), norm), (1, 2)))
 
     def test_terms_are_not_made(self) -> None:
-        with self.assertRaisesRegex(NotPlanned, "from what isn't pending"):
-            norm_ended((Replicate(),), (_NormPartial(2),), (2,))
+        norm = _NormPartial(2)
+        for source, target in (
+            ((Replicate(),), (norm,)),
+            ((norm,), (Partial(),)),
+            ((norm, norm), (Replicate(), Partial())),
+            ((norm, Replicate()), (Replicate(), Partial())),
+        ):
+            with self.assertRaisesRegex(NotPlanned, "from something else"):
+                norm_ended(source, target, (2,) * len(source))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_forms_for_what_a_tree_lacks_stay_away_from_one_that_has_it(tmp_path):
     text = file.read_text().replace(member_of_2_15, "")
     head, members, tail = text.partition("        _device_type: str\n")
     assert members
-    count = 1 + [message.name for message in MESSAGES].index("mesh-views")
+    count = 1 + [message.name for message in MESSAGES].index("mesh-rank-order")
     for member in ("", member_of_2_15):
         file.write_text(head + members + member + tail)
         groups = render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)["torch/distributed/_mesh_groups.py"]
@@ -282,12 +282,12 @@ def test_of_parts_comes_what_tests_use(tmp_path):
 
 def test_a_probe_that_asks_for_what_is_not_there_yet_gets_the_rest(tmp_path):
     """`--check` gives the copies what tests look into; a definition that needs a later one can't come along."""
-    count = [message.name for message in MESSAGES].index("mesh-views") + 1
+    count = [message.name for message in MESSAGES].index("mesh-rank-order") + 1
     later = [message.name for message in MESSAGES[count:]]
     probes = [("torch", "from torch.distributed import _mesh_groups")]
     files = Prefix(Tree.at(small_tree(tmp_path)), MESSAGES[:count], later, probes=probes).files()
     text = files["torch/distributed/_mesh_groups.py"]
-    assert "def _describe(" in text, "which the next patches bring, and which needs nothing of theirs"
+    assert "def joint_groups_known(" in text, "which the next patches bring, and which needs nothing of theirs"
     assert "def joint_group_name(" not in text, "which asks is_apart, and that comes with mesh-private"
     assert "torch/distributed/_settings.py" not in files, "no new files: what needs one can't come, as prepare"
 

@@ -24,8 +24,6 @@ def abort_groups(mesh: DeviceMesh) -> None:
     for another's.
     """
     groups = _owned(mesh)
-    if not groups:
-        return
     backends = [group._get_backend(torch.device(device)) for group in groups for device in group._device_types]
     grouped = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
     if grouped is not None:
@@ -56,7 +54,9 @@ def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:
     if shared.universe is not None:
         names |= dict.fromkeys(entry.group_name for entry in shared.universe.table.entries.values())
         for entry in shared.universe.world.table.entries.values():
-            entry.users.discard(shared.universe.serial)
+            if shared.universe.serial in entry.users:
+                entry.users.discard(shared.universe.serial)
+                names[entry.group_name] = None
             if entry.users:
                 names.pop(entry.group_name, None)
     found = [find_group(name) for name in names if name]

@@ -65,7 +65,7 @@ def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> 
         ValueError: the sizes don't give the axis, a name is taken, or other axes have none.
     """
     axis = view_of(mesh).layout.axes[dim]
-    if math.prod(sizes) != axis.numel():
+    if math.prod(sizes) != axis.numel() or min(sizes, default=1) < 1:
         raise ValueError(
             f"The product of mesh_sizes={sizes} is {math.prod(sizes)}, "
             f"but the original dimension at dim={dim} has size {axis.numel()}. "

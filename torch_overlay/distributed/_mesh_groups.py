@@ -160,11 +160,11 @@ def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]) -> None:
 def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
     """The backend and options that an axis of a mesh has; of a group that wasn't made here, its backend."""
     held = group_names(mesh)
-    if not held:
-        return (None, None)  # this rank is outside
-    known = universe.overrides.get(held[axis]) if universe is not None else None
-    if known is not None:
-        return known
+    known = universe.overrides if universe is not None else {}
+    if not held:  # this rank is outside, and asks as members do: all ranks may have to make a group together
+        return known.get(view_of(mesh).layout.axes[axis], (None, None))
+    if held[axis] in known:
+        return known[held[axis]]
     group = find_group(held[axis])
     if group is None or group is distributed_c10d._get_default_group():
         return (None, None)

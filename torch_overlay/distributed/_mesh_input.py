@@ -148,7 +148,9 @@ def _read_override(value: Any, dim: Any) -> Override:
     if value is None or isinstance(value, Backend.Options):
         return None, value
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        return value[0], value[1]
+        name, options = value
+        if isinstance(name, (str, type(None))) and isinstance(options, (Backend.Options, type(None))):
+            return name, options
     raise TypeError(
         f"backend_override for dim {dim!r} is the name of a backend, its options, or a pair of both, got {value!r}"
     )

@@ -44,8 +44,9 @@ class OfTheRank:
     def __get__(self, mesh: Any, owner: type) -> Any:
         held = {} if mesh is None else mesh.__dict__
         saved = held.get("_of_saver", {})  # first: it goes once the rest is there
-        if self.name in held:
-            return held[self.name]  # another thread found it out since this one looked
+        found = held.get(self.name, saved)
+        if found is not saved:
+            return found  # another thread found it out since this one looked
         if self.name not in saved:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         return bind_groups(mesh)[self.name] if is_initialized() else saved[self.name]

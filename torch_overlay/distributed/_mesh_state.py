@@ -199,7 +199,7 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
     mesh._preserve_rank_order = parent._preserve_rank_order
     mesh._flatten_mapping = {}
     mesh._pg_registry = {}
-    mesh._thread_id = parent._thread_id
+    mesh._thread_id = getattr(parent, "_thread_id", None)
     mesh._hash = None
     if is_apart(parent):
         mesh.__dict__["_apart"] = True
@@ -208,6 +208,8 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
 
 def _finish(mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None) -> DeviceMesh:
     rank = getattr(parent, "_rank", None)
+    if rank is None and parent._device_type != "xla" and is_initialized():
+        rank = get_rank()  # a subclass that makes its own mesh may not say
     if rank is not None:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,17 @@ def is_traced() -> bool:
 
 def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
     """What a method of the mesh gives, as an input of the graph: made once, when the code is compiled."""
-    name = mesh._trace_view(method, *arguments)
+    name = mesh._trace_view(method, *map(_fixed, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
+
+
+def _fixed(argument: Any) -> Any:
+    """The same, with numbers that the compiler would leave open: each other number makes another view."""
+    if isinstance(argument, dict):
+        return {name: _fixed(value) for name, value in argument.items()}
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_fixed, argument))
+    return operator.index(argument) if isinstance(argument, int) else argument
 
 
 def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
@@ -48,4 +58,6 @@ def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
 def _said(argument: Any) -> str:
     if isinstance(argument, (list, tuple)):
         return f"({', '.join(map(_said, argument))})"
-    return argument._stable_hash() if hasattr(argument, "_stable_hash") else repr(argument)
+    return (
+        f"{argument._stable_hash()} on {group_names(argument)}" if hasattr(argument, "_stable_hash") else repr(argument)
+    )

@@ -92,6 +92,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     elif request.view.coordinate(distributed_c10d.get_rank()) is not None:
         copies = [request.view.ranks(distributed_c10d.get_rank())]
     else:
+        universe.overrides[request.view.layout.axes[0]] = request.override
         return None
     table = _table(universe)
     keys = _keys(table, universe.private is not None, request, copies)
@@ -101,6 +102,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     found = table.get_or_make(keys, lambda missing: new_groups(request, missing, alone))
     mine = next((entry for entry in found if entry.group_name), None)
     if mine is None:
+        universe.overrides[request.view.layout.axes[0]] = request.override
         return None
     _counted.made += _counted.calls > calls  # overlay only
     _counted.shared += _counted.calls == calls  # overlay only

@@ -67,7 +67,8 @@ class Universe:
         table: the groups that were made for its axes.
         joint: the names of the groups over several axes together, by the indices that they hold and what they can do;
             empty names on ranks outside.
-        overrides: the backend and options that were given, by the name of the group that was made with them.
+        overrides: the backend and options that were given, by the name of the group that was made with them; on a
+            rank outside by the axis, as it lies in the rank map.
         serial: differs from every other universe of this process.
         version: counts the changes of `joint`; with `serial`, for whoever remembers what is there.
     """
@@ -81,11 +82,12 @@ class Universe:
         self.joint: dict[tuple[_FlatLayout, Kind], str] = {}
         # Of these, those that their owner asked for by `prepare`, instead of the option `flatten`.
         self.asked_for: set[tuple[_FlatLayout, Kind]] = set()  # overlay only
-        self.overrides: dict[str, Override] = {}
+        self.overrides: dict[str | _FlatLayout, Override] = {}
         # The axes that the default group serves, for `status()`.
         self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)
         self.version = 0
+        self.held: weakref.WeakSet[SharedState] = weakref.WeakSet()  # by meshes, as their state
 
 
 class World:
@@ -93,7 +95,7 @@ class World:
 
     Attributes:
         universes: in the order in which they were opened; a pickle may name each.
-        left: those of which no mesh is left in this process.
+        left: those of which a mesh is gone in this process.
         table: the groups that ``share_groups="world"`` shares.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
     """
@@ -143,9 +145,11 @@ def find_universe(rank_map: RankMap, private: str | None, number: int | None) ->
 
 
 def join_universe(shared: SharedState) -> None:
-    """Let a loaded mesh have the groups of the universe that it was saved from, if that is here."""
+    """Let a loaded mesh have the groups of the universe that it was saved from, else of the first that is alike."""
     if shared.universe is None and shared.saved_number is not None and distributed_c10d.is_initialized():
         shared.universe = find_universe(shared.rank_map, shared.private, shared.saved_number)
+        if shared.universe is not None:
+            _leave_with(shared, shared.universe)
 
 
 def universe_of(shared: SharedState) -> Universe:
@@ -159,7 +163,8 @@ def universe_of(shared: SharedState) -> Universe:
 
 
 def _leave_with(shared: SharedState, universe: Universe) -> None:
-    """Note that no mesh of a universe is left, once none is."""
+    """Note that a mesh of a universe is gone, once it is; `_close_left` sees whether others are left."""
+    universe.held.add(shared)
     weakref.finalize(shared, universe.world.left.append, universe).atexit = False
 
 
@@ -167,9 +172,10 @@ def _close_left(world: World) -> None:
     """Destroy the joint groups of universes that no mesh is left of, for which their owner has no name. This rank must
     have destroyed every group of an axis: then what the universe has is never asked for again."""
     while world.left:
-        entries = world.left.pop().table.entries.values()
+        universe = world.left.pop()
+        entries = universe.table.entries.values()
         axes = [entry for entry in entries if entry.group_name and entry.serves_axis]
         joint = [entry.group for entry in entries if entry.group is not None]
-        if axes and all(entry.group is None for entry in axes):
+        if axes and not universe.held and all(entry.group is None for entry in axes):
             for group in joint:
                 distributed_c10d.destroy_process_group(group)

@@ -253,7 +253,7 @@ class _DeviceMesh:
         if is_flattened(root, mesh_dim_name, layout):
             return
         names, overrides = (mesh_dim_name,), (backend_override,)
-        bare = group_names(self) is None and not is_initialized()
+        bare = group_names(self) is None and (self._device_type == "xla" or not is_initialized())
         groups = None if bare else make_groups(self, layout, names, overrides)
         flattened = make_view(self, layout, names, groups)
         mark_apart(flattened)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.distributed_c10d import get_backend
+from torch.nn.functional import pad
 
 from .._group_table import find_group
 from ._pack import (
@@ -97,13 +98,12 @@ def never_nothing(
     pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Group, own: int
 ) -> Callable[..., torch.Tensor]:
     """Before 2.15 the fake process group refuses to send nothing while something comes: there one element goes to
-    oneself, where nobody reads it. It depends on nothing, and a compiler would run the exchange twice: no other group
-    gets one."""
+    oneself, where nobody reads it."""
     made = find_group(group.name)
     if any(outgoing) or not any(incoming) or made is None or get_backend(made) != "fake":
         return pack
     outgoing[own] = incoming[own] = 1
-    return lambda *made_from: torch.cat([unread(*made_from), made_from[0].new_zeros(1)])
+    return lambda *made_from: pad(unread(*made_from), (0, 1))
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:

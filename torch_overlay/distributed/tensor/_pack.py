@@ -61,6 +61,12 @@ def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     return tensor
 
 
+def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor without elements that comes from this one. A compiler drops a collective that nothing depends on, and
+    runs one that depends on nothing in both graphs, forward and backward; other ranks run it once."""
+    return tensor.reshape(-1).narrow(0, 0, 0).view(shape)
+
+
 def flattened(local: torch.Tensor) -> torch.Tensor:
     """All elements, one after the other in memory; of a single column, `reshape` would make a view that skips some."""
     return local.reshape(-1).contiguous()
@@ -99,7 +105,8 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
         if not is_large(flat, flat.numel() // parts):
             return once(flat)
         for block in flat.view(parts, *lengths[fixed:]):
-            block.copy_(block.permute(inner).reshape(block.shape))
+            apart = block.permute(inner).clone(memory_format=torch.contiguous_format)  # never a view of the block
+            block.copy_(apart.view(block.shape))
         return flat.view(shape)
 
     return run
@@ -109,6 +116,8 @@ def assembled(
     flat: torch.Tensor, pieces: Pieces, shape: Sequence[int], kept: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`."""
+    if not pieces:
+        return nothing_of(flat, shape)
     dim = _row(pieces, shape)
     if dim is not None and flat.numel() <= 2 * math.prod(shape) and _in_place(pieces, dim, shape):
         return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding

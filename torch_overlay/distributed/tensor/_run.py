@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
+from torch.nn.functional import pad
 
 from ._own_part import all_to_all_by_size
 from ._pack import (
@@ -24,6 +25,7 @@ from ._pack import (
     assembled,
     flattened,
     joined,
+    nothing_of,
     packing,
     part,
     unpacking_in_place,
@@ -84,19 +86,15 @@ def _divide(step: Divide, place: Place) -> Local:
 def _narrow(step: Narrow, place: Place) -> Local:
     box = step.box(place.coordinate)
     if 0 in box.length:
-        return lambda local: local.new_empty(box.length)
+        return lambda local: nothing_of(local, box.length)
     return lambda local: part(local, box)
 
 
 def _embed(step: Embed, place: Place) -> Local:
     box, shape = step.box(place.coordinate), place.wanted.length
-
-    def run(local: torch.Tensor) -> torch.Tensor:
-        whole = local.new_zeros(shape)
-        part(whole, box).copy_(local)
-        return whole
-
-    return run
+    around = [(start, whole - start - length) for start, length, whole in zip(*box, shape, strict=True)]
+    padding = [zeros for ends in reversed(around) for zeros in ends]  # the last dim first
+    return lambda local: pad(local, padding)
 
 
 def _wait(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,7 +146,7 @@ def _all_gather_spelled(pack: Local, join: Local | None, size: int, group: Group
 
 
 def _padded(more: int) -> Local:
-    return lambda local: torch.cat([flattened(local), local.new_zeros(more)])
+    return lambda local: pad(flattened(local), (0, more))
 
 
 def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:

@@ -54,8 +54,9 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
     if norm is not None and len(pending) > 1:
         raise NotPlanned("terms of a norm beside terms of another reduction")
     ends = list(zip(source, target, strict=True))
-    if any(type(new) is _norm_class() and new != old for old, new in ends):
-        raise NotPlanned("terms of a norm from what isn't pending")
+    made = [new for old, new in ends if new.is_partial() and new != old]
+    if any(norm is not None or type(new) is _norm_class() for new in made):
+        raise NotPlanned("terms of a norm from something else, or something else's from a norm")
     # Over an axis of one rank the norm is there already, and its power might not be.
     return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
 

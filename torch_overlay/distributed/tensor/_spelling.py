@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor._collective_utils import pad_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
@@ -59,13 +60,11 @@ def _joined(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
 
 def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
     lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
-    missing = (*held.length[:dim], lengths[0] - held.length[dim], *held.length[dim + 1 :])
+    missing = lengths[0] - held.length[dim]
     block = lengths[0] if dim == 0 else held.length[0]
 
     def pack(local: torch.Tensor) -> torch.Tensor:
-        if missing[dim]:
-            local = torch.cat([local, local.new_zeros(missing)], dim)
-        return local.contiguous()
+        return pad_tensor(local, dim, missing).contiguous()
 
     def land(arrived: torch.Tensor) -> torch.Tensor:
         blocks = zip(arrived.split(block), lengths, strict=True)
