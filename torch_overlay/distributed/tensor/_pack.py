@@ -102,11 +102,11 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
     inner = [dim - fixed for dim in order[fixed:]]
 
     def run(flat: torch.Tensor) -> torch.Tensor:
-        if not is_large(flat, flat.numel() // parts):
+        if not is_large(flat, flat.numel()):
             return once(flat)
         for block in flat.view(parts, *lengths[fixed:]):
-            apart = block.permute(inner).clone(memory_format=torch.contiguous_format)  # never a view of the block
-            block.copy_(apart.view(block.shape))
+            # The clone is never a view of the block, as one from `reshape` may be, and is gone before the next.
+            block.copy_(block.permute(inner).clone(memory_format=torch.contiguous_format).view(block.shape))
         return flat.view(shape)
 
     return run
