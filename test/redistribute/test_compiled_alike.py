@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mesh_harness import fake_world
+from torch_overlay.distributed.tensor import _exchange
 from twins_tensor import rows
 from way import needs_overlay
 
@@ -73,7 +74,9 @@ def _graphs(rank, sizes, shape, words, partition):
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("sizes, shape, words", CASES)
-def test_every_rank_has_the_same_collectives(sizes, shape, words, partition):
+def test_every_rank_has_the_same_collectives(sizes, shape, words, partition, monkeypatch):
+    # Only the fake group of some releases needs an element where a rank sends nothing.
+    monkeypatch.setattr(_exchange, "get_backend", lambda group: "gloo", raising=False)
 
     found = [_graphs(rank, sizes, shape, words, partition) for rank in range(torch.Size(sizes).numel())]
     assert all(graphs == found[0] for graphs in found), found

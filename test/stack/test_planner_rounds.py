@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""A large exchange over several mesh dims moves each element in one round, and holds little in each."""
+"""A large exchange over several mesh dims takes rounds, so that it holds little in each."""
 
 from torch.testing._internal.common_utils import TestCase, run_tests
 

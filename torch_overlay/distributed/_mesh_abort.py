@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def abort_groups(mesh: DeviceMesh) -> None:
     """Abort every group that a root mesh and its views own, each once, and take them out of c10d's books.
 
-    The default group stays, and so do groups that other universes use (``share_groups="world"``): they aren't this
-    mesh's to end. Where the backend can group aborts (NCCL), they run together, since one communicator's abort may wait
-    for another's.
+    The default group stays, and so do groups that other universes use, too: they aren't this mesh's to end. Where the
+    backend can group aborts (NCCL), they run together, since one communicator's abort may wait for another's.
     """
     groups = _owned(mesh)
     backends = [group._get_backend(torch.device(device)) for group in groups for device in group._device_types]

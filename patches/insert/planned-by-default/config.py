@@ -8,7 +8,7 @@ mesh_joint_groups: str = Config(
     env_name_default="TORCH_DISTRIBUTED_MESH_JOINT_GROUPS",
 )
 
-# When enabled, a redistribution runs as one collective, two if it also reduces.
+# When enabled, a redistribution is planned as a whole: as few collectives as the groups at hand allow.
 plan_redistribution: bool = Config(
     default=True,
     env_name_default="TORCH_DISTRIBUTED_PLAN_REDISTRIBUTION",

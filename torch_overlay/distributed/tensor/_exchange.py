@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.distributed_c10d import get_backend
-from torch.nn.functional import pad
 
 from .._group_table import find_group
 from ._pack import (
@@ -98,16 +97,17 @@ def never_nothing(
     pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Group, own: int
 ) -> Callable[..., torch.Tensor]:
     """Before 2.15 the fake process group refuses to send nothing while something comes: there one element goes to
-    oneself, where nobody reads it."""
+    oneself, where nobody reads it. It depends on nothing, and a compiler would run the exchange twice: no other group
+    gets one."""
     made = find_group(group.name)
     if any(outgoing) or not any(incoming) or made is None or get_backend(made) != "fake":
         return pack
     outgoing[own] = incoming[own] = 1
-    return lambda *made_from: pad(unread(*made_from), (0, 1))
+    return lambda *made_from: torch.cat([unread(*made_from), made_from[0].new_zeros(1)])
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
-    """What goes to the others from a local tensor. Nothing does so depends on all that it is given."""
+    """What goes to the others from a local tensor; if nothing, it comes from all tensors given, see `unread`."""
     boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
 
     def run(local: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:

@@ -59,8 +59,9 @@ def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: C
         parts = math.prod([digit.base for digit in summed if digit not in tied])
         return min(before.longest(dim), parts * after.longest(dim))
     # Boxes of the target may lie across those of the source. What isn't known of a receiver, the value of a used digit,
-    # is that with which most is sent.
-    most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # by sender, and what is summed over
+    # is that with which most is sent, so that the answer is never less than what a rank sends. The keys are a sender,
+    # and a value of what is summed over.
+    most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     order = before.orders[dim]
     for elements, held, wanted in overlaps(before, after, dim):
         sender = (*[held[a] for a in order], *[digit.of(wanted) for digit in same])

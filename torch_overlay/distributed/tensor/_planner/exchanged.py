@@ -3,9 +3,9 @@
 Each function is a way to begin, for `Reduction`, as its methods are. For example, a (64, 64) tensor of 4-byte elements
 goes from P·P·S0 to S0·R·S1 on (2, 2, 2). By the joint groups at hand, the plan is
 
-    all         reduce_scatter(a,b) 6144 B, all_to_all(a,b,c) 4096 B; no function of this file
-    (0, 1, 2)   all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B, which begins with `exchanged`
-    none        all_to_all(c), reduce_scatter(a) and all_reduce(b), 4096 B each, by `one_group_at_a_time`
+- all: reduce_scatter(a,b) 6144 B, all_to_all(a,b,c) 4096 B; no function of this file
+- (0, 1, 2): all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B, which begins with `exchanged`
+- none: all_to_all(c), reduce_scatter(a), all_reduce(b), 4096 B each, by `one_group_at_a_time`
 
 `in_one` would be all_to_all(a,b,c) sum 16384 B, alone; it is best where each rank wants little.
 """

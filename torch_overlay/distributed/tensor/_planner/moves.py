@@ -148,7 +148,7 @@ def _one_group_at_a_time(
     before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
 ) -> tuple[Step, ...]:
     """One group at a time: from the inside out, give up the cuts that the target doesn't have, and make those that it
-    has as soon as they fit. With `parts`, only by groups within one of these sets of axes, the first set first."""
+    has as soon as they fit. With `parts`, groups within one of these sets of axes come first, in their order."""
     steps: list[Step] = []
     now = before
     while crossed(now, after):

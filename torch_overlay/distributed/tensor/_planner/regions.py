@@ -97,7 +97,7 @@ class Regions(NamedTuple):
             ops: for each axis, the pending reduction, or None.
             shape: of the global tensor.
             sizes: of the mesh, by axis.
-            shard_order: the axes of each dim, outer to inner, where that isn't their order in the mesh.
+            shard_order: the axes of every dim that is cut, outer to inner; not given, their order in the mesh.
             factors: for each axis, the split factor of a strided shard; 1 for any other placement.
 
         Raises:
