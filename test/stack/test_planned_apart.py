@@ -19,11 +19,12 @@ from torch_overlay.distributed.tensor._planner.steps import AllToAll
 class TestOwnPart(DTensorOpTestBase):
     """Four threads play the ranks; every message counts as large."""
 
-    def setUp(self) -> None:
-        super().setUp()
+    @classmethod
+    def setUpClass(cls) -> None:  # once, since a thread that ended would take it from the others
+        super().setUpClass()
         large = mock.patch.object(_pack, "LARGE", 0)
         large.start()
-        self.addCleanup(large.stop)
+        cls.addClassCleanup(large.stop)
 
     @property
     def world_size(self) -> int:

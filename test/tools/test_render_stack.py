@@ -232,7 +232,8 @@ def digest(state) -> str:
 def test_a_switch_changes_where_it_stands(states):
     """A default that changes is a line or two of torch's configuration, not a definition that moves."""
     count = 1 + [message.name for message in MESSAGES].index("shared-by-default")
-    (change,) = [c for c in rules.changes(*states[count - 1 : count + 1]) if not c.is_test]
+    change, mesh = [c for c in rules.changes(*states[count - 1 : count + 1]) if not c.is_test]
+    assert mesh.path.endswith("device_mesh.py") and len(mesh.added) <= 3, "a check goes with its reason"
     assert change.removed <= 3 and len(change.added) <= 3, sorted(change.lines())
 
 
