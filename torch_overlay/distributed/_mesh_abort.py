@@ -39,10 +39,11 @@ def abort_groups(mesh: DeviceMesh) -> None:
             grouped._group_end()
         for group in groups:
             distributed_c10d._cleanup_process_group_global_state(group)
-        shared_state(mesh).registry.clear()
-        shared_state(mesh).flattened.clear()  # whose groups are gone
+        shared = shared_state(mesh)
+        shared.registry.clear()
+        shared.flattened.clear()  # whose groups are gone
         # What is made from now on is made anew, for a loaded mesh as well.
-        shared_state(mesh).universe = shared_state(mesh).saved_number = None
+        shared.universe = shared.saved_number = None
     if failed:
         raise failed[0]
 

@@ -9,7 +9,16 @@ from torch.distributed.distributed_c10d import get_rank, get_world_size, is_init
 
 from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import axis_names, lay_aside, saved_universe, shared_state, thread_id, view_of, wait_for_world
+from ._mesh_state import (
+    axis_names,
+    is_apart,
+    lay_aside,
+    saved_universe,
+    shared_state,
+    thread_id,
+    view_of,
+    wait_for_world,
+)
 from ._rank_map import RankMap
 from ._torch_layout import as_here, from_torch
 from ._universe import current_world, find_universe, join_universe
@@ -153,7 +162,7 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
     ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
     lanes = axis_names(mesh._mesh_dim_names, len(axes))
     saved = [*saved, *[""] * len(axes)]
-    return [_Wanted(*each, "_apart" in mesh.__dict__) for each in zip(ranks, lanes, saved)]
+    return [_Wanted(*each, is_apart(mesh)) for each in zip(ranks, lanes, saved)]
 
 
 def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
