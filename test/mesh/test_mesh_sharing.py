@@ -596,7 +596,7 @@ def test_what_a_host_has_decides_nothing(device_type, served, monkeypatch):
     """On a gloo world an axis of all ranks has the default group if the mesh is for the CPU, on every host alike."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked what this host has"))
     monkeypatch.setattr(distributed_c10d, "get_backend", lambda group=None: "gloo")
-    universe = current_world().open_universe(RankMap.identity(8), None)
+    universe = current_world().open_universe(RankMap.identity(8))
     view = View(RankMap.identity(8), _MeshLayout.from_sizes_strides((8,)))
     group = _default_serves(dist.group.WORLD, universe, Request(view, "dp", (None, None), device_type))
     assert group == served

@@ -40,36 +40,29 @@ class TestAxisGroups(TestCase):
 
     @config.patch(mesh_share_groups="names")
     def test_members_make_it_once(self) -> None:
-        universe = current_world().open_universe(RankMap.identity(8), None)
+        universe = current_world().open_universe(RankMap.identity(8))
         first = self._group(universe, self._axis(range(8)))
         self.assertEqual(self._asked(), [[4, 5, 6, 7]])
         self.assertEqual(self._group(universe, self._axis(range(8))), first)
         self.assertEqual(self.made.call_count, 1)
         self.assertNotEqual(self._group(universe, self._axis(range(8), "ep")), first)
-        other = current_world().open_universe(RankMap.identity(8), None)
+        other = current_world().open_universe(RankMap.identity(8))
         self.assertNotEqual(self._group(other, self._axis(range(8))), first, msg="another universe")
 
     @config.patch(mesh_share_groups="names", mesh_create_groups="world")
     def test_all_ranks_of_the_world_make_it_if_asked(self) -> None:
-        universe = current_world().open_universe(RankMap.identity(8), None)
+        universe = current_world().open_universe(RankMap.identity(8))
         self._group(universe, self._axis(range(8)))
         self.assertEqual(self._asked(), [[0, 1, 2, 3], [4, 5, 6, 7]])
 
     def test_it_keeps_the_order_of_the_mesh(self) -> None:
         ranks = [7, 6, 5, 4, 3, 2, 1, 0]
-        universe = current_world().open_universe(RankMap(ranks), None)
+        universe = current_world().open_universe(RankMap(ranks))
         group = axis_group(universe, self._axis(ranks))
         self.assertEqual(dist.get_process_group_ranks(group), [7, 6, 5, 4])
 
-    def test_an_axis_over_the_world_has_the_default_group(self) -> None:
-        for ranks, serves in ((range(8), True), ([1, 0, *range(2, 8)], False)):
-            universe = current_world().open_universe(RankMap(ranks), None)
-            view = View(RankMap(ranks), _MeshLayout.from_sizes_strides((8,)))
-            group = axis_group(universe, Request(view, "world", (None, None), "cpu"))
-            self.assertEqual(group is dist.group.WORLD, serves)
-
     def test_a_rank_outside_has_none_and_makes_none(self) -> None:
-        universe = current_world().open_universe(RankMap([0, 1, 2, 3]), None)
+        universe = current_world().open_universe(RankMap([0, 1, 2, 3]))
         self.assertIsNone(axis_group(universe, self._axis([0, 1, 2, 3])))
         self.made.assert_not_called()
 

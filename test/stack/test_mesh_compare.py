@@ -4,6 +4,7 @@
 from unittest import mock
 
 import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from torch_overlay.distributed import _mesh_check
@@ -33,6 +34,24 @@ class TestCompare(TestCase):
         store.wait.side_effect = dist.DistNetworkError("gone")
         with self.assertRaisesRegex(dist.DistNetworkError, "gone"):
             _mesh_check._read(store, "mesh/1", 0.2)
+
+
+class TestCompareRanks(MultiThreadedTestCase):
+    @property
+    def world_size(self) -> int:
+        return 2
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_threads()
+
+    def test_every_rank_hears_who_differs(self) -> None:
+        _mesh_check._compare("first", "(a=2)", _mesh_check.MESH)
+        rank = dist.get_rank()
+        line = f"({'ab'[rank]}=2)"
+        said = rf"\[0\] build \(a=2\); ranks \[1\] build \(b=2\)\. This rank, {rank}"
+        with self.assertRaisesRegex(RuntimeError, said):
+            _mesh_check._compare("second", line, _mesh_check.MESH)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""The same ranks with the axes in another order, and the view at other coordinates."""
+"""The same ranks with the axes in another order."""
 
 import itertools
 
@@ -36,17 +36,6 @@ class TestMeshPermute(TestCase):
         for names in (("tp", "pp"), ("tp", "pp", "pp"), ("tp", "pp", "ep")):
             with self.assertRaisesRegex(ValueError, "each of"):
                 self.mesh.permute(names)
-
-    def test_a_view_at_another_coordinate(self) -> None:
-        whole = torch.arange(64).reshape(4, 4, 4)
-        for pp, dp in itertools.product(range(4), repeat=2):
-            view = self.mesh.submesh_at("tp", at={"pp": pp, "dp": dp})
-            self.assertEqual(view.mesh.tolist(), whole[pp, dp].tolist())
-            if (pp, dp) == (2, 1):  # this rank is 37
-                self.assertEqual(view.get_group(), self.mesh.get_group("tp"))
-        self.assertEqual(self.mesh.submesh_at(("dp", "tp"), at={}).mesh, self.mesh["dp", "tp"].mesh)
-        with self.assertRaisesRegex(ValueError, "coordinates 0 to 3"):
-            self.mesh.submesh_at("tp", at={"pp": 4})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
-class TestMeshPickling(TestCase):
+class SavedMeshTest(TestCase):
     """Saved as one rank of a world, loaded as another; no bytes move."""
 
     def setUp(self) -> None:
@@ -31,12 +31,24 @@ class TestMeshPickling(TestCase):
             dist.destroy_process_group()
         super().tearDown()
 
+
+class TestMeshPickling(SavedMeshTest):
     def test_coordinates_and_ranks_are_the_loaders(self) -> None:
         self._join(rank=10)
         mesh, row = torch.load(self.saved, weights_only=False)
         self.assertEqual(mesh.get_coordinate(), [2, 2])
         self.assertEqual(row.mesh.tolist(), [8, 9, 10, 11])
         self.assertEqual(mesh["world"].get_local_rank(), 10)
+
+    def test_an_older_file_has_the_ranks_as_a_tensor_alone(self) -> None:
+        self._join(rank=10)
+        mesh, _ = torch.load(self.saved, weights_only=False)
+        state = mesh.__getstate__()
+        del state["_flatten_rank_map"]
+        older = object.__new__(DeviceMesh)
+        older.__setstate__(state)
+        self.assertEqual(older, mesh)
+        self.assertEqual(older.get_coordinate(), [2, 2])
 
     def test_groups_are_found_by_their_ranks(self) -> None:
         self._join(rank=10)

@@ -7,7 +7,8 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._universe import private_groups
+from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._universe import current_world, private_groups
 
 
 class TestPrivateMesh(TestCase):
@@ -36,6 +37,13 @@ class TestPrivateMesh(TestCase):
         self.assertEqual(
             one.get_group("a"), other.get_group("a"), msg="views made outside of the block are private, too"
         )
+
+    def test_private_universes_are_numbered_with_the_others(self) -> None:
+        world, ranks = current_world(), RankMap.identity(64)
+        plain = world.open_universe(ranks)
+        private = world.open_universe(ranks, world.next_private(ranks))
+        self.assertEqual([plain.number, private.number], [1, 2])
+        self.assertNotEqual(private.private, world.next_private(ranks))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_overlay.distributed import config
 
 
-class TestSharedPickles(TestCase):
+class SavedUniverseTest(TestCase):
     """In a world of 64 of which this process plays one; no bytes move."""
 
     def setUp(self) -> None:
@@ -35,6 +35,8 @@ class TestSharedPickles(TestCase):
         saved.seek(0)
         return saved
 
+
+class TestSharedPickles(SavedUniverseTest):
     def test_a_mesh_that_is_not_here_has_groups_of_an_equal_one(self) -> None:
         """Not that of another axis over these ranks, which may even have the name that was saved."""
         mesh = self._meshes()[1]

@@ -1,6 +1,8 @@
 # Owner(s): ["oncall: distributed"]
 """Answers are remembered with the mesh that they are about, and say why there is no plan."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -31,9 +33,11 @@ class TestAnswers(TestCase):
         return find_answer(mesh, torch.ones(length, 8), *specs, False, None)
 
     def test_a_question_is_planned_once(self) -> None:
-        self.assertIs(self._ask(self.mesh), self._ask(self.mesh))
-        other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "c"))
-        self.assertIsNot(self._ask(other), self._ask(self.mesh))
+        rows = self._ask(self.mesh)
+        self.assertIs(rows, self._ask(copy.copy(self.mesh)))
+        replicated = self._ask(self.mesh, 4, (Shard(0), Replicate()))
+        self.assertIsNot(replicated, rows)
+        self.assertIs(self._ask(self.mesh), rows)
 
     def test_what_is_not_planned_says_why(self) -> None:
         class Other(Partial):

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Where the step-by-step path gathers, the result is a tensor of its own."""
+"""Where the step-by-step path cuts or gathers, the result is a tensor of its own."""
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch_overlay.distributed.tensor._specs import gathers_step_by_step
 
 
 class TestCopies(TestCase):
-    """On 1 x 4 and 4 x 1 meshes, in a world of 4 of which this process plays one; no bytes move."""
+    """On meshes of 4, in a world of 4 of which this process plays one; no bytes move."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -31,6 +31,16 @@ class TestCopies(TestCase):
         program, local = make_program(question, mesh), torch.ones(2, 2)
         program.make_ready(mesh)
         self.assertEqual(program.run(local, mesh).data_ptr() != local.data_ptr(), gathers)
+
+    def test_a_cut_keeps_nothing_of_the_whole(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        meta = TensorMeta(torch.Size((4, 6)), (6, 1), torch.float32)
+        ends = ((Replicate(), Replicate()), (Shard(0), Shard(1)))
+        specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]
+        program = make_program(Question.of(mesh, *specs, (4, 6), torch.float32), mesh)
+        program.make_ready(mesh)
+        cut = program.run(torch.ones(4, 6), mesh)
+        self.assertEqual(cut.untyped_storage().nbytes(), cut.numel() * 4)
 
     def test_a_mesh_dim_of_one_rank_that_goes(self) -> None:
         """From the outer one on, the step-by-step path gathers both; from the inner one on, only that."""

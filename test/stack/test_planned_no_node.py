@@ -43,6 +43,12 @@ class TestNoNode(TestCase):
         with CommDebugMode():
             self.assertEqual(self._forwards(held), 1)
 
+    def test_a_profile_shows_it(self) -> None:
+        held = DTensor.from_local(torch.rand(2, 4), self.mesh, [Shard(0)], run_check=False)
+        with torch.profiler.profile() as profile:
+            held.redistribute(placements=[Replicate()])
+        self.assertIn("Redistribute", [event.name for event in profile.events()])
+
     def test_a_local_tensor_that_asks_counts(self) -> None:
         local = torch.rand(2, 4, requires_grad=True)
         held = DTensor.from_local(local.detach(), self.mesh, [Shard(0)], run_check=False)

@@ -2,18 +2,23 @@
 """Which plans the step-by-step path runs just so."""
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, ReduceScatter
+from torch_overlay.distributed.tensor._program import make_program
 from torch_overlay.distributed.tensor._question import Question
 from torch_overlay.distributed.tensor._spelling import same_step_by_step
 
 
 class TestSameSteps(TestCase):
-    """No process group."""
+    """No bytes move."""
 
     def _asked(self, source: Placement, target: Placement, dtype=torch.float32) -> Question:
         return Question(None, (source,), (target,), (type(source), type(target)), (), (), (6, 6), dtype)
@@ -39,6 +44,17 @@ class TestSameSteps(TestCase):
         rows, replicas = (Regions.of((dim,), (None,), (7, 4), (3,)) for dim in (0, None))
         asked = self._asked(Shard(0), Replicate())
         self.assertFalse(same_step_by_step([AllGather(rows, replicas, (0,))], asked, "cuda"))
+
+    def test_a_program_does_it_by_the_functions_given(self) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+        self.addCleanup(dist.destroy_process_group)
+        mesh = init_device_mesh("cpu", (3,))
+        meta = TensorMeta(torch.Size((6, 6)), (6, 1), torch.float32)
+        specs = [DTensorSpec(mesh, (end,), tensor_meta=meta) for end in (Shard(0), Replicate())]
+        program = make_program(Question.of(mesh, *specs, (6, 6), torch.float32), mesh)
+        program.make_ready(mesh)
+        self.assertTrue(program.same_step_by_step(mesh))
+        self.assertEqual(program.run(torch.ones(2, 6), mesh, (torch.neg,)), -torch.ones(2, 6))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,32 @@ from torch_overlay.distributed.tensor._answers import find_answer
 from torch_overlay.distributed.tensor._planner.forms import without_sizes
 
 
+def answer_for(mesh, source, target, shape, dynamic):
+    """What is found for a local tensor of this shape, the guards on its sizes, and its sizes as symbols."""
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
+    env = ShapeEnv() if dynamic else None
+    mode = FakeTensorMode(shape_env=env)
+    local = mode.from_tensor(torch.empty(shape, device="meta"), symbolic_context=context)
+    with mode:
+        given = DTensor.from_local(local, mesh, source, run_check=False)
+        spec = DTensorSpec(mesh, target, tensor_meta=given._spec.tensor_meta)
+        found = find_answer(mesh, local, given._spec, spec, False, None)
+    return found, env.guards if dynamic else [], [size.node.expr for size in local.shape] if dynamic else []
+
+
+def admitted(case, source, target, shape, lengths):
+    """Of these lengths of dim 1, those that the guards for a local tensor of this shape admit; they have its plan."""
+    traced, guards, symbols = answer_for(case.mesh, source, target, shape, True)
+    found = []
+    for length in lengths:
+        known, _, _ = answer_for(case.mesh, source, target, (shape[0], length), False)
+        values = dict(zip(symbols, (shape[0], length)))
+        if all(bool(guard.expr.subs(values)) for guard in guards):
+            found.append(length)
+            case.assertEqual(without_sizes(known.steps), without_sizes(traced.steps), msg=f"{length}")
+    return found
+
+
 class TestSizeGuards(TestCase):
     """On a 2 x 2 x 2 mesh that is flattened, in a world of 8 of which this process plays one; no bytes move."""
 
@@ -29,38 +55,11 @@ class TestSizeGuards(TestCase):
         self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
         self.mesh._flatten("abc")
 
-    def _ask(self, source, target, shape, dynamic):
-        """The answer for a tensor of this shape, the guards on its sizes, and its local sizes."""
-        for placement in source:
-            if placement.is_shard():
-                shape = [n // 2 if dim == placement.dim else n for dim, n in enumerate(shape)]
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2) if dynamic else None
-        env = ShapeEnv() if dynamic else None
-        mode = FakeTensorMode(shape_env=env)
-        local = mode.from_tensor(torch.empty(shape, device="meta"), symbolic_context=context)
-        sizes = [size.node.expr for size in local.shape] if dynamic else list(local.shape)
-        with mode:
-            given = DTensor.from_local(local, self.mesh, source, run_check=False)
-            spec = DTensorSpec(self.mesh, target, tensor_meta=given._spec.tensor_meta)
-            found = find_answer(self.mesh, local, given._spec, spec, False, None)
-        return found, env.guards if dynamic else [], sizes
-
-    def _admitted(self, source, target, n: int) -> list[int]:
-        """The lengths of dim 1 that the guards admit for a trace with this one; they have its plan."""
-        traced, guards, symbols = self._ask(source, target, (4096, n), True)
-        admitted = []
-        for length in (16, 64, 1024, 2048, 4096):
-            known, _, sizes = self._ask(source, target, (4096, length), False)
-            values = dict(zip(symbols, sizes))
-            if all(bool(guard.expr.subs(values)) for guard in guards):
-                admitted.append(length)
-                self.assertEqual(without_sizes(known.steps), without_sizes(traced.steps), msg=f"{length}")
-        return admitted
-
     def test_more_elements_have_rounds(self) -> None:
         source, target = (Replicate(), Shard(1), Shard(1)), (Shard(1), Replicate(), Replicate())
-        self.assertEqual(self._admitted(source, target, 64), [16, 64, 1024])
-        self.assertEqual(self._admitted(source, target, 4096), [4096])
+        lengths = (4, 16, 256, 512, 1024)  # of dim 1 on each rank; the tensor has four times as many
+        self.assertEqual(admitted(self, source, target, (4096, 16), lengths), [4, 16, 256])
+        self.assertEqual(admitted(self, source, target, (4096, 1024), lengths), [1024])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,19 @@ from torch_overlay.distributed.tensor._answers import find_answer
 from torch_overlay.distributed.tensor._planner.forms import without_sizes
 
 
+def answer_for(mesh, source, target, shape, dynamic):
+    """What is found for a local tensor of this shape, the guards on its sizes, and its sizes as symbols."""
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
+    env = ShapeEnv() if dynamic else None
+    mode = FakeTensorMode(shape_env=env)
+    local = mode.from_tensor(torch.empty(shape, device="meta"), symbolic_context=context)
+    with mode:
+        given = DTensor.from_local(local, mesh, source, run_check=False)
+        spec = DTensorSpec(mesh, target, tensor_meta=given._spec.tensor_meta)
+        found = find_answer(mesh, local, given._spec, spec, False, None)
+    return found, env.guards if dynamic else [], [size.node.expr for size in local.shape] if dynamic else []
+
+
 class TestOpenSizes(TestCase):
     """On a mesh of 4, in a world of 4 of which this process plays one; no bytes move."""
 
@@ -28,28 +41,17 @@ class TestOpenSizes(TestCase):
         self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (4,))
 
-    def _ask(self, source, target, shape, dynamic):
-        """The answer for a local tensor of this shape, and the guards on its sizes."""
-        env = ShapeEnv() if dynamic else None
-        mode = FakeTensorMode(shape_env=env)
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
-        local = mode.from_tensor(torch.empty(shape), symbolic_context=context)
-        with mode:
-            given = DTensor.from_local(local, self.mesh, [source], run_check=False)
-            spec = DTensorSpec(self.mesh, (target,), tensor_meta=given._spec.tensor_meta)
-            return find_answer(self.mesh, local, given._spec, spec, False, None), env.guards if dynamic else []
-
     def test_the_plan_is_that_of_known_sizes(self) -> None:
         for source, target in ((Shard(0), Shard(1)), (Shard(0), Replicate()), (Partial(), Shard(1))):
-            open_sizes, guards = self._ask(source, target, (8, 16), True)
-            known, _ = self._ask(source, target, (8, 16), False)
+            open_sizes, guards, _ = answer_for(self.mesh, [source], (target,), (8, 16), True)
+            known, _, _ = answer_for(self.mesh, [source], (target,), (8, 16), False)
             self.assertEqual(without_sizes(open_sizes.steps), without_sizes(known.steps), msg=f"{source} to {target}")
             divided = any("Mod" in str(guard.expr) for guard in guards)
             self.assertEqual(divided, target == Shard(1), msg="what is gathered was cut evenly")
 
     def test_what_only_reduces_is_one_plan_for_all_sizes(self) -> None:
-        one, guards = self._ask(Partial(), Replicate(), (8, 16), True)
-        other, _ = self._ask(Partial(), Replicate(), (5, 3), True)
+        one, guards, _ = answer_for(self.mesh, [Partial()], (Replicate(),), (8, 16), True)
+        other, _, _ = answer_for(self.mesh, [Partial()], (Replicate(),), (5, 3), True)
         self.assertIs(one, other)
         self.assertEqual(guards, [])
 

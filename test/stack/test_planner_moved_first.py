@@ -14,7 +14,7 @@ def reduction(source, target, shape, groups=None) -> Reduction:
     """From pending reductions of one kind to none."""
     before, after = regions(source, shape), regions(target, shape)
     op = next(op for op in before.partial if op)
-    return Reduction(before, after, before.pending, op, Groups.of(groups, SIZES), 4, Cost(), set())
+    return Reduction(before, after, before.pending, op, Groups.of(groups, SIZES), 4, Cost())
 
 
 def reductions(op="sum"):

@@ -12,7 +12,7 @@ from torch_overlay.distributed.tensor._planner.scatters import Scatters
 
 def scatters(source, target, shape) -> Scatters:
     before, after = regions(source, shape), regions(target, shape)
-    return Scatters(before, after, before.pending, Groups.of(None, SIZES), set())
+    return Scatters(before, after, before.pending, Groups.of(None, SIZES))
 
 
 class TestScatters(TestCase):

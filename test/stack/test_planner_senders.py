@@ -32,10 +32,6 @@ class TestSenders(TestCase):
             senders.append(sender)
         self.assertEqual(sorted(senders), [[i, j] for i in range(size) for j in range(size)])
 
-    def test_axes_of_other_sizes_are_paired_by_their_factors(self) -> None:
-        asked = exchange((None, 0), (0, None), 24, (4, 6))
-        self.assertEqual([(d.replica.base, d.shard.base) for d in asked.diagonals()], [(2, 2), (2, 3)])
-
     def test_without_replicas_there_is_nothing_to_choose(self) -> None:
         self.assertEqual(exchange((0, 0), (None, 0), 16, (2, 2)).diagonals(), ())
 

@@ -7,7 +7,7 @@ from planner_simulator import SIZES, is_right, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
 from torch_overlay.distributed.tensor._planner.groups import Groups
 from torch_overlay.distributed.tensor._planner.moves import move
-from torch_overlay.distributed.tensor._planner.steps import Collective
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Collective
 
 
 class TestTurns(TestCase):
@@ -26,14 +26,10 @@ class TestTurns(TestCase):
                 if isinstance(step, Collective):
                     self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
 
-    def test_which_groups_there_are(self) -> None:
-        sizes = (2, 3, 4)
-        some, every = Groups.of(((0, 2), (1, 2), (0, 1, 2)), sizes), Groups.of(None, sizes)
-        self.assertEqual(some.within((0, 1)), [(1,), (0,)])
-        self.assertEqual(some.within((0, 1, 2))[:3], [(0, 1, 2), (1, 2), (0, 2)])
-        self.assertEqual(every.within((0, 1)), [(0, 1), (1,), (0,)])
-        self.assertEqual(some.between((2,), (0, 1, 2)), [(2,), (0, 2), (1, 2), (0, 1, 2)])
-        self.assertEqual(every.between((2,), (0, 1, 2)), [(2,), (0, 1, 2)])
+    def test_a_group_gives_up_cuts_and_makes_those_that_fit(self) -> None:
+        before, after = regions((0, 1, None), (16, 16)), regions((1, 0, None), (16, 16))
+        steps = move(before, after, Groups.of((), SIZES), 4, Cost())
+        self.assertEqual([(type(step), step.axes) for step in steps], [(AllGather, (0,)), (AllToAll, (1,))])
 
 
 instantiate_parametrized_tests(TestTurns)

@@ -300,7 +300,7 @@ def test_a_suite_that_hangs_is_killed_with_its_ranks(monkeypatch):
     assert runs._ended([sys.executable, "-c", "print(5)"], os.environ) == (0, "5\n")
 
 
-def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
+def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys, tmp_path):
     """The whole stack to the overlay, a shorter one to torch as it is and to the tests that its patches bring."""
     asked, broken, names = [], False, [message.name for message in MESSAGES]
 
@@ -315,8 +315,11 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     monkeypatch.setattr(check, "results", results)
     monkeypatch.setattr(check, "random_moves", lambda patched: "identity 4" if patched is None else "identity 0")
     monkeypatch.setattr(check, "patched", patched)
+    monkeypatch.setattr(check, "_program", lambda messages, count: f"program {count}")
+    monkeypatch.setattr(check, "_commit", lambda: "c0ffee")
+    checked = tmp_path / "checked.csv"
     pure, shared = names.index("planner-senders") + 1, names.index("shared-by-default") + 1
-    assert check.check(MESSAGES, [1, pure, shared, len(MESSAGES)]) == 0
+    assert check.check(MESSAGES, [1, pure, shared, len(MESSAGES)], checked=checked) == 0
     first, *_ = MESSAGES[0].tests[0].split("=")
     moves, meshes = ("test/redistribute",), ("test/mesh",)
     assert asked[:3] == [(moves, "stock", True), (moves, "stock", False), ((f"test/{first}",), "patched", True)]
@@ -330,11 +333,16 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys):
     assert [suite for suite, way, _ in rest if way == "patched"][:3] == [meshes, moves, ("test/pure",)]
     said = capsys.readouterr().out
     assert "| torch as it is |  |  |  |  | identity 4 |" in said
-    assert "| 1 `safe-merging` | as before | 1 | as before | 1 | identity 0 |" in said
-    assert f"| {pure} `planner-senders` | as before | as before | as before | 1 | as before |" in said
-    broken = True
-    assert check.check(MESSAGES, [len(MESSAGES)], ["test/mesh"]) == 1
+    assert "| 1 `safe-merging` | as before | 1 | as before | 1 | identity 0 | c0ffee |" in said
+    assert f"| {pure} `planner-senders` | as before | as before | as before | 1 | as before | c0ffee |" in said
+    asked, broken = [], True
+    assert check.check(MESSAGES, [1, pure, shared, len(MESSAGES)], checked=checked) == 0
+    assert asked == [] and capsys.readouterr().out == said, "what ran, and is the same program, is read"
+    assert check.check(MESSAGES, [len(MESSAGES)], ["test/mesh"], checked) == 1
     assert f"`{names[-1]}` | 1, 1 differ | as before | as before | 1, 1 differ |" in capsys.readouterr().out
+    monkeypatch.setattr(check, "_program", lambda messages, count: "another program")
+    for _ in range(2):
+        assert check.check(MESSAGES, [1], checked=checked) == 1, "what differs isn't kept, and runs again"
 
 
 def test_what_torchs_own_files_import_runs_and_other_files_are_idle():

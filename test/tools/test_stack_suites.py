@@ -66,6 +66,14 @@ def test_two_files_of_ours_may_bring_one_helper():
         joined("test/t.py", both, OURS.replace("TestOurs", "TestMost").replace("count()", "count(1)"))
 
 
+def test_a_submodule_is_imported_beside_its_package():
+    ours = OURS.replace("import itertools", "import itertools\nimport torch.fx.traceback")
+    after = joined(
+        "test/t.py", THEIRS.replace("import torch.distributed", "import torch\nimport torch.distributed"), ours
+    )
+    assert after.count("import torch\n") == after.count("import torch.fx.traceback\n") == 1
+
+
 @pytest.mark.parametrize("line", ["from torch import distributed as itertools", "itertools = 1"])
 def test_a_name_of_theirs_for_something_else_is_refused(line):
     with pytest.raises(StackError, match=r"test/t\.py calls something else itertools than import itertools"):

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from .copied import copy_torch, installed_torch
 from .message import ROOT, PatchMessage, StackError
 from .reach import uses_of
+from .record import CHECKED, Record
+from .record import program as digest
 from .render import Prefix
 from .room import OURS
 from .runs import Results, compare, environment, ran, random_moves, results
@@ -28,45 +30,80 @@ MESH, REDISTRIBUTE, PURE = SUITES = ("test/mesh", "test/redistribute", "test/pur
 ON = {MESH: "shared-by-default", REDISTRIBUTE: "planned-by-default"}
 # Whose patches change what a suite sees, by the tag of their titles.
 TAGS = {MESH: ("[DeviceMesh]", "[c10d]"), REDISTRIBUTE: ("[DTensor]",)}
-HEAD = ("after", *SUITES, "its tests", "random moves wrong")
+CELLS = (*SUITES, "its tests", "random moves wrong", "at")
+HEAD = ("after", *CELLS)
 UNCHANGED = "as before"
 
 
-def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Sequence[str] = SUITES) -> int:
+def check(
+    messages: Sequence[PatchMessage],
+    counts: Sequence[int],
+    suites: Sequence[str] = SUITES,
+    checked: pathlib.Path = CHECKED,
+) -> int:
     """Render each prefix onto a copy, import it, run what must hold there, a line each; 1 if something differs.
 
     The whole stack runs the suites, and each test must end as it does under the overlay. Of a shorter one, the tests of
     meshes run after each [DeviceMesh] patch and those of redistributions after each [DTensor] patch: as on torch as it
     is, until what they ask for is on by default. Where no file changes that torch's own import, nothing can end
     otherwise, and only tests of the files that do run. Pure tests run where the files are there that they import. Each
-    prefix runs the tests that its patches bring, and the random moves.
+    prefix runs the tests that its patches bring, and the random moves. A prefix in which nothing differed with all
+    suites is kept in ``checked``, with the commit at which it ran, and doesn't run again as long as it is that program.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         raise StackError(f"--check runs the suites, which need {', '.join(missing)}: pip install -e '.[test,dev]'")
     plain = functools.cache(lambda suite, way: results([suite], way))
-    wrong = 0
+    release = Tree.at(installed_torch().parent).release.name
+    record = Record(release, CELLS, [message.name for message in messages], checked)
+    whole, wrong = {*suites} == {*SUITES}, 0
     _print_row(HEAD)
     _print_row(["---"] * len(HEAD))
-    _print_row(["torch as it is", *[""] * 4, random_moves(None)])
+    _print_row(["torch as it is", *[""] * 4, random_moves(None), ""])
     with tempfile.TemporaryDirectory() as folder:
         for count in counts:
-            prefix = patched(tuple(messages), count, pathlib.Path(folder))
-            cells, differing = [], []
-            for suite in dict.fromkeys((*SUITES, *suites)):
-                ended, lines = _suite(prefix, suite, plain) if suite in suites else ({}, [])
-                cells.append(_said(ended, lines))
-                differing += lines
-            ended = results([f"test/{test}" for test in prefix.tests], "patched", prefix.folder) if prefix.tests else {}
-            lines = [
-                f"{name}: {outcome}, and its patch is in" for name, outcome in ended.items() if outcome != "passed"
-            ]
-            cells.append(_said(ended, lines))
-            moved = random_moves(prefix.folder) if prefix.changed else UNCHANGED
-            _print_row([f"{count} `{messages[count - 1].name}`", *cells, moved])
-            print("".join(f"  {line}\n" for line in differing + lines), end="", flush=True)
-            wrong += bool(differing + lines)
+            name, program = messages[count - 1].name, _program(tuple(messages), count)
+            cells, differing = record.found(name, program) if whole else None, []
+            if cells is None:
+                prefix = patched(tuple(messages), count, pathlib.Path(folder))
+                cells, differing = _ended(prefix, suites, plain)
+                if whole and not differing:
+                    record.keep(name, program, cells)
+            _print_row([f"{count} `{name}`", *cells])
+            print("".join(f"  {line}\n" for line in differing), end="", flush=True)
+            wrong += bool(differing)
     return 1 if wrong else 0
+
+
+def _ended(prefix: Patched, suites: Sequence[str], plain) -> tuple[list[str], list[str]]:  # type: ignore[no-untyped-def]
+    """The cells of a prefix, and what ended otherwise than it should."""
+    cells, differing = [], []
+    for suite in dict.fromkeys((*SUITES, *suites)):
+        ended, lines = _suite(prefix, suite, plain) if suite in suites else ({}, [])
+        cells.append(_said(ended, lines))
+        differing += lines
+    ended = results([f"test/{test}" for test in prefix.tests], "patched", prefix.folder) if prefix.tests else {}
+    lines = [f"{name}: {outcome}, and its patch is in" for name, outcome in ended.items() if outcome != "passed"]
+    moved = random_moves(prefix.folder) if prefix.changed else UNCHANGED
+    return [*cells, _said(ended, lines), moved, _commit()], differing + lines
+
+
+def _commit() -> str:
+    """Where the checkout is; with a plus if it has changes."""
+    said = [
+        subprocess.run(["git", *asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        for asked in (
+            ("rev-parse", "--short", "HEAD"),
+            ("status", "--porcelain", "-uno", "--", ".", ":!patches/checked.csv"),
+        )
+    ]
+    return f"{said[0]}+" if said[1] else said[0]
+
+
+def _program(messages: tuple[PatchMessage, ...], count: int) -> str:
+    """Of the last patch and all below it: what torch's files and the patches' tests do before it and after."""
+    states = {f"{n}/{path}": text for n in (count - 1, count) for path, text in _files(messages, n).items()}
+    return digest({path: text for path, text in states.items() if path.endswith(".py")})
 
 
 def _print_row(cells: Sequence[str]) -> None:

@@ -89,6 +89,15 @@ def import_lines(imports: Sequence[Import]) -> list[str]:
     return lines
 
 
+def code_of(statements: Sequence[cst.BaseStatement]) -> str:
+    return "".join(map(_code, statements))
+
+
+@functools.lru_cache(maxsize=16384)  # by identity: the next prefix has most of the statements of this one
+def _code(statement: cst.BaseStatement) -> str:
+    return cst.Module(body=[]).code_for_node(statement)
+
+
 def absolute(module: str, level: int, package: str) -> str:
     """The module of ``from ..x import y`` (level 2) in a file of ``package``.
 

@@ -17,7 +17,7 @@ from .insert import InsertFile, Insertion, read_insertions
 from .lay import lay
 from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
-from .names import Import, bound, import_lines, used
+from .names import Import, bound, code_of, import_lines, used
 from .reach import Reach, attributes, uses_of
 from .room import OURS, Room, absent_names, identities, read_room, without_absent
 from .suites import classes, decorated, joined
@@ -301,4 +301,4 @@ def whole(room: Room) -> str:
     head = [f'"""{room.docstring}"""', "", "from __future__ import annotations", "", *plain]
     if typed:
         head += ["", "if TYPE_CHECKING:", *typed]
-    return "\n".join(head) + "\n\n" + cst.Module(body=list(room.body)).code
+    return "\n".join(head) + "\n\n" + code_of(room.body)

@@ -18,7 +18,7 @@ from .message import ROOT, StackError
 # Skips that a patched torch may have, in test/way.py: needs_package, and needs_mesh_check for a short prefix.
 LEFT_OUT = ("what the package torch_overlay does", "what a later patch of the stack brings")
 SECONDS = 240  # for one test; the machine may be busy, and a whole run shouldn't end for that
-LIMIT = 1800  # for a whole suite
+LIMIT = 900  # for a whole suite, which takes a third of it on a busy machine
 NOT_THROUGH = "pytest didn't get through"
 Results = Mapping[str, str]
 _LACKS = re.compile(r"(?:has no attribute|Member) '(\w+)'")  # the second is dynamo's

@@ -9,6 +9,7 @@ it inside its class, with the decorator on top and ``...`` for what it does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import libcst as cst
@@ -16,7 +17,7 @@ from libcst import matchers
 
 from .lay import with_imports
 from .message import StackError
-from .names import Import, bound, imports_of, is_import
+from .names import Import, bound, code_of, imports_of, is_import
 
 _MAIN = matchers.If(test=matchers.Comparison(left=matchers.Name("__name__")))
 
@@ -37,8 +38,8 @@ def joined(path: str, there: str | None, ours: str) -> str:
     """
     if there is None:
         return ours
-    theirs, added = cst.parse_module(there), cst.parse_module(ours)
-    imported = {found.bound: found for s in theirs.body for found in imports_of(s, "")}
+    theirs, added = _parsed(there), _parsed(ours)
+    imported = {_key(found): found for s in theirs.body for found in imports_of(s, "")}
     defined = {name: s for s in theirs.body for name in bound(s)}
     body: list[cst.BaseStatement] = []
     imports: list[Import] = []
@@ -51,9 +52,20 @@ def joined(path: str, there: str | None, ours: str) -> str:
             body.append(statement)  # type: ignore[arg-type]
     at = next((i for i, s in enumerate(theirs.body) if matchers.matches(s, _MAIN)), len(theirs.body))
     checks = "TYPE_CHECKING" in imported
-    return theirs.with_changes(
+    after = theirs.with_changes(
         body=with_imports([*theirs.body[:at], *body, *theirs.body[at:]], imports, checks)  # type: ignore[list-item]
-    ).code
+    )
+    text = after.with_changes(body=()).code + code_of(after.body) if not after.footer else after.code
+    _MADE[text] = after
+    return text
+
+
+_MADE: dict[str, cst.Module] = {}  # the next patch adds to what this one made
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> cst.Module:
+    return _MADE.pop(text, None) or cst.parse_module(text)
 
 
 def decorated(path: str, there: str, ours: str) -> str:
@@ -74,7 +86,7 @@ def decorated(path: str, there: str, ours: str) -> str:
     after = theirs.visit(decorate)
     if left := [".".join(names) for names in found if names not in decorate.done]:
         raise StackError(f"{path} has no test {', '.join(left)}, which a patch decorates")
-    imported = {one.bound: one for s in theirs.body for one in imports_of(s, "")}
+    imported = {_key(one): one for s in theirs.body for one in imports_of(s, "")}
     defined = {name: s for s in theirs.body for name in bound(s)}
     imports = [one for s in marks.body for one in _lacking(path, imports_of(s, ""), imported, defined)]
     return after.with_changes(body=with_imports([*after.body], imports, "TYPE_CHECKING" in imported)).code
@@ -98,11 +110,16 @@ class _Decorate(cst.CSTTransformer):
         return statement.with_changes(decorators=[*new, *statement.decorators])
 
 
+def _key(one: Import) -> str:
+    """The name in the file; the module for ``import a.b``, which binds ``a`` and loads more than ``import a``."""
+    return one.module if one.line() == f"import {one.module}" else one.bound
+
+
 def _lacking(path: str, wanted, imported, defined) -> list[Import]:  # type: ignore[no-untyped-def]
     """What the file doesn't import yet; one name taken from two modules, as torch re-exports many, is one thing."""
     found: list[Import] = []
     for one in wanted:
-        other = imported.get(one.bound)
+        other = imported.get(_key(one))
         if one.bound in defined or (other is not None and other.name != one.name):
             raise StackError(f"{path} calls something else {one.bound} than {one.line()}")
         found += [] if other is not None else [one]

@@ -76,7 +76,7 @@ class Tree:
     def require_python(self, path: str) -> None:
         """Raises StackError with file and line if the file, which may be absent, can't be parsed."""
         try:
-            ast.parse(self._bytes(path) if self.exists(path) else b"", path)
+            _parse(self._bytes(path) if self.exists(path) else b"", path)
         except SyntaxError as error:
             raise StackError(f"{path}:{error.lineno} isn't Python that this interpreter reads: {error.msg}") from error
 
@@ -135,6 +135,9 @@ def _bound(statement: ast.stmt) -> list[str]:
         return [statement.name]
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
     return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+_parse = functools.lru_cache(maxsize=64)(ast.parse)  # each prefix asks
 
 
 @functools.lru_cache(maxsize=64)  # each row asks, and each prefix

@@ -15,11 +15,11 @@ from ._mesh_state import (
     lay_aside,
     saved_universe,
     shared_state,
+    stored_ranks,
     thread_id,
     view_of,
     wait_for_world,
 )
-from ._rank_map import RankMap
 from ._torch_layout import as_here, from_torch
 from ._universe import current_world, find_universe, join_universe
 from ._view import View
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._group_table import GroupTable
+    from ._rank_map import RankMap
     from ._universe import Universe, World
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
 UNKNOWN = (0, None)
+
 # What a mesh keeps of its universe.
 OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
@@ -90,7 +92,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
     mesh._layout = as_here(state["_layout"])  # overlay only
-    view = View(RankMap(state["_flatten_rank_map"]), from_torch(mesh._layout))
+    view = View(stored_ranks(state), from_torch(mesh._layout))
     if is_initialized():
         mesh._rank = get_rank()
         mesh._thread_id = thread_id()

@@ -74,14 +74,18 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
         return mesh.__dict__
 
 
+def stored_ranks(held: dict[str, Any]) -> RankMap:
+    """The ranks in the attributes of a mesh: of a subclass that makes its own, and of one from an older file, they may
+    lack the tuple."""
+    return RankMap(held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist())
+
+
 def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = getattr(mesh, "_root_mesh", None)
     number, private = held.pop("_universe", (None, None))  # of a loaded mesh, see `saved_state`
     if root is None or root is mesh:
-        # A subclass that makes its own mesh may set less than DeviceMesh does.
-        ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
-        shared = SharedState(RankMap(ranks), private)
+        shared = SharedState(stored_ranks(held), private)
         shared.saved_number = number
         join_universe(shared)
         shared.flattened = held.setdefault("_flatten_mapping", {})

@@ -87,29 +87,34 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
         universe.by_default.setdefault(request.name)  # overlay only
         return world
     alone = members_create(world, request.override[0])
-    if not alone:
-        copies = [request.view.ranks(request.view.rank_map[start]) for start in request.view.copies()]
-    elif request.view.coordinate(distributed_c10d.get_rank()) is not None:
-        copies = [request.view.ranks(distributed_c10d.get_rank())]
-    else:
-        universe.overrides[request.view.layout.axes[0]] = request.override
-        return None
-    table = _table(universe)
-    keys = _keys(table, universe.private is not None, request, copies)
+    table, keys = _table(universe), _keys(request, _copies(request.view, alone))
+    if _shares_nothing(universe, request):
+        keys = [table.next_number(key) for key in keys]
     if alone:
-        table.forget_gone(keys[0])
+        for key in keys:
+            table.forget_gone(key)
     calls = _counted.calls  # overlay only
     found = table.get_or_make(keys, lambda missing: new_groups(request, missing, alone))
     mine = next((entry for entry in found if entry.group_name), None)
+    _note_override(universe, request, mine)
     if mine is None:
-        universe.overrides[request.view.layout.axes[0]] = request.override
         return None
     _counted.made += _counted.calls > calls  # overlay only
     _counted.shared += _counted.calls == calls  # overlay only
     mine.users.add(universe.serial)
-    universe.overrides[mine.group_name] = request.override
-    mine.serves_axis |= not request.joint
-    return _named(mine, request.name)
+    return _named(mine, request)
+
+
+def _copies(view: View, alone: bool) -> list[list[int]]:
+    """The ranks of each group that this rank asks for. If members make it ``alone``, that is its own copy of the axis,
+    and none outside; else all copies, since every rank of the world takes part in making each.
+
+    On a 2 x 4 mesh, rank 5 asks for [[4, 5, 6, 7]] along the inner axis, or for [[0, 1, 2, 3], [4, 5, 6, 7]].
+    """
+    rank = distributed_c10d.get_rank()
+    if not alone:
+        return [view.ranks(view.rank_map[start]) for start in view.copies()]
+    return [view.ranks(rank)] if view.coordinate(rank) is not None else []
 
 
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
@@ -137,21 +142,32 @@ def _table(universe: Universe) -> GroupTable:
     return universe.world.table if get_settings().share_groups == "world" and not universe.private else universe.table
 
 
-def _keys(table: GroupTable, private: bool, request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
+def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
     """The keys of all copies, in the lane that the options give to the axis."""
     policy = get_settings().share_groups
     # A group of one rank is no communicator. With one for each name, a loop that destroys the groups of all axes works.
     named = policy in ("names", "off") or request.view.layout.numel() == 1
     lane = request.name if named and not request.joint else None
-    keys = [Key(compact(ranks), Kind.of(request.override), lane) for ranks in copies]
-    apart = not request.joint and (policy == "off" or (making_private.get() and not private))
-    return [table.next_number(key) for key in keys] if apart else keys
+    return [Key(compact(ranks), Kind.of(request.override), lane) for ranks in copies]
 
 
-def _named(entry: Entry, name: str) -> ProcessGroup | None:
+def _shares_nothing(universe: Universe, request: Request) -> bool:
+    """Whether an axis gets a group that no other axis ever gets, be it in the same universe."""
+    if request.joint:
+        return False
+    return get_settings().share_groups == "off" or (making_private.get() and not universe.private)
+
+
+def _note_override(universe: Universe, request: Request, mine: Entry | None) -> None:
+    """Note the backend and options of an axis, for groups over several axes, which need equal ones."""
+    universe.overrides[mine.group_name if mine else request.view.layout.axes[0]] = request.override
+
+
+def _named(entry: Entry, request: Request) -> ProcessGroup | None:
     group = entry.group
-    if group is not None and name not in entry.names:
-        entry.names.append(name)
+    entry.serves_axis |= not request.joint
+    if group is not None and request.name not in entry.names:
+        entry.names.append(request.name)
         if len(entry.names) > 1:
             group._set_group_desc("mesh_" + ",".join(entry.names))
     return group

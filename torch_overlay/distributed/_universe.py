@@ -44,8 +44,8 @@ def private_groups() -> Iterator[None]:
     """Give the meshes that are made inside groups that no other mesh shares, for one block of code.
 
     Privacy belongs to the universe: views of such a mesh that are made later, copies and pickles keep it, and
-    redistributions over them use no group from outside, not even the default one. A view that is made inside of a mesh
-    from outside gets a group of its own.
+    redistributions over them use no group from outside, not even the
+    default one. A view that is made inside of a mesh from outside gets a group of its own.
 
     >>> with private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
@@ -108,7 +108,7 @@ class World:
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
 
-    def open_universe(self, rank_map: RankMap, private: str | None) -> Universe:
+    def open_universe(self, rank_map: RankMap, private: str | None = None) -> Universe:
         """One more universe over these ranks."""
         with _lock:
             _close_left(self)

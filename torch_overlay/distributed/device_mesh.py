@@ -329,7 +329,7 @@ class _DeviceMesh:
     ) -> str | None:
         view = View(RankMap(rank_map.tolist()), _MeshLayout((axis_from_torch(sub_layout),)))
         request = Request(view, str(dim_name), backend_override, "cpu")
-        return getattr(axis_group(current_world().open_universe(view.rank_map, None), request), "group_name", None)
+        return getattr(axis_group(current_world().open_universe(view.rank_map), request), "group_name", None)
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
         """This rank's group on one axis, by number or name: of the mesh's own axes, then of flattened views."""

@@ -7,7 +7,6 @@ def _register_distributed_opaque_types():
     {  # noqa: B018
         "_flatten": ...,
         "permute": MemberType.INLINED,
-        "submesh_at": MemberType.INLINED,
         "_trace_view": MemberType.USE_REAL,
         "_traced_views": MemberType.USE_REAL,
     }

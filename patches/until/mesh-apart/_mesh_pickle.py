@@ -71,6 +71,6 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
     alike = [
         entry.group_name
         for key, entry in list(table.entries.items())
-        if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
+        if wanted.lane in entry.names and list(key.ranks) == wanted.ranks
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)

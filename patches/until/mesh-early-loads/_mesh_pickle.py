@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.distributed_c10d import get_rank, is_initialized
 
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import shared_state, thread_id
-from ._rank_map import RankMap
+from ._mesh_state import shared_state, stored_ranks, thread_id
 from ._torch_layout import from_torch
 from ._view import View
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh, without what is true only in this process."""
     shared = shared_state(mesh)
-    state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
@@ -38,7 +37,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state or not is_initialized():  # xla meshes have neither rank nor groups
         return
-    view = View(RankMap(state["_flatten_rank_map"]), from_torch(state["_layout"]))
+    view = View(stored_ranks(state), from_torch(state["_layout"]))
     mesh._rank, mesh._thread_id = get_rank(), thread_id()
     mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     if "_dim_group_names" in state:

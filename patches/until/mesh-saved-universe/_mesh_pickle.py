@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
+from torch.distributed.distributed_c10d import get_rank, is_initialized
 
-from ._group_table import find_group
-from ._mesh_layout import _MeshLayout
-from ._mesh_state import lay_aside, shared_state, thread_id, view_of, wait_for_world
-from ._rank_map import RankMap
+from ._mesh_state import shared_state, stored_ranks, thread_id, view_of, wait_for_world
 from ._torch_layout import from_torch
 from ._view import View
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+UNKNOWN = ...
+
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh, without what is true only in this process."""
     shared = shared_state(mesh)
-    state = {name: value for name, value in mesh.__dict__.items() if name not in ("_view", "_shared_state")}
+    state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))
     state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
@@ -42,7 +40,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
-    view = View(RankMap(state["_flatten_rank_map"]), from_torch(state["_layout"]))
+    view = View(stored_ranks(state), from_torch(state["_layout"]))
     if is_initialized():
         mesh._rank = get_rank()
         mesh._thread_id = thread_id()
@@ -70,57 +68,3 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
     found["_dim_group_names"] = _bind(mesh, view_of(mesh), saved)
     shared_state(mesh).registry.update(mesh._pg_registry)
     return found
-
-
-def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
-    names: list[str] = []
-    for wanted in _wanted(mesh, view, saved):
-        name = _find(wanted)
-        names.append(name or f"{UNBOUND}{wanted.ranks}")
-        group = find_group(name) if name else None
-        if group is not None:
-            mesh._pg_registry[group.group_name] = group
-    if any(name.startswith(UNBOUND) for name in names):
-        lay_aside(mesh, {"_dim_group_names": saved})
-    else:
-        mesh._dim_group_names = names
-        mesh.__dict__.pop("_of_saver", None)
-    return names
-
-
-class _Wanted(NamedTuple):
-    """The group of an axis of a loaded mesh.
-
-    Attributes:
-        ranks: in the group's order.
-        saved_name: the name that the group had.
-    """
-
-    ranks: list[int]
-    saved_name: str
-
-
-def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
-    """One for each axis; none on a rank outside."""
-    if mesh._coordinate_on_dim is None:
-        return []
-    axes = view.layout.axes
-    ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
-    saved = [*saved, *[""] * len(axes)]
-    return [_Wanted(*each) for each in zip(ranks, saved)]
-
-
-def _find(wanted: _Wanted) -> str | None:
-    """The name of a live group over exactly these ranks in this order: that of the saved name, else the first that was
-    made for a mesh."""
-    fitting = _open(wanted.ranks)
-    if wanted.saved_name in fitting:
-        return wanted.saved_name
-    if wanted.ranks == list(range(get_world_size())):
-        return distributed_c10d._get_default_group().group_name
-    return next((name for name, text in fitting.items() if text.startswith("mesh_")), None)
-
-
-_find_elsewhere = ...
-_of_table = ...
-UNKNOWN = ...

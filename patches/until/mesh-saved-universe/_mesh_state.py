@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._rank_map import RankMap
 from ._shared_state import SharedState
 from ._torch_layout import from_torch
 from ._view import View
@@ -19,9 +18,7 @@ def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = getattr(mesh, "_root_mesh", None)
     if root is None or root is mesh:
-        # A subclass that makes its own mesh may set less than DeviceMesh does.
-        ranks = held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist()
-        shared = SharedState(RankMap(ranks))
+        shared = SharedState(stored_ranks(held))
         shared.flattened = held.setdefault("_flatten_mapping", {})
         shared.registry = held.setdefault("_pg_registry", {})
     else:

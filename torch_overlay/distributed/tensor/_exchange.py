@@ -50,7 +50,6 @@ _REDUCE = {
     "bxor": torch.bitwise_xor,
 }
 
-
 Landing = tuple[int | None, "Box", bool]  # where a piece begins in what arrived, or None; its box; whether it is added
 
 

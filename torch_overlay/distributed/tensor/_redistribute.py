@@ -63,8 +63,13 @@ def _cuts_evenly(
 ) -> bool:
     """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
 
-    Only then are nested cuts the same as one cut over all their mesh dims. The ranks
-    of a merged collective agree: outer mesh dims gave them the same part to cut.
+    Only then are nested cuts the same as one cut over all their mesh dims.
+
+    The logical shape of an info is what its mesh dim cuts: the tensor as the source
+    placements of outer mesh dims left it. S(0), S(0) of 6 rows on a 2 x 2 mesh has 6
+    rows at the outer mesh dim and 3 at the inner, where nested cuts give 2, 1, 2, 1
+    rows, and one cut 2, 2, 2, 0. How mesh dims that aren't merged cut before doesn't
+    matter: the ranks of a merged collective got the same part, so that they agree.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():
@@ -75,7 +80,8 @@ def _cuts_evenly(
     if type(shard) is not Shard or not 0 <= shard.dim < len(infos[0].logical_shape):
         return False
     if source.is_partial():
-        # The logical shapes leave out what this redistribution itself cuts before.
+        # The source shapes leave out what this redistribution itself cuts before: in
+        # R, P, P to S(0), S(0), S(0) of 4 rows each mesh dim has 4, but two have 2.
         cut = [
             device_mesh.size(mesh_dim)
             for mesh_dim in range(infos[0].mesh_dim)
@@ -171,7 +177,8 @@ def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, asyn
 
 
 def _wants_node(source: DTensor) -> bool:
-    """Whether a gradient may be asked for, or something else looks at what autograd does: a transform, a tracer."""
+    """Whether a gradient may be asked for, or something else looks at what autograd does: a transform, a tracer, a
+    profiler."""
     local = source._local_tensor
     if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:
         return True
@@ -180,4 +187,4 @@ def _wants_node(source: DTensor) -> bool:
         return True
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return True
-    return forward_ad._current_level >= 0
+    return torch.autograd._profiler_enabled() or forward_ad._current_level >= 0

@@ -153,7 +153,8 @@ def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
     """Ask for guards on the number of elements, where another number would have another plan.
 
     Each open size is counted in its units, or in as many as the mesh has ranks where it isn't cut. What remains beside
-    whole units stays, so that all sizes that are looked at are of the traced kind.
+    whole units stays, so that all sizes that are looked at are of the traced kind. For example, 66 in units of 4 is 16
+    units and 2: of 6, 10, ... 66, 70, ... the last with the traced plan is found by bisection.
     """
     dims, mesh_size, plan = _open_dims(trace.shape), math.prod(trace.mesh.shape), without_sizes(trace.found.steps)
     steps = [units[dim] if units[dim] > 1 else mesh_size for dim in dims]

@@ -1,4 +1,4 @@
-"""The spec in which a redistribution ends, made once for all tensors of a mesh, but for what tells them apart."""
+"""The spec in which a redistribution ends."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def other_spec(
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
 ) -> DTensorSpec | None:
-    """What a tensor is to become, of known placements; None where it is that already. Nobody else has this one, so it
-    may be changed."""
+    """What a tensor is to become, of known placements; None where it is that already.
+
+    It is made once for all tensors of a mesh, but for what tells them apart. Nobody else has this copy, so it may be
+    changed.
+    """
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
         return None

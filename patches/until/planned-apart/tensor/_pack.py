@@ -16,6 +16,8 @@ Pieces = Sequence[tuple[int, "Box"]]  # where each box begins in a flat tensor
 
 def assembled(flat: torch.Tensor, pieces: Pieces, shape: Sequence[int]) -> torch.Tensor:
     """A tensor of this shape from blocks that lie at these offsets of a flat one."""
+    if not pieces:
+        return nothing_of(flat, shape)
     dim = _row(pieces, shape)
     if dim is not None and flat.numel() <= 2 * math.prod(shape) and _in_place(pieces, dim, shape):
         return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding

@@ -1,24 +1,40 @@
-"""Before results are kept apart where the step-by-step path gathers."""
+"""Before a result is a tensor of its own where the step-by-step path makes one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from ._planner.steps import Narrow
+from ._run import runners
 
 if TYPE_CHECKING:
-    from ._pack import Local
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._joint_groups import Group
 
 
 class Program(...):
-    def _last_copy(self) -> Local | None:
-        """What makes the result a tensor of its own where the plan ends in a view of something bigger; else None.
+    def make_ready(self, mesh: DeviceMesh) -> None:
+        """Look up the groups and make the functions.
 
-        Where nothing else happens, the step-by-step path cuts into a copy with the same order of strides.
+        Raises:
+            RuntimeError: a group was destroyed.
+            NotPlanned: a group holds other ranks than the mesh says.
         """
-        is_view = {*map(type, self.steps)} <= {Narrow}
-        if not self.steps or not isinstance(self.steps[-1], Narrow):
-            return None
-        return torch.Tensor.clone if is_view else _copied
+        used: dict[tuple[int, ...], Group] = {}
+
+        def group_of(axes: tuple[int, ...]) -> Group:
+            used[axes] = self.at_hand.find(mesh, axes)
+            return used[axes]
+
+        ask, coordinate = self.question, self.question.site.coordinate
+        functions = runners(self.steps, coordinate, self.held, group_of, ask.async_op)
+        if self.norm is not None:
+            functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
+        self.groups = {group.name: axes for axes, group in used.items()}
+        self.in_order = all(group.in_order for group in used.values())
+        self.functions = functions
+
+    _last_copy = ...
+
+
+_copied = ...

@@ -47,30 +47,43 @@ def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: C
     On a replica axis that isn't `paired`, sender and receiver have the same coordinate. The receivers have any on the
     other axes that cut the target, but for the digits of shard axes that are `used`: these follow from their pairs.
     """
-    before, after = exchange.before, exchange.after
-    cuts = exchange.cuts(after.orders[dim])
+    cuts = exchange.cuts(exchange.after.orders[dim])
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]
     summed = [digit for digit in cuts if digit not in same and digit not in used]
     if len(summed) == len(cuts):
-        return before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
+        return exchange.before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
     if _aligned(exchange, dim):
-        # The tied digits say which box of the source it is; the others, which part of the box.
-        tied = exchange.tied_digits()
-        parts = math.prod([digit.base for digit in summed if digit not in tied])
-        return min(before.longest(dim), parts * after.longest(dim))
-    # Boxes of the target may lie across those of the source. What isn't known of a receiver, the value of a used digit,
-    # is that with which most is sent, so that the answer is never less than what a rank sends. The keys are a sender,
-    # and a value of what is summed over.
-    most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    order = before.orders[dim]
+        return _by_digits(exchange, dim, summed)
+    return _by_overlaps(exchange, dim, same, summed)
+
+
+def _by_overlaps(exchange: Exchange, dim: int, same: Collection[Digit], summed: Collection[Digit]) -> int:
+    """`_most_along` from what each chunk before and each chunk after have in common.
+
+    From R·S0 to S0·R on (2, 2), four elements: chunk 0 before, at coordinate 0 on axis 1, has two elements in common
+    with chunk 0 after, at 0 on axis 0. By nearest senders, axis 0 is `same`: rank (0, 0) sends two elements along the
+    dim and rank (1, 0) none. What follows from a pair, the value of a used digit, isn't known here. It is taken to be
+    that with which most is sent, so that the answer is never less than what a rank sends.
+    """
+    before, after = exchange.before, exchange.after
+    most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # by sender, and by the digits that are summed
     for elements, held, wanted in overlaps(before, after, dim):
-        sender = (*[held[a] for a in order], *[digit.of(wanted) for digit in same])
+        sender = (*[held[a] for a in before.orders[dim]], *[digit.of(wanted) for digit in same])
         key = sender, tuple([digit.of(wanted) for digit in summed])
         most[key] = max(most.get(key, 0), elements)
     sent: dict[tuple[int, ...], int] = {}
     for (sender, _), elements in most.items():
         sent[sender] = sent.get(sender, 0) + elements
     return max(sent.values(), default=0)
+
+
+def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
+    """`_most_along` where cuts are aligned, without a look at the chunks. The tied digits say which box of the source
+    it is; the others, which part of the box."""
+    before, after = exchange.before, exchange.after
+    tied = exchange.tied_digits()
+    parts = math.prod([digit.base for digit in summed if digit not in tied])
+    return min(before.longest(dim), parts * after.longest(dim))
 
 
 def _kept(exchange: Exchange) -> int:

@@ -1,9 +1,9 @@
 """Grids: where all members' pieces are alike, packing and unpacking is one reshape, one permute and one copy.
 
-For example, on two ranks an all-to-all takes (4, 6) elements from Shard(0) to Shard(1). A rank has (2, 6), of which
-each gets (2, 3): view it as (2, 2, 3), which is rows, members and columns, and permute by (1, 0, 2): the members come
-first. What arrives is (2, 2, 3), too: members, rows and columns, and the first two together are the rows of the new
-local tensor.
+For example, on three ranks an all-to-all takes (6, 12) elements from Shard(0) to Shard(1). A rank has (2, 12), of
+which each gets (2, 4): view it as (2, 3, 4), which is rows, members and columns, and permute by (1, 0, 2): the members
+come first. What arrives is (3, 2, 4): members, rows and columns, and the first two together are the six rows of the new
+local tensor. The docstrings below go on with this example.
 
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (uneven or empty shards, cuts that part
@@ -30,6 +30,11 @@ class Grid(NamedTuple):
     """How to read one tensor as another: view it as `lengths`, expand that to `times`, permute by `order`, make it
     contiguous.
 
+    >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
+    >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
+    >>> to_pack.plain, to_unpack.plain
+    (False, True)
+
     What comes out is flat for a pack, and to be viewed as the new local tensor for an unpack. `times` differs from
     `lengths` where several members get the same.
     """
@@ -48,6 +53,16 @@ class Grid(NamedTuple):
 class Pattern(NamedTuple):
     """The grids of a change of cuts, but for the lengths of the pieces.
 
+    >>> from_rows_to_columns = dict(before=((0,), ()), after=((), (0,)), sizes=(3,))
+    >>> pattern = _pattern(**from_rows_to_columns, axes=(0,), exchanges=True)
+    >>> pattern.parts  # rows are joined from 3 pieces, columns cut into 3
+    ((1, 3), (3, 1))
+    >>> pattern.taken, pattern.members, pattern.pack, pattern.unpack
+    (((), (3,)), (3,), (1, 0, 2), (0, 1, 2))
+    >>> piece = (2, 4)  # rows and columns
+    >>> pattern.packed(piece).lengths, pattern.unpacked(piece).lengths
+    ((2, 3, 4), (3, 2, 4))
+
     Attributes:
         parts: for each dim, the pieces that the source shard is cut into, and those that the target shard is joined
             from.
@@ -65,12 +80,12 @@ class Pattern(NamedTuple):
     unpack: tuple[int, ...]
 
     def packed(self, piece: Sequence[int]) -> Grid:
-        """From the local tensor to pieces of these lengths."""
+        """From the local tensor to pieces of these lengths. There each dim comes after the axes that cut it."""
         cut = [length for sizes, inner in zip(self.taken, piece) for length in (*sizes, inner)]
         return Grid((*[1] * len(self.alike), *cut), (*self.alike, *cut), self.pack)
 
     def unpacked(self, piece: Sequence[int]) -> Grid:
-        """From pieces of these lengths to the new local tensor."""
+        """From pieces of these lengths to the new local tensor. What came has the members in front."""
         lengths = (*self.members, *piece)
         return Grid(lengths, lengths, self.unpack)
 
@@ -133,7 +148,11 @@ def _pattern(
 
 
 def _pack_order(axes: Sequence[int], alike: Sequence[int], taken: Orders) -> tuple[int, ...]:
-    """The members, then the dims of a piece; in the tensor each dim comes after the axes that cut it."""
+    """The members, then the dims of a piece; in the tensor each dim comes after the axes that cut it.
+
+    >>> _pack_order(axes=(0,), alike=(), taken=((), (0,)))  # of rows, members, columns
+    (1, 0, 2)
+    """
     place = {axis: number for number, axis in enumerate(alike)}
     inner = []
     at = len(alike)
@@ -146,7 +165,11 @@ def _pack_order(axes: Sequence[int], alike: Sequence[int], taken: Orders) -> tup
 
 
 def _unpack_order(axes: tuple[int, ...], given: Orders) -> tuple[int, ...]:
-    """Each dim after the axes that cut it; what came has the members, then the dims of a piece."""
+    """Each dim after the axes that cut it; what came has the members, then the dims of a piece.
+
+    >>> _unpack_order(axes=(0,), given=((0,), ()))  # of members, rows, columns
+    (0, 1, 2)
+    """
     order = []
     for dim, cuts in enumerate(given):
         order += [*map(axes.index, cuts), len(axes) + dim]

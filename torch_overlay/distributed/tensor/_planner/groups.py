@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which joint groups exist: all (`axes` is None), or these axis tuples and every single axis."""
+    """Which joint groups exist: all (`axes` is None), or these axis tuples and every single axis.
+
+    >>> groups = Groups.of([(0, 1), (0, 1, 2)], sizes=(2, 3, 4))
+    >>> groups.within((0, 1)), groups.between((1,), (0, 1)), groups.cover((0, 1, 2))
+    ([(0, 1), (1,), (0,)], [(1,), (0, 1)], [(0, 1, 2)])
+    """
 
     sizes: tuple[int, ...]
     axes: frozenset[tuple[int, ...]] | None = None

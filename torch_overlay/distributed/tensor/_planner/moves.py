@@ -2,8 +2,7 @@
 
 Ranks that hold the same piece are replicas of one another. A rank can get each piece that it wants from the replica
 that has its own coordinate on every axis along which the replicas differ. So a move needs a group over axes that cut
-the source, and no others. With a group over more axes other replicas can send too, which is better where the nearest
-ones would send much and others nothing: `senders` says when.
+the source, and no others.
 """
 
 from __future__ import annotations
@@ -126,7 +125,8 @@ def _in_one(
 
 def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: str | None = None) -> Iterator[AllToAll]:
     """The all-to-alls for an exchange, over groups with at least its axes, which the nearest senders need. A group with
-    more axes is taken if it balances the senders, or if there is no other.
+    more axes is taken if it balances the senders, or if there is no other: where the nearest replicas would send much
+    and others nothing, all of them can send; see `senders`.
 
     Such an axis is `free` in the source and cuts the target. So its placement changes, and its ranks may take part.
     """
@@ -148,7 +148,12 @@ def _one_group_at_a_time(
     before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
 ) -> tuple[Step, ...]:
     """One group at a time: from the inside out, give up the cuts that the target doesn't have, and make those that it
-    has as soon as they fit. With `parts`, groups within one of these sets of axes come first, in their order."""
+    has as soon as they fit. With `parts`, groups within one of these sets of axes come first, in their order.
+
+    For example, S0·S1 to S1·S0 on (2, 2), without their joint group: an all-gather gives up the cut of dim 0 by axis 0,
+    R·S1. The cut of dim 1 by axis 0 doesn't fit yet, since axis 1 cuts that dim and the target has axis 0 alone there.
+    Then an all-to-all over axis 1 takes its cut from dim 1 to dim 0, R·S0, and the rest is narrowed: S1·S0.
+    """
     steps: list[Step] = []
     now = before
     while crossed(now, after):

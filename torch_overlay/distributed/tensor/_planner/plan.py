@@ -104,7 +104,10 @@ def _embed_last(
     cost: Cost,
     tried: set[int],
 ) -> tuple[Step, ...]:
-    """To the target's boxes, still cut by the axes whose shards become terms of a sum; then the zeros around them."""
+    """To the target's boxes, still cut by the axes whose shards become terms of a sum; then the zeros around them.
+
+    For example, S0·S0 to S0·P on (2, 2): nothing moves, and the zeros are where axis 1 cut.
+    """
     kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
     orders = [new + tuple(a for a in old if a in made) for old, new in zip(source.orders, target.orders)]
     middle = Regions(target.shape, target.sizes, tuple(orders), kept)
@@ -121,7 +124,10 @@ def _embed_first(
     cost: Cost,
     tried: set[int],
 ) -> tuple[Step, ...]:
-    """The zeros around each shard as soon as no other axis cuts inside of it, then to the target's boxes."""
+    """The zeros around each shard as soon as no other axis cuts inside of it, then to the target's boxes.
+
+    For example, R·S0 to S0·P on (2, 2): each rank puts zeros around its shard, R·P, and narrows that.
+    """
     steps: list[Step] = []
     now = _with_terms(source, target, made)
     while True:

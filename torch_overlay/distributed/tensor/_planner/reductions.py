@@ -4,7 +4,6 @@ are at hand: one that reduces, over all axes together, and one that moves.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 Steps = tuple[Step, ...]
 Beginning = tuple[Steps, Regions]  # how a plan begins, and where that leads; a move does the rest
-Ways = tuple[tuple[int, Callable[[], Iterator[Beginning]]], ...]
+Ways = tuple[Callable[[], Iterator[Beginning]], ...]
 
 
 @dataclass(slots=True)
@@ -40,68 +39,48 @@ class Reduction:
     groups: Groups
     itemsize: int
     cost: Cost
-    tried: set[int]  # the dims that some candidate cut
+    tried: set[int] = field(default_factory=set)  # the dims that some candidate cut
     scatters: Scatters = field(init=False)
     crossed: frozenset[int] = field(init=False)
-    _moves: dict[tuple[Regions, int], tuple[Steps, int]] = field(default_factory=dict)
-    _least: float = math.inf  # the elements of the leanest plan so far
 
     def __post_init__(self) -> None:
         self.scatters = Scatters(self.before, self.after, self.axes, self.groups, self.tried)
         self.crossed = crossed(self.before, self.after)
 
     def best(self) -> Steps:
-        """The plan that the cost prefers. No other plan is made where the first can't be beaten: one all-reduce and
-        nothing moves, or one reduce-scatter, without padding, that leaves each rank what the target wants."""
+        """Of the plans that bring the fewest elements, the fastest. No other plan is made where the first can't be
+        beaten: one all-reduce and nothing moves, or one reduce-scatter, without padding, that leaves each rank what the
+        target wants."""
         if self.axes.isdisjoint(self.after.sharded) and not self.crossed:
-            head, now = next(self.whole())
-            return (*head, *self._move(now, 0)[0])
+            return next(self._plans())
         if self.axes.issubset(self.after.sharded):
             head, now = next(self.scattered())
             if len(head) == 1 and now == self.after and isinstance(head[0], ReduceScatter) and self._exact(head[0]):
                 return head
-        return self.cost.fastest(self._lean(), self.itemsize)
+        plans = [(plan, arriving_by(plan)) for plan in self._plans()]
+        most = min([elements for _, elements in plans]) * self.cost.thrift
+        return self.cost.fastest([plan for plan, elements in plans if elements <= most], self.itemsize)
 
-    def _lean(self) -> list[Steps]:
-        """The plans that bring so few elements that the cost looks at them. Of equals the first is taken: those that
-        sum in the order of the steps one by one."""
-        found = []
+    def _plans(self) -> Iterator[Steps]:
+        """Each way to begin, with the move that leads on from there."""
         most = self._most_collectives()
-        for place, way in self._ways():
+        for way in self._ways():
             for head, now in way():
-                elements = arriving_by(head)
-                if self.too_many(elements + _lacked(now, self.after)):
-                    continue
                 left = most - collectives(head)
-                tail, more = self._move(now, left)
+                tail = move(now, self.after, self.groups, self.itemsize, self.cost, left)
                 if collectives(tail) <= left:
-                    found.append((elements + more, place, (*head, *tail)))
-                    self._least = min(self._least, elements + more)
-        found.sort(key=lambda one: one[1])
-        return [plan for elements, _, plan in found if not self.too_many(elements)]
+                    yield (*head, *tail)
 
     def _ways(self) -> Ways:
-        """The ways, each with its place: of plans that cost the same, that of the least place is taken. The ways stand
-        in another order, in which they are asked: those that bring few elements come first, so that most plans of the
-        others are dropped by their beginnings."""
-        return (
-            (2, self.scattered),
-            (1, self.part_whole),
-            (3, self.moved_first),
-            (0, self.whole),
-            (5, partial(exchanged, self)),
-            (6, partial(one_group_at_a_time, self)),
-            (4, partial(in_one, self)),
-        )
+        """Of plans that cost the same, that of the first way is taken: those that sum in the order of the steps one by
+        one."""
+        ways = self.whole, self.part_whole, self.scattered, self.moved_first
+        return (*ways, partial(in_one, self), partial(exchanged, self), partial(one_group_at_a_time, self))
 
     def _most_collectives(self) -> int:
         """As many as it takes one axis at a time, and no more than two where one group has all that talk."""
         apart = len(self.axes | misplaced(self.before, self.after))
         return min(apart, 2) if self.groups.has(self.axes | self.crossed) else apart
-
-    def too_many(self, elements: int) -> bool:
-        """Whether a plan that brings so many is dropped, for the leanest one so far."""
-        return elements > self._least * self.cost.thrift
 
     def _exact(self, step: ReduceScatter) -> bool:
         return step.before == self.before and step.ranks * step.chunk == self.before.most
@@ -135,23 +114,13 @@ class Reduction:
     def moved_first(self) -> Iterator[Beginning]:
         """Move into boxes from which the target is a cut, then reduce there."""
         inner = self.before.cut([_until(order, self.axes) for order in self.after.orders])
-        scattered, terms = self.axes.issubset(self.after.sharded), self.groups.count(self.axes)
-        reduced = (terms - 1) * (self.after.most if scattered else 2 * inner.most // terms)
-        if self.too_many(reduced + _lacked(self.before, inner)) or not crossed(self.before, inner):
+        if not crossed(self.before, inner):
             return
         moved = move(self.before, inner, self.groups, self.itemsize, self.cost, self._most_collectives() - 1)
-        if scattered:
+        if self.axes.issubset(self.after.sharded):
             yield (*moved, *self._reduce_scatter(inner, self.after, self.axes)), self.after
         else:
             yield (*moved, *self.all_reduce(inner, inner, self.axes)), inner.without_pending(self.axes)
-
-    def _move(self, now: Regions, limit: int) -> tuple[Steps, int]:
-        """How to go on from there, by no more collectives if that can be; the elements that it brings."""
-        found = self._moves.get((now, limit))
-        if found is None:
-            steps = move(now, self.after, self.groups, self.itemsize, self.cost, limit)
-            found = self._moves[now, limit] = steps, arriving_by(steps)
-        return found
 
     def all_reduce(self, before: Regions, narrow: Regions, axes: frozenset[int]) -> Steps:
         """Of the part in `narrow`, by as few groups as there are over these axes."""
@@ -165,8 +134,6 @@ class Reduction:
     def _reduce_scatter(self, before: Regions, cut: Regions, axes: frozenset[int]) -> Steps:
         """To `cut`, which cuts `before` further by `axes` and maybe by free axes. Without the joint group it takes one
         group at a time, outer cuts first."""
-        if not cut.sharded.issuperset(axes):  # a tensor without dims
-            return self.all_reduce(before, before, axes)
         if self.groups.has(axes):
             return (ReduceScatter(before, cut, tuple(sorted(axes)), self.op),)
         steps: list[Step] = []
@@ -182,13 +149,6 @@ class Reduction:
             if then.sharded.issuperset(group):
                 return group, then
         raise AssertionError(f"none of the axes {sorted(left)} makes the next cut from {now} to {cut}")
-
-
-def _lacked(now: Regions, then: Regions) -> int:
-    """The elements that any plan from these boxes to those brings, at least: what the rank at coordinate 0 lacks, which
-    has the first and biggest chunk of each dim."""
-    both = [(now.longest(dim), then.longest(dim)) for dim in range(len(then.shape))]
-    return math.prod([wanted for _, wanted in both]) - math.prod([min(pair) for pair in both])
 
 
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:

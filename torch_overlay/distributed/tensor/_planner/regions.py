@@ -1,9 +1,8 @@
 """Regions: from placements, shape and mesh sizes to the box of the global tensor that each coordinate holds.
 
 `Regions` is the planner's view of a DTensor spec: no mesh, no ranks, no torch. It is canonical, so that two specs that
-put the same elements in the same places are one value: axes of size 1 are dropped and strided shards become an order.
-Placements come as plain values, one for each axis: the dim that the axis shards (None if it shards none), the split
-factor of a strided shard (else 1), and the pending reduction (None if there is none).
+put the same elements in the same places are one value: axes of size 1 are dropped. Placements come as plain values, one
+for each axis: the dim that the axis shards (None if it shards none) and the pending reduction (None if there is none).
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ class NotPlanned(Exception):
 
 
 class Cuts(NamedTuple):
-    """What placements say of any tensor with so many dims: the `orders` and `partial` of its `Regions`.
+    """What placements say of any tensor with so many dims: the `orders` and `partial` of its `Regions`. Strided shards
+    become an order, too.
 
     Attributes:
         odd: the dims that are cut in another order than that of the axes, which must be cut evenly. Otherwise strided
@@ -101,9 +101,10 @@ class Regions(NamedTuple):
             factors: for each axis, the split factor of a strided shard; 1 for any other placement.
 
         Raises:
-            ValueError: the spec is wrong: a length, a dim out of range, reductions of different kinds in one tensor.
-            NotPlanned: the spec is right but cuts a dim in another order unevenly, or its reduction has no name that
-                we know.
+            ValueError: the spec is wrong: a length, a dim out of range, reductions of different kinds in one tensor,
+                a shard order that doesn't list the axes of a dim.
+            NotPlanned: the spec is right but cuts a dim in another order unevenly, has a split factor that isn't the
+                product of the sizes of later axes on its dim, or a reduction whose name we don't know.
         """
         shape, sizes = tuple(shape), tuple(sizes)
         return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(shape, sizes)

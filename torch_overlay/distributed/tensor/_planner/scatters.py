@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .moves import crossed, cut_toward
@@ -25,7 +25,7 @@ class Scatters:
     after: Regions
     axes: frozenset[int]
     groups: Groups
-    tried: set[int]  # the dims that some candidate cut
+    tried: set[int] = field(default_factory=set)  # the dims that some candidate cut
 
     def narrowed(self) -> tuple[Regions, ...]:
         """What to reduce: the part of the local tensor that the target wants, and the whole."""
@@ -58,7 +58,7 @@ class Scatters:
 
     def spread(self, regions: Regions, axes: list[int]) -> Regions:
         """Cut further, by all these axes on the dim where the biggest box gets smallest; of equals the first."""
-        if not axes or not regions.shape:
+        if not axes:
             return regions
         cuts, parts = [], self.groups.count(axes)
         for dim in self._dims():

@@ -21,11 +21,7 @@ rank, and a rank is its own sender of what it holds.
 Which axes make a diagonal? A replica axis is tied if it cuts the target where the source is cut too, as axis 0 above:
 its coordinate says which shard of the source a rank wants. So of the replicas of a shard, only those at one coordinate
 are nearest to anyone who wants it. A tied axis is paired with a shard axis that is not tied, as axis 1: ranks that
-differ along it want the same shard, and its replicas send to one of these ranks each. Axes of different sizes are
-paired digit by digit, with a digit for each prime factor of the size.
-
-Where all cuts are even and made of the same primes, no rank sends more than the busiest receives: the source is cut by
-at least as many digits as are tied, so that each tied digit of a replica axis finds a partner.
+differ along it want the same shard, and its replicas send to one of these ranks each.
 """
 
 from __future__ import annotations
@@ -40,7 +36,13 @@ if TYPE_CHECKING:
 
 
 class Digit(NamedTuple):
-    """A digit of the coordinate on an axis: `coordinate // unit % base`. `base` is a prime factor of the size."""
+    """A digit of the coordinate on an axis: `coordinate // unit % base`. `base` is a prime factor of the size. Axes of
+    different sizes are paired digit by digit.
+
+    >>> first = Digit(axis=0, unit=2, base=2)  # of the two digits of an axis of size 4
+    >>> [first.of((at,)) for at in range(4)]
+    [0, 0, 1, 1]
+    """
 
     axis: int
     unit: int
@@ -52,7 +54,16 @@ class Digit(NamedTuple):
 
 
 class Diagonal(NamedTuple):
-    """Ranks for which `replica - shard` is the same, modulo the base of `replica`."""
+    """Ranks for which `replica - shard` is the same, modulo the base of `replica`.
+
+    From R·S0 to S0·R on (2, 2), rank (0, 1) wants what (0, 0) and (1, 0) hold:
+
+    >>> sender = [0, 0]
+    >>> digits = Digit(axis=0, unit=1, base=2), Digit(axis=1, unit=1, base=2)
+    >>> Diagonal(*digits).follow(sender, (0, 1))
+    >>> sender
+    [1, 0]
+    """
 
     replica: Digit
     shard: Digit
@@ -80,7 +91,11 @@ class Exchange(NamedTuple):
 
     def diagonals(self) -> tuple[Diagonal, ...]:
         """Each tied digit of a replica axis with a digit of a shard axis that isn't tied, of the same base if there is
-        one left; all within the group."""
+        one left; all within the group.
+
+        Where all cuts are even and made of the same primes, no rank sends more than the busiest receives: the source
+        is cut by at least as many digits as are tied, so that each tied digit of a replica axis finds a partner.
+        """
         shards, tied = self.shards, self.tied_digits()
         replicas = [digit for digit in tied if digit.axis in self.axes and digit.axis not in shards]
         if not replicas:

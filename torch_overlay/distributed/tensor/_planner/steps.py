@@ -1,13 +1,9 @@
 """Steps: what a plan is made of. Each is a frozen value that says what changes, the same on every rank.
 
 A step, except Divide, knows the regions `before` and `after` it. What one rank copies, sends and receives follows from
-its coordinate alone, so a runner computes these lists once per plan. All counts are in elements.
+its coordinate alone, so a runner computes it once per plan. All counts are in elements.
 
-A member of a step is a coordinate of its joint group; members are numbered in row-major order of their coordinates over
-`axes` (ascending). A piece is packed row-major, and a member has one at most; one whose member is the rank itself is a
-local copy. A runner looks up the ranks of the members and lays the pieces out in the order of the group that it has, so
-that a group that is sorted otherwise can't mix data up. A box without elements is nowhere: where a local step has one,
-the tensor is made anew.
+A box without elements is nowhere: where a local step has one, the tensor is made anew.
 """
 
 from __future__ import annotations
@@ -76,7 +72,13 @@ class Embed(_Change):
 
 @dataclass(frozen=True, slots=True)
 class Collective(_Change):
-    """A step that communicates, over the joint group of `axes` (ascending, none of size 1)."""
+    """A step that communicates, over the joint group of `axes` (ascending, none of size 1).
+
+    A member is a coordinate of this group; members are numbered in row-major order of their coordinates over `axes`. A
+    piece is packed row-major, and a member has one at most; one whose member is the rank itself is a local copy. A
+    runner looks up the ranks of the members and lays the pieces out in the order of the group that it has, so that a
+    group that is sorted otherwise can't mix data up.
+    """
 
     axes: tuple[int, ...]
 

@@ -16,16 +16,11 @@ def plan_at_once(
     itemsize: int,
     groups: Iterable[Iterable[int]] | None,
     cost: Cost,
-    tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
-    """`plan`, with no step in rounds.
-
-    Args:
-        tried: gets the dims that plans were made to cut on the way, anywhere but where source and target are cut.
-    """
+    """`plan`, with no step in rounds."""
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
     if any(new and new != old for old, new in zip(source.partial, target.partial)):
         raise NotPlanned("the target is pending where the source isn't")
-    return _reduce_and_move(source, target, have, itemsize, cost, set() if tried is None else tried)
+    return _reduce_and_move(source, target, have, itemsize, cost)

@@ -35,7 +35,12 @@ def _one_group_at_a_time(
     before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[Step, ...]:
     """One group at a time: from the inside out, give up the cuts that the target doesn't have, and make those that it
-    has as soon as they fit."""
+    has as soon as they fit.
+
+    For example, S0·S1 to S1·S0 on (2, 2), without their joint group: an all-gather gives up the cut of dim 0 by axis 0,
+    R·S1. The cut of dim 1 by axis 0 doesn't fit yet, since axis 1 cuts that dim and the target has axis 0 alone there.
+    Then an all-to-all over axis 1 takes its cut from dim 1 to dim 0, R·S0, and the rest is narrowed: S1·S0.
+    """
     steps: list[Step] = []
     now = before
     while crossed(now, after):

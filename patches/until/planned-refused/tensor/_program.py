@@ -1,0 +1,36 @@
+"""Before reductions that only a backend can do are left to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._joint_groups import at_hand
+from ._planner.cost import Cost
+from ._planner.forms import shared_plan
+from ._planner.rounds import in_one_round
+from ._planner.steps import ReduceScatter
+from ._specs import read_ends
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._question import Question
+
+
+def make_program(question: Question, mesh: DeviceMesh) -> Program:
+    """Plan. Raises NotPlanned, with the reason, where the step-by-step path has to run."""
+    sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
+    ends = read_ends(question, sizes)
+    before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
+    groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)
+    steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
+    if question.async_op:  # the caller goes on while the last one runs
+        steps = in_one_round(steps, ReduceScatter)
+    held = before.box(question.site.coordinate)
+    return Program(question, held, before, after, steps, groups, cost, ends.norm)
+
+
+_REDUCED = ...
+_UNORDERED = ...
+_reduces = ...
+_check_reductions = ...

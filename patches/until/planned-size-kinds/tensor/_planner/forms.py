@@ -1,0 +1,3 @@
+"""Before it is asked whether a tensor shares its plan with others."""
+
+shared_parts = ...

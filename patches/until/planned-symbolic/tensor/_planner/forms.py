@@ -1,0 +1,3 @@
+"""Before plans are compared without sizes."""
+
+without_sizes = ...

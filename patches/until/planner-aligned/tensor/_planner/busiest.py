@@ -1,0 +1,45 @@
+"""Before what aligned cuts have in common is known without a look at the chunks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from .senders import Diagonal, Digit, Exchange
+
+
+def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
+    """The elements that the busiest rank sends to others, or more where cuts are uneven or a rank keeps more than the
+    least.
+
+    From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
+    axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
+    coordinate on axis 1 follows from that on axis 0: each rank sends what it holds to one.
+
+    Args:
+        least_kept: what every rank, at least, wants of what it holds already.
+    """
+    after, shards = exchange.after, exchange.shards
+    paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
+    alike = exchange.cuts([axis for axis in exchange.axes if axis in shards and axis not in after.sharded])
+    sent = math.prod([digit.base for digit in alike if digit not in used])
+    # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
+    sent *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
+    for dim in range(len(after.shape)):
+        sent *= _most_along(exchange, dim, paired, used)
+    return sent - least_kept
+
+
+def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: Collection[Digit]) -> int:
+    """Along one dim, the most elements that a rank sends, summed over all receivers that differ in what they want.
+
+    On a replica axis that isn't `paired`, sender and receiver have the same coordinate. The receivers have any on the
+    other axes that cut the target, but for the digits of shard axes that are `used`: these follow from their pairs.
+    """
+    cuts = exchange.cuts(exchange.after.orders[dim])
+    same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]
+    summed = [digit for digit in cuts if digit not in same and digit not in used]
+    return _by_overlaps(exchange, dim, same, summed)

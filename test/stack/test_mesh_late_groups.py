@@ -1,0 +1,45 @@
+# Owner(s): ["oncall: distributed"]
+"""A mesh that is loaded before its groups are made finds them later."""
+
+import io
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class TestMeshLateGroups(TestCase):
+    """Saved as one rank of a world, loaded as another; no bytes move."""
+
+    def _join(self, rank: int) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=16)
+        self.addCleanup(lambda: dist.is_initialized() and dist.destroy_process_group())
+
+    def _make(self):
+        return init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
+
+    def test_groups_that_are_made_later_are_found(self) -> None:
+        self._join(rank=5)
+        saved = io.BytesIO()
+        mesh = self._make()
+        torch.save([mesh, mesh["tp"]], saved)
+        dist.destroy_process_group()
+        for early in (False, True):
+            with self.subTest(before_the_world=early):
+                saved.seek(0)
+                loaded = torch.load(saved, weights_only=False) if early else []
+                self._join(rank=10)
+                mesh, row = loaded or torch.load(saved, weights_only=False)
+                self.assertEqual(mesh.get_coordinate(), [2, 2])
+                with self.assertRaisesRegex(RuntimeError, "no process group here has the ranks"):
+                    mesh.get_group("tp")
+                here = self._make()
+                self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
+                self.assertEqual(row.get_group(), here.get_group("tp"))
+                dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_tests()

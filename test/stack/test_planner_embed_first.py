@@ -1,0 +1,63 @@
+# Owner(s): ["oncall: distributed"]
+"""A shard becomes a term before the other steps where that is faster."""
+
+from unittest import mock
+
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+from planner_simulator import MOVED, is_right, pairs, regions
+from torch_overlay.distributed.tensor._planner.cost import collectives
+from torch_overlay.distributed.tensor._planner.plan import _embed_first, plan
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Embed, Narrow
+
+SIZES = (2, 2)
+
+
+def embedded_first(before, after, groups):
+    """What _embed_first finds on the way to the best plan."""
+    found = []
+
+    def spy(*arguments):
+        found.append(_embed_first(*arguments))
+        return found[-1]
+
+    with mock.patch(f"{plan.__module__}._embed_first", spy):
+        plan(before, after, 4, groups)
+    return found
+
+
+class TestEmbedFirst(TestCase):
+    @parametrize(
+        "source, target, kinds",
+        [
+            ((None, 0), (0, "sum"), [Embed, Narrow]),
+            ((0, 0), (None, "sum"), [Embed, AllGather]),
+            ((0, 0), ("sum", 0), [AllGather, Embed, Narrow]),
+            ((0, 1), (1, "sum"), [Embed, AllToAll]),
+        ],
+    )
+    def test_where_it_comes_first(self, source, target, kinds) -> None:
+        before, after = (regions(ends, (64, 64), SIZES) for ends in (source, target))
+        self.assertEqual([*map(type, plan(before, after, 4, ()))], kinds)
+
+    @parametrize("groups", [None, ()])
+    def test_every_rank_ends_with_its_part_or_its_term(self, groups) -> None:
+        """Whether it is the best or not."""
+        for source, target in pairs((*MOVED, "sum"), (*MOVED, "sum"), 2):
+            before, after = (regions(ends, (5, 4), SIZES) for ends in (source, target))
+            made = after.pending - before.pending
+            if made and made <= before.sharded:
+                (steps,) = embedded_first(before, after, groups)
+                self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
+
+    @parametrize("groups", [None, ()])
+    def test_it_takes_no_more_collectives(self, groups) -> None:
+        for source, target in pairs((*MOVED, "sum"), (*MOVED, "sum"), 2):
+            before, after = (regions(ends, (8, 8), SIZES) for ends in (source, target))
+            self.assertLessEqual(collectives(plan(before, after, 4, groups)), 2, msg=f"{source} to {target}")
+
+
+instantiate_parametrized_tests(TestEmbedFirst)
+
+if __name__ == "__main__":
+    run_tests()
