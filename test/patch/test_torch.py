@@ -262,22 +262,24 @@ def test_many_cycles_leak_nothing():
 def test_enable_is_quick(tmp_path):
     """The first call in a process that has imported torch, as a user who has run it before waits for it.
 
-    In seconds of processor time, since the machine may be busy with others; the best of three, each in a fork of a
-    process that has imported torch and nothing of ours.
+    It takes four to five times the processor time in which Python compiles torch's device_mesh.py, on any machine. The
+    best of three is held, each in a fork of a process that has imported torch and nothing of ours.
     """
     code = f"""
-import os, sys, time, torch, torch.distributed.device_mesh
+import os, sys, time, torch, torch.distributed.device_mesh as mesh
 sys.pycache_prefix, sys.dont_write_bytecode = {str(tmp_path)!r}, False
+source = open(mesh.__file__).read()
 for _ in range(4):
     if not os.fork():
         import torch_overlay
-        start = time.process_time(); torch_overlay.enable(); print(time.process_time() - start, flush=True)
+        start = time.process_time(); torch_overlay.enable(); end = time.process_time()
+        compile(source, "device_mesh.py", "exec"); print((end - start) / (time.process_time() - end), flush=True)
         os._exit(0)
     assert os.wait()[1] == 0"""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
-    times = [float(line) for line in done.stdout.split()[1:]]  # the first wrote the bytecode
-    assert len(times) == 3 and min(times) < 0.05, (times, done.stderr)
+    ratios = [float(line) for line in done.stdout.split()[1:]]  # the first wrote the bytecode, and takes 20
+    assert len(ratios) == 3 and min(ratios) < 8, (ratios, done.stderr)
 
 
 def test_rows_are_values():
