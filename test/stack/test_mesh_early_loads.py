@@ -35,6 +35,7 @@ class SavedMeshTest(TestCase):
 class TestMeshEarlyLoads(SavedMeshTest):
     def test_loaded_early_it_waits_for_the_world(self) -> None:
         mesh, row = torch.load(self.saved, weights_only=False)
+        self.assertEqual(mesh.get_coordinate(), [1, 1], "of rank 5, which saved it")
         self._join(rank=10)
         here = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
         self.assertEqual(mesh.get_coordinate(), [2, 2])

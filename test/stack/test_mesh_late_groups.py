@@ -5,7 +5,7 @@ import io
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -39,6 +39,24 @@ class TestMeshLateGroups(TestCase):
                 self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
                 self.assertEqual(row.get_group(), here.get_group("tp"))
                 dist.destroy_process_group()
+
+    def _from_groups(self):
+        ranks = torch.arange(16).reshape(4, 4)
+        groups = [dist.new_subgroups_by_enumeration(copies.tolist())[0] for copies in (ranks.T, ranks)]
+        return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("dp", "tp"))
+
+    def test_a_slice_finds_a_users_group_that_is_made_later(self) -> None:
+        self._join(rank=5)
+        saved = io.BytesIO()
+        torch.save(self._from_groups(), saved)
+        dist.destroy_process_group()
+        self._join(rank=5)
+        saved.seek(0)
+        mesh = torch.load(saved, weights_only=False)
+        row = mesh["tp"]
+        here = self._from_groups()
+        self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
+        self.assertEqual(row.get_group(), here.get_group("tp"))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,29 @@ class TestMeshPickling(SavedMeshTest):
             self.assertEqual(dist.get_process_group_ranks(mesh.get_group(name)), ranks)
         self.assertEqual(dist.get_process_group_ranks(row.get_group()), [8, 9, 10, 11])
 
+    def test_each_axis_is_found_by_itself(self) -> None:
+        """Rank 9 has the saver's group along dp, and another one along tp."""
+        self._join(rank=5)
+        saved = io.BytesIO()
+        torch.save([init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp")) for _ in range(2)], saved)
+        dist.destroy_process_group()
+        self._join(rank=9)
+        here = [init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp")) for _ in range(2)]
+        saved.seek(0)
+        for made, loaded in zip(here, torch.load(saved, weights_only=False), strict=True):
+            self.assertEqual(loaded.get_group("dp"), made.get_group("dp"))
+            self.assertEqual(loaded.get_group("tp").size(), 4)
+
+    def test_a_users_group_is_found_in_its_order(self) -> None:
+        self._join(rank=5)
+        ranks = [7, 6, 5, 4]
+        mesh = DeviceMesh.from_group(dist.new_group(ranks, sort_ranks=False), "cpu")
+        self.assertEqual(mesh.mesh.tolist(), ranks)
+        saved = io.BytesIO()
+        torch.save(mesh, saved)
+        saved.seek(0)
+        self.assertEqual(torch.load(saved, weights_only=False).get_group(), mesh.get_group())
+
     def _backward(self) -> list[DeviceMesh]:
         ranks = torch.arange(16).flip(0).reshape(4, 4)
         orders = (False, True)

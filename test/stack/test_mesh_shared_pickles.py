@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed import config
+from torch_overlay.distributed import _universe, config
 
 
 class SavedUniverseTest(TestCase):
@@ -49,6 +49,19 @@ class TestSharedPickles(SavedUniverseTest):
         (loaded,) = torch.load(saved, weights_only=False)
         self.assertEqual(loaded.get_group("b"), equal.get_group("b"))
         self.assertEqual(saved_name, others[1].get_group("y").group_name)
+
+    def test_a_private_mesh_gives_none(self) -> None:
+        """Though its group along b has the name that was saved."""
+        saved = self._saved(self._meshes()[0])
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=7, world_size=64)
+        with _universe.private_groups():
+            private = self._meshes()[0]
+        (loaded,) = torch.load(saved, weights_only=False)
+        for name in ("a", "b"):
+            with self.assertRaisesRegex(RuntimeError, "no process group here has the ranks"):
+                loaded.get_group(name)
+            self.assertEqual(private.get_group(name).size(), dict(a=4, b=16)[name])
 
 
 if __name__ == "__main__":

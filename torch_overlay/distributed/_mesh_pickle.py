@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ._group_table import GroupTable
     from ._rank_map import RankMap
-    from ._universe import Universe, World
+    from ._universe import Universe
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
@@ -41,7 +41,7 @@ OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 
 class OfTheRank:
-    """An attribute in which a mesh says something of this rank. Every mesh but one that was loaded early has it in its
+    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded early and has it has it in its
     ``__dict__``, where it is found first.
 
     One that was loaded where there was no world says what the saver's said, until there is a world. Then it, and one
@@ -99,7 +99,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_rank" in mesh.__dict__:
         mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     else:
-        mesh._rank = -1  # files of releases before 2.11 have coordinates only
+        mesh._rank = -1  # files of releases before 2.11 have coordinates only; till there is a world it isn't known
     if not is_initialized():
         wait_for_world(mesh)
     elif "_dim_group_names" in state:
@@ -187,29 +187,29 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
 
 
 def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, private: str | None) -> str | None:
-    """The name of a live group: that of the saved name if no mesh made it, as of a mesh that was made from a user's
-    group; of another universe over the same ranks, that one first which is ``like`` the saved one; or one that no table
-    has."""
-    tables = _tables(current_world())
-    made = {entry.group_name for table in tables for entry in list(table.entries.values())}
-    fitting = _open(wanted.ranks)
-    if wanted.saved_name in fitting and wanted.saved_name not in made:
+    """The name of a live group, from the first of these that has one:
+
+    - groups that no mesh made, as of a mesh that was made from a user's group: that of the saved name;
+    - of a mesh that isn't private: the default group;
+    - the universe ``like`` the saved one, then the others that aren't private: an axis of the same name;
+    - groups that were made for a mesh and that no table has.
+    """
+    world = current_world()
+    tables = [*(universe.table for universe in world.universes), world.table]
+    known = {entry.group_name for table in tables for entry in list(table.entries.values())}
+    others = {name: text for name, text in _open(wanted.ranks).items() if name not in known}
+    if wanted.saved_name in others:
         return wanted.saved_name
     if private is not None or wanted.apart:
         return None
     if wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
-    tables = [like.table, *tables] if like is not None else tables
-    names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
+    shared = [universe.table for universe in (like, *world.universes) if universe and universe.private is None]
+    names = [name for table in (*shared, world.table) if (name := _of_table(table, wanted)) and find_group(name)]
     if number is None and wanted.saved_name in names:  # a window has no universe of its own
         return wanted.saved_name
-    made_for_meshes = (name for name, text in fitting.items() if text.startswith("mesh_"))
+    made_for_meshes = (name for name, text in others.items() if text.startswith("mesh_"))
     return next(iter(names), None) or next(made_for_meshes, None)
-
-
-def _tables(world: World) -> list[GroupTable]:
-    """Those whose groups others may use."""
-    return [*(known.table for known in world.universes if known.private is None), world.table]
 
 
 def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
@@ -218,7 +218,8 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
         entry.group_name
         for key, entry in list(table.entries.items())
         if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
-        if key.number or not wanted.apart
+        # A view that is apart has some axes of the mesh that it was made of.
+        if entry.apart == wanted.apart or (wanted.apart and entry.group_name == wanted.saved_name)
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
 

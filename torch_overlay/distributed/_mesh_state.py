@@ -217,9 +217,12 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None) 
     if rank is not None:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    held = group_names(parent) or ()  # first: a loaded mesh may find its groups here
+    saved = parent.__dict__.get("_of_saver")
     if groups is not None:
-        mesh._dim_group_names = list(groups)
-    if "_of_saver" in parent.__dict__:
+        theirs = dict(zip(held, saved.get("_dim_group_names", ()))) if saved else {}
+        mesh._dim_group_names = [theirs.get(name, name) for name in groups]
+    if saved is not None:
         wait_for_world(mesh)
     return mesh
 

@@ -62,7 +62,7 @@ class Request:
         view: of the one axis.
         name: what the axis is called.
         override: the backend and options that the user gave for it.
-        device_type: the mesh's, which a gloo world may not serve.
+        device_type: the mesh's.
         joint: whether the group is for redistributions over several axes, and not for an axis that the user made.
     """
 
@@ -102,6 +102,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     _counted.made += _counted.calls > calls  # overlay only
     _counted.shared += _counted.calls == calls  # overlay only
     mine.users.add(universe.serial)
+    _note_apart(mine, universe)
     return _named(mine, request)
 
 
@@ -120,8 +121,8 @@ def _copies(view: View, alone: bool) -> list[list[int]]:
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
     """Whether the axis gets the default group, as an axis does that is the whole world.
 
-    A gloo world can't serve device tensors, so an axis of another device's mesh gets a group of its own. What the mesh
-    is for decides, and not what this host has, which may differ from host to host.
+    Beside a gloo default group, a mesh of other devices than CPUs has a group of its own, as it had before. What the
+    mesh is for decides, and not what this host has, which may differ from host to host.
     """
     if request.joint or universe.private or making_private.get() or not _covers_world(request, world.size()):
         return False
@@ -161,6 +162,11 @@ def _shares_nothing(universe: Universe, request: Request) -> bool:
 def _note_override(universe: Universe, request: Request, mine: Entry | None) -> None:
     """Note the backend and options of an axis, for groups over several axes, which need equal ones."""
     universe.overrides[mine.group_name if mine else request.view.layout.axes[0]] = request.override
+
+
+def _note_apart(entry: Entry, universe: Universe) -> None:
+    """Note whether a view asked that is apart, which shares no group with its root mesh."""
+    entry.apart |= making_private.get() and not universe.private
 
 
 def _named(entry: Entry, request: Request) -> ProcessGroup | None:

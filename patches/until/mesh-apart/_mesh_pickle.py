@@ -46,23 +46,28 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
 
 
 def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, private: str | None) -> str | None:
-    """The name of a live group: that of the saved name if no mesh made it, as of a mesh that was made from a user's
-    group; of another universe over the same ranks, that one first which is ``like`` the saved one; or one that no table
-    has."""
-    tables = _tables(current_world())
-    made = {entry.group_name for table in tables for entry in list(table.entries.values())}
-    fitting = _open(wanted.ranks)
-    if wanted.saved_name in fitting and wanted.saved_name not in made:
+    """The name of a live group, from the first of these that has one:
+
+    - groups that no mesh made, as of a mesh that was made from a user's group: that of the saved name;
+    - of a mesh that isn't private: the default group;
+    - the universe ``like`` the saved one, then the others that aren't private: an axis of the same name;
+    - groups that were made for a mesh and that no table has.
+    """
+    world = current_world()
+    tables = [*(universe.table for universe in world.universes), world.table]
+    known = {entry.group_name for table in tables for entry in list(table.entries.values())}
+    others = {name: text for name, text in _open(wanted.ranks).items() if name not in known}
+    if wanted.saved_name in others:
         return wanted.saved_name
     if private is not None:
         return None
     if wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
-    tables = [like.table, *tables] if like is not None else tables
-    names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
+    shared = [universe.table for universe in (like, *world.universes) if universe and universe.private is None]
+    names = [name for table in (*shared, world.table) if (name := _of_table(table, wanted)) and find_group(name)]
     if number is None and wanted.saved_name in names:  # a window has no universe of its own
         return wanted.saved_name
-    made_for_meshes = (name for name, text in fitting.items() if text.startswith("mesh_"))
+    made_for_meshes = (name for name, text in others.items() if text.startswith("mesh_"))
     return next(iter(names), None) or next(made_for_meshes, None)
 
 

@@ -30,7 +30,7 @@ class Request:
         view: of the one axis.
         name: what the axis is called.
         override: the backend and options that the user gave for it.
-        device_type: the mesh's, which a gloo world may not serve.
+        device_type: the mesh's.
     """
 
     view: View
@@ -42,8 +42,8 @@ class Request:
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
     """Whether the axis gets the default group, as an axis does that is the whole world.
 
-    A gloo world can't serve device tensors, so an axis of another device's mesh gets a group of its own. What the mesh
-    is for decides, and not what this host has, which may differ from host to host.
+    Beside a gloo default group, a mesh of other devices than CPUs has a group of its own, as it had before. What the
+    mesh is for decides, and not what this host has, which may differ from host to host.
     """
     if universe.private or making_private.get() or not _covers_world(request, world.size()):
         return False

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.distributed_c10d import get_rank
+from torch.distributed.distributed_c10d import _resolve_process_group, get_rank
 
-from ._mesh_layout import _MeshLayout
 from ._mesh_state import shared_state, thread_id, view_of
 
 if TYPE_CHECKING:
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class OfTheRank(...):
-    """An attribute in which a mesh says something of this rank. Every mesh but one that was loaded where there was no
-    world has it in its ``__dict__``, where it is found first.
+    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded where there was no world and
+    has it has it in its ``__dict__``, where it is found first.
 
     That one says what the saver's said, until there is a world. Then it finds out what holds here, and stores it.
     """
@@ -42,16 +41,12 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     """The name of this rank's group on each axis, found by its ranks, since names depend on the order in which a
     process made its groups; none on a rank outside."""
-    axes = view.layout.axes if mesh._coordinate_on_dim is not None else ()
-    wanted = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
-    if not mesh._preserve_rank_order:
-        wanted = [sorted(ranks) for ranks in wanted]  # as new_group sorts them
-    groups = [_open(ranks) for ranks in wanted]
-    names = saved[: len(wanted)]
-    # Either all names are this process's or none is: a number may be another mesh's here.
-    if len(names) < len(wanted) or any(name not in found for name, found in zip(names, groups, strict=True)):
-        names = [_of_a_mesh(ranks, found) or f"{UNBOUND}{ranks}" for ranks, found in zip(wanted, groups, strict=True)]
-    mesh._pg_registry.update((name, found[name]) for name, found in zip(names, groups, strict=True) if name in found)
+    names: list[str] = []
+    for wanted in _wanted(mesh, view, saved):
+        name = _find(wanted)
+        names.append(name or f"{UNBOUND}{wanted.ranks}")
+        if name is not None:
+            mesh._pg_registry[name] = _resolve_process_group(name)
     mesh._dim_group_names = names
     mesh.__dict__.pop("_of_saver", None)
     return names

@@ -43,8 +43,8 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
 def _default_serves(world: ProcessGroup, request: Request) -> bool:
     """Whether the axis gets the default group, as an axis does that is the whole world.
 
-    A gloo world can't serve device tensors, so an axis of another device's mesh gets a group of its own. What the mesh
-    is for decides, and not what this host has, which may differ from host to host.
+    Beside a gloo default group, a mesh of other devices than CPUs has a group of its own, as it had before. What the
+    mesh is for decides, and not what this host has, which may differ from host to host.
     """
     if not _covers_world(request, world.size()):
         return False

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
+from torch.distributed.distributed_c10d import _resolve_process_group, get_rank, get_world_size, is_initialized
 
-from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import lay_aside, shared_state, stored_ranks, thread_id, view_of, wait_for_world
 from ._torch_layout import from_torch
@@ -38,7 +37,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_rank" in mesh.__dict__:
         mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     else:
-        mesh._rank = -1  # files of releases before 2.11 have coordinates only
+        mesh._rank = -1  # files of releases before 2.11 have coordinates only; till there is a world it isn't known
     if not is_initialized():
         wait_for_world(mesh)
     elif "_dim_group_names" in state:
@@ -68,9 +67,8 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     for wanted in _wanted(mesh, view, saved):
         name = _find(wanted)
         names.append(name or f"{UNBOUND}{wanted.ranks}")
-        group = find_group(name) if name else None
-        if group is not None:
-            mesh._pg_registry[group.group_name] = group
+        if name is not None:
+            mesh._pg_registry[name] = _resolve_process_group(name)
     if any(name.startswith(UNBOUND) for name in names):
         lay_aside(mesh, {"_dim_group_names": saved})
     else:
@@ -102,8 +100,8 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
 
 
 def _find(wanted: _Wanted) -> str | None:
-    """The name of a live group over exactly these ranks in this order: that of the saved name, else the first that was
-    made for a mesh."""
+    """The name of a live group over exactly these ranks in this order: that of the saved name, else the default group,
+    else the first that was made for a mesh."""
     fitting = _open(wanted.ranks)
     if wanted.saved_name in fitting:
         return wanted.saved_name

@@ -47,7 +47,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_rank" in mesh.__dict__:
         mesh._coordinate_on_dim = view.coordinate(mesh._rank)
     else:
-        mesh._rank = -1  # files of releases before 2.11 have coordinates only
+        mesh._rank = -1  # files of releases before 2.11 have coordinates only; till there is a world it isn't known
     if not is_initialized():
         wait_for_world(mesh)
     elif "_dim_group_names" in state:

@@ -12,8 +12,6 @@ from ._universe import find_universe
 if TYPE_CHECKING:
     from ._rank_map import RankMap
 
-_tables = ...
-
 
 def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
     """The name of a group over exactly these ranks in this order.

@@ -1,0 +1,16 @@
+"""Before groups are shared: new_group sorts the ranks of most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ._view import View
+
+
+def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
+    """The ranks of the group of an axis, in the group's order."""
+    ranks = axis.ranks(mesh._rank)
+    return ranks if mesh._preserve_rank_order else sorted(ranks)  # as new_group sorts them
