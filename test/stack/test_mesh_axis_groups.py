@@ -21,6 +21,9 @@ class TestAxisGroups(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
+        switched_on = config.patch(mesh_share_groups="names")
+        switched_on.__enter__()
+        self.addCleanup(switched_on.__exit__, None, None, None)
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
         self.addCleanup(dist.destroy_process_group)
         patched = mock.patch.object(distributed_c10d, "new_group", wraps=distributed_c10d.new_group)
@@ -38,7 +41,6 @@ class TestAxisGroups(TestCase):
     def _group(self, universe, request):
         return getattr(axis_group(universe, request), "group_name", None)
 
-    @config.patch(mesh_share_groups="names")
     def test_members_make_it_once(self) -> None:
         universe = current_world().open_universe(RankMap.identity(8))
         first = self._group(universe, self._axis(range(8)))
@@ -49,7 +51,7 @@ class TestAxisGroups(TestCase):
         other = current_world().open_universe(RankMap.identity(8))
         self.assertNotEqual(self._group(other, self._axis(range(8))), first, msg="another universe")
 
-    @config.patch(mesh_share_groups="names", mesh_create_groups="world")
+    @config.patch(mesh_create_groups="world")
     def test_all_ranks_of_the_world_make_it_if_asked(self) -> None:
         universe = current_world().open_universe(RankMap.identity(8))
         self._group(universe, self._axis(range(8)))
@@ -65,6 +67,13 @@ class TestAxisGroups(TestCase):
         universe = current_world().open_universe(RankMap([0, 1, 2, 3]))
         self.assertIsNone(axis_group(universe, self._axis([0, 1, 2, 3])))
         self.made.assert_not_called()
+
+    def test_one_that_members_destroyed_is_made_again(self) -> None:
+        universe = current_world().open_universe(RankMap.identity(8))
+        first = axis_group(universe, self._axis(range(8)))
+        dist.destroy_process_group(first)
+        again = axis_group(universe, self._axis(range(8)))
+        self.assertEqual(dist.get_process_group_ranks(again), [4, 5, 6, 7])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """Axes over the same ranks share one process group, and each rank makes only the groups that it is in."""
 
+import pickle
 from unittest import mock
 
 import torch.distributed as dist
@@ -31,8 +32,9 @@ class TestSharedGroups(TestCase):
 
     def test_one_call_for_each_axis(self) -> None:
         init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
-        asked = [call.kwargs["ranks"] for call in self.made.call_args_list]
-        self.assertEqual([len(ranks) for ranks in asked if len(ranks) < 64], [4, 4, 4])
+        calls = [call.kwargs for call in self.made.call_args_list]
+        asked = [said["ranks"] for said in calls if said["group_desc"] in ("mesh_a", "mesh_b", "mesh_c")]
+        self.assertEqual([len(ranks) for ranks in asked], [4, 4, 4])
         self.assertTrue(all(5 in ranks for ranks in asked))
 
     def test_an_axis_has_one_group_in_all_views(self) -> None:
@@ -62,11 +64,18 @@ class TestSharedGroups(TestCase):
         self.assertNotEqual(turned.get_group("b"), plain.get_group("b"))
         self.assertEqual(dist.get_process_group_ranks(turned.get_group("b")), list(reversed(range(8))))
 
-    def test_preserve_rank_order_is_honoured_and_part_of_the_mesh(self) -> None:
-        ranks = [*range(7, -1, -1), *range(8, 64)]
-        plain, ordered = (DeviceMesh("cpu", ranks, preserve_rank_order=said) for said in (False, True))
-        self.assertEqual(dist.get_process_group_ranks(ordered.get_group()), ranks)
-        self.assertNotEqual(ordered, plain)
+        loaded = pickle.loads(pickle.dumps(turned))
+        self.assertEqual(loaded.get_group("b"), turned.get_group("b"))
+
+    def test_ranks_and_world_share_more(self) -> None:
+        shared = {}
+        for policy in ("ranks", "world"):
+            with config.patch(mesh_share_groups=policy):
+                one, other = (init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b")) for _ in range(2))
+                renamed = one["b"]._unflatten(0, (16,), ("z",))
+                groups = [mesh.get_group(name) for mesh, name in ((one, "b"), (renamed, "z"), (other, "b"))]
+                shared[policy] = [group == groups[0] for group in groups[1:]]
+        self.assertEqual(shared, {"ranks": [True, False], "world": [True, True]})
 
 
 if __name__ == "__main__":

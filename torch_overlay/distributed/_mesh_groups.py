@@ -1,5 +1,4 @@
-"""The groups of a mesh: one for each axis and, for redistributions, some over several axes together. Made when the mesh
-is, or when its owner asks; found by name afterwards."""
+"""The groups of a mesh: made with it, found by name afterwards."""
 
 from __future__ import annotations
 

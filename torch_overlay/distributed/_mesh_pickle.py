@@ -41,8 +41,8 @@ OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 
 class OfTheRank:
-    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded early and has it has it in its
-    ``__dict__``, where it is found first.
+    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded early has it in its
+    ``__dict__`` if at all, and there it is found first.
 
     One that was loaded where there was no world says what the saver's said, until there is a world. Then it, and one
     that was loaded before its groups were made, finds out on each request what holds here, and stores it once all is

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class OfTheRank(...):
-    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded where there was no world and
-    has it has it in its ``__dict__``, where it is found first.
+    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded where there was no world
+    has it in its ``__dict__`` if at all, and there it is found first.
 
     That one says what the saver's said, until there is a world. Then it finds out what holds here, and stores it.
     """

@@ -22,7 +22,8 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
     Collective: where the backend lets members create alone, the members call it; else every rank of the world does.
 
     Raises:
-        RuntimeError: a member didn't take part within the timeout, or the group was made and then destroyed.
+        RuntimeError: a member didn't take part within the timeout, or the group was made and then destroyed, where
+            not only its members make it.
     """
     world = distributed_c10d._get_default_group()
     if _default_serves(world, request):

@@ -18,6 +18,6 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
     mesh._root_mesh = root
     mesh._flatten_mapping = {}
     mesh._pg_registry = {}
-    mesh._thread_id = parent._thread_id
+    mesh._thread_id = getattr(parent, "_thread_id", None)
     mesh._hash = None
     return mesh
