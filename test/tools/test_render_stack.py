@@ -225,6 +225,21 @@ def test_torchs_own_words_stay(states):
     assert ast.dump(told[0].args) == ast.dump(told[1].args)
 
 
+def test_a_parameter_that_takes_more_says_so(states):
+    """The constructor takes a RankMap beside a tensor, and of its other parameters torch's types stay."""
+    import ast
+
+    taken = []
+    for state in (states[0], states[-1]):
+        tree = ast.parse(state["torch/distributed/device_mesh.py"])
+        (mesh,) = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "DeviceMesh"]
+        (init,) = [n for n in mesh.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        taken.append({a.arg: ast.unparse(a.annotation) for a in init.args.args + init.args.kwonlyargs if a.annotation})
+    before, after = taken
+    assert after.pop("_rank_map") == "RankMap | " + before.pop("_rank_map")
+    assert {name: after[name].strip("'") for name in before} == {name: said.strip("'") for name, said in before.items()}
+
+
 def digest(state) -> str:
     return hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest()
 

@@ -144,7 +144,8 @@ class _Fit(cst.CSTTransformer):
 
 
 def _documented(ours: cst.BaseStatement, torchs: cst.FunctionDef | None) -> cst.BaseStatement:
-    """Ours with what torch's says of itself: the docstring, and the types of parameters that both have."""
+    """Ours with what torch's says of itself: the docstring, and the types of parameters that both have, unless
+    ours takes more."""
     if torchs is None or not isinstance(ours, cst.FunctionDef):
         return ours
     types = {p.name.value: p.annotation for p in _params(torchs) if p.annotation}
@@ -169,7 +170,14 @@ class _Retype(cst.CSTTransformer):
         self.types = types
 
     def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated.with_changes(annotation=self.types.get(updated.name.value, updated.annotation))
+        torchs = self.types.get(updated.name.value, updated.annotation)
+        return updated if _members(torchs) < _members(updated.annotation) else updated.with_changes(annotation=torchs)
+
+
+def _members(annotation: cst.Annotation | None) -> set[str]:
+    """Of a union of types, or one of them, as text."""
+    code = cst.Module([]).code_for_node(annotation.annotation) if annotation is not None else ""
+    return {member.strip() for member in code.split("|")}
 
 
 @functools.lru_cache(maxsize=16)

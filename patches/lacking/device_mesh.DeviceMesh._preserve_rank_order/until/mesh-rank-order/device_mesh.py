@@ -27,7 +27,7 @@ class _DeviceMesh(...):
         _init_backend: bool = True,
         _rank: int | None = None,
         _layout: Any = None,
-        _rank_map: Any = None,
+        _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
         """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is private."""
@@ -43,7 +43,7 @@ class _DeviceMesh(...):
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
-        self._hash = None
+        self._hash: int | None = None
         put_state(self, View(shared.rank_map, view.layout), shared)
         if device_type == "xla":
             return
