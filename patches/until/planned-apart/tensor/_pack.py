@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,12 @@ Pieces = Sequence[tuple[int, "Box"]]  # where each box begins in a flat tensor
 
 def assembled(flat: torch.Tensor, pieces: Pieces, shape: Sequence[int]) -> torch.Tensor:
     """A tensor of this shape from blocks that lie at these offsets of a flat one; a view of it where they lie in place
-    there."""
+    there. What lies behind them isn't read."""
     if not pieces:
         return nothing_of(flat, shape)
     dim = _row(pieces, shape)
     if dim is not None and _in_place(pieces, dim, shape):
-        return flat.view(shape)
+        return flat.narrow(0, 0, math.prod(shape)).view(shape)
     views = [view_of(flat, at, box) for at, box in pieces]
     if dim is None:
         whole = flat.new_empty(shape)
