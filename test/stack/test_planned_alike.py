@@ -38,6 +38,17 @@ class TestAlike(TestCase):
         came = torch.cat([rows_of.flatten() for rows_of in part(whole, place.wanted).split(2)])
         self.assertEqual(land(came), part(whole, place.wanted))
 
+    def test_a_group_in_another_order_goes_by_pieces(self) -> None:
+        whole = torch.arange(64).reshape(8, 8)
+        rows, columns = (Regions.of((dim,), (None,), (8, 8), (4,)) for dim in (0, 1))
+        place = Place((1,), rows.box((1,)), columns.box((1,)))
+        group = Group("", (3, 2, 1, 0), in_order=False)
+        pack, _, land = all_to_all(AllToAll(rows, columns, (0,)), place, group, torch.Tensor.clone)
+        sent = torch.cat([columns_of.flatten() for columns_of in reversed(part(whole, place.held).split(2, dim=1))])
+        self.assertEqual(pack(part(whole, place.held)), sent)
+        came = torch.cat([rows_of.flatten() for rows_of in reversed(part(whole, place.wanted).split(2))])
+        self.assertEqual(land(came), part(whole, place.wanted))
+
 
 if __name__ == "__main__":
     run_tests()

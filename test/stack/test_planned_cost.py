@@ -11,6 +11,10 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
+from torch_overlay.distributed.tensor._planned_cost import planned_cost
+from torch_overlay.distributed.tensor._planner.cost import Cost
+from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.steps import AllGather
 
 
 class TestPlannedCost(TestCase):
@@ -25,21 +29,29 @@ class TestPlannedCost(TestCase):
         self.mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))
         self.mesh._flatten("ab")
 
-    def _cost(self, source, target) -> float:
+    def _cost(self, source, target, price=redistribute_cost) -> float:
         meta = TensorMeta(torch.Size((64, 64)), (64, 1), torch.float32)
-        return redistribute_cost(*(DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)))
+        return price(*(DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)))
 
     def test_a_move_over_two_axes_costs_what_one_collective_costs(self) -> None:
-        moves = ((Shard(0), Shard(0)), (Replicate(), Shard(0)), (Shard(0), Replicate()))
+        rows, replicas = (Regions.of((dim, dim), (None, None), (64, 64), (8, 8)) for dim in (0, None))
+        gather = 1e6 * Cost.of(None, None).seconds(AllGather(rows, replicas, (0, 1)), itemsize=4)
+        ends = (Shard(0), Shard(0)), (Replicate(), Replicate())
+        self.assertNotEqual(self._cost(*ends), gather)
         with config.patch(**self.BY_PLAN):
-            both, outer, inner = (self._cost(source, (Replicate(), Replicate())) for source in moves)
-        self.assertGreater(both, max(outer, inner))
-        self.assertLess(both, outer + inner)
+            self.assertEqual(self._cost(*ends), gather)
 
     def test_what_stays_costs_nothing(self) -> None:
         with config.patch(**self.BY_PLAN):
-            self.assertEqual(self._cost((Shard(0), Replicate()), (Shard(0), Replicate())), 0)
-            self.assertEqual(self._cost((Replicate(), Replicate()), (Replicate(), Shard(1))), 0)
+            self.assertEqual(self._cost((Shard(0), Replicate()), (Shard(0), Replicate()), planned_cost), 0)
+            self.assertEqual(self._cost((Replicate(), Replicate()), (Replicate(), Shard(1)), planned_cost), 0)
+
+    def test_shards_that_become_terms_cost_what_they_did(self) -> None:
+        ends = (Shard(0), Replicate()), (Partial(), Replicate())
+        before = self._cost(*ends)
+        with config.patch(**self.BY_PLAN):
+            self.assertIsNone(self._cost(*ends, planned_cost))
+            self.assertEqual(self._cost(*ends), before)
 
     def test_by_default_the_steps_are_priced(self) -> None:
         before = self._cost((Partial(), Shard(0)), (Replicate(), Replicate()))

@@ -9,7 +9,8 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_overlay.distributed.tensor._joint_groups import Group
-from torch_overlay.distributed.tensor._pack import part
+from torch_overlay.distributed.tensor._pack import assembled, part
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Narrow
 from torch_overlay.distributed.tensor._run import runners
@@ -25,10 +26,10 @@ class TestGathers(DTensorOpTestBase):
     def _regions(self, dim, shape) -> Regions:
         return Regions.of((dim,), (None,), shape, (4,))
 
-    def _moved(self, steps, local, async_op=False) -> torch.Tensor:
+    def _moved(self, steps, local, async_op=False, in_order=True) -> torch.Tensor:
         mesh = init_device_mesh("cpu", (4,))
-        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
-        place = (self.rank,)
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order)
+        place = (self.rank,) if len(steps[0].axes) == 1 else divmod(self.rank, 2)
         held = steps[0].before.box(place)
         for function in runners(steps, place, held, lambda axes: group, async_op):
             local = function(local)
@@ -44,7 +45,26 @@ class TestGathers(DTensorOpTestBase):
                 [AllToAll(rows, columns, (0,)), AllGather(columns, replicas, (0,)), Narrow(replicas, rows)],
             ):
                 held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))
-                self.assertEqual(self._moved(steps, part(whole, held)), part(whole, wanted), msg=f"{shape}: {steps}")
+                for in_order in (True, False):  # by operations that compilers know, or box by box
+                    moved = self._moved(steps, part(whole, held), in_order=in_order)
+                    self.assertEqual(moved, part(whole, wanted), msg=f"{shape}: {steps}, {in_order}")
+
+    def test_gathers_of_two_dims(self) -> None:
+        """By one permute where the boxes are alike, else each padded to the largest."""
+        for shape in ((8, 8), (5, 7), (1, 3)):
+            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
+            blocks, replicas = (Regions.of(dims, (None, None), shape, (2, 2)) for dims in ((0, 1), (None, None)))
+            step = AllGather(blocks, replicas, (0, 1))
+            self.assertEqual(self._moved([step], part(whole, blocks.box(divmod(self.rank, 2)))), whole, msg=f"{shape}")
+
+    def test_padding_stays_where_it_is_little(self) -> None:
+        """A view keeps in memory what it is a view of."""
+        pieces = [(0, Box((0, 0), (5, 7)))]
+        for padding, is_view in ((5, True), (40, False)):
+            flat = torch.arange(35 + padding)
+            whole = assembled(flat, pieces, (5, 7))
+            self.assertEqual(whole, flat[:35].view(5, 7))
+            self.assertEqual(whole.data_ptr() == flat.data_ptr(), is_view)
 
     def test_types_that_some_backends_do_not_move_travel_as_bytes(self) -> None:
         sent = []

@@ -7,7 +7,8 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed.tensor._joint_groups import at_hand, joint_axes
+from torch_overlay.distributed.tensor._joint_groups import Group, at_hand
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.distributed.tensor._site import Site
 
 PAIRS = [(0, 1), (0, 2), (1, 2)]
@@ -29,7 +30,7 @@ class TestGroupsAtHand(TestCase):
     def test_what_a_mesh_brings(self, joint, axes) -> None:
         mesh = self._mesh(joint)
         with config.patch(mesh_share_groups="names", mesh_joint_groups=joint):
-            self.assertEqual(sorted(joint_axes(mesh)), sorted(axes))
+            self.assertEqual(sorted(at_hand(mesh, Site.of(mesh)).joint), sorted(axes))
             for found in axes:
                 ranks = mesh[tuple("abc"[axis] for axis in found)].mesh.flatten().tolist()
                 name = at_hand(mesh, Site.of(mesh)).find(mesh, found).name
@@ -41,9 +42,31 @@ class TestGroupsAtHand(TestCase):
         with config.patch(mesh_share_groups="names", mesh_joint_groups="existing"):
             mesh = self._mesh("existing")
             flat = mesh["b", "c"]._flatten("bc")
-            self.assertEqual(joint_axes(mesh), {(1, 2)})
-            group = at_hand(mesh, Site.of(mesh)).find(mesh, (1, 2))
+            known = at_hand(mesh, Site.of(mesh))
+            self.assertEqual(known.joint, {(1, 2)})
+            group = known.find(mesh, (1, 2))
             self.assertEqual((group.name, group.places), (flat.get_group().group_name, (0, 1, 2, 3)))
+
+    def test_a_group_may_have_its_own_order_but_no_other_ranks(self) -> None:
+        ranks = [[3, 2, 1, 0], [7, 6, 5, 4]]
+        groups = [dist.new_group([1, 5]), dist.new_group([4, 5, 6, 7])]
+        mesh = DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("a", "b"))
+        known = at_hand(mesh, Site.of(mesh))
+        self.assertEqual(known.find(mesh, (0,)), Group(groups[0].group_name, (0, 1), in_order=True))
+        self.assertEqual(known.find(mesh, (1,)), Group(groups[1].group_name, (3, 2, 1, 0), in_order=False))
+        swapped = DeviceMesh.from_group(groups[::-1], "cpu", mesh=ranks, mesh_dim_names=("a", "b"))
+        with self.assertRaisesRegex(NotPlanned, r"holds \[4, 5, 6, 7\], not \[1, 5\]"):
+            at_hand(swapped, Site.of(swapped)).find(swapped, (0,))
+
+    def test_what_was_found_is_remembered_until_the_group_is_gone(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 4))
+        known = at_hand(mesh, Site.of(mesh))
+        found = known.find(mesh, (1,))
+        self.assertIs(at_hand(mesh, Site.of(mesh)), known)
+        self.assertIs(known.find(mesh, (1,)), found)
+        dist.destroy_process_group(mesh.get_group(1))
+        with self.assertRaisesRegex(RuntimeError, "the process group over dim_1 .* is gone"):
+            known.find(mesh, (1,))
 
 
 instantiate_parametrized_tests(TestGroupsAtHand)

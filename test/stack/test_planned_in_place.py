@@ -32,9 +32,9 @@ class TestInPlace(TestCase):
                 self.assertTrue(_pack.is_large(asks, 4))
 
     @parametrize("members", [3, 4])  # with 4 a sorted block has the shape of the block
-    @parametrize("large", [_pack.LARGE, 480, 0])
+    @parametrize("large", [_pack.LARGE, 900, 480, 0])
     def test_large_blocks_are_sorted_where_they_are(self, large, members) -> None:
-        """There are two blocks of 480 bytes or more."""
+        """There are two blocks of 480 bytes or 640; where only both together are large, they are copied at once."""
         lengths = (2, members, 4, 5)
         grid = Grid(lengths, lengths, (0, 2, 1, 3))
         flat, shape = torch.arange(40 * members), (8, 5 * members)

@@ -2,12 +2,14 @@
 """A program runs a plan on one rank, as often as it is asked to."""
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
-from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed.tensor._pack import part
 from torch_overlay.distributed.tensor._planner.steps import ReduceScatter
@@ -60,6 +62,23 @@ class TestProgram(DTensorOpTestBase):
             rounds.append(max(step.rounds for step in program.steps if isinstance(step, ReduceScatter)))
         self.assertGreater(rounds[0], 1)
         self.assertEqual(rounds[1], 1)
+
+
+class TestGone(TestCase):
+    """In a world of 4 of which this process plays one; no bytes move."""
+
+    def test_a_group_that_is_gone_is_named(self) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        meta = TensorMeta(torch.Size((4, 3)), (3, 1), torch.float32)
+        ends = ((Replicate(), Shard(0)), (Replicate(), Replicate()))
+        specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]
+        program = make_program(Question.of(mesh, *specs, (4, 3), torch.float32), mesh)
+        program.make_ready(mesh)
+        dist.destroy_process_group(mesh.get_group("b"))
+        with self.assertRaisesRegex(RuntimeError, "the process group over b of .* is gone"):
+            program.run(torch.ones(2, 3), mesh)
 
 
 if __name__ == "__main__":

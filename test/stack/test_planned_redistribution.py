@@ -3,18 +3,22 @@
 
 import itertools
 import random
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
+from torch_overlay.distributed.tensor import _redistribute
 
 
 def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
@@ -156,12 +160,33 @@ class TestPlannedMoves(DTensorOpTestBase):
             self.assertEqual(counted.get_total_counts(), 1)
 
     @config.patch(plan_redistribution=True)
-    def test_ranks_that_descend(self) -> None:
+    def test_ranks_that_interleave(self) -> None:
         """A group may sort its ranks, so it may have another order than the mesh."""
         mesh = DeviceMesh("cpu", [[0, 2, 4, 6], [1, 3, 5, 7]], mesh_dim_names=("a", "b"))
         mesh._flatten("ab")
         for length in (4, 16):
             self._check(mesh, (length, 2), (Shard(0), Shard(0)), (Replicate(), Replicate()))
+
+
+class TestWhoRuns(TestCase):
+    """In a world of 4 of which this process plays one; no bytes move."""
+
+    @config.patch(plan_redistribution=True)
+    def test_one_even_collective_goes_step_by_step_under_a_mode(self) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        mesh = init_device_mesh("cpu", (4,))
+        held = DTensor.from_local(torch.ones(8, 2), mesh, (Shard(1),), run_check=False)
+        uneven = DTensor.from_local(torch.ones(2, 8), mesh, (Shard(0),), run_check=False, shape=(7, 8), stride=(8, 1))
+        by_steps = _redistribute.redistribute_by_steps
+        with mock.patch.object(_redistribute, "redistribute_by_steps", wraps=by_steps) as stepped:
+            held.redistribute(placements=(Replicate(),))
+            self.assertEqual(stepped.call_count, 0)
+            with CommDebugMode():
+                uneven.redistribute(placements=(Replicate(),))
+                self.assertEqual(stepped.call_count, 0)
+                held.redistribute(placements=(Replicate(),))
+                self.assertEqual(stepped.call_count, 1)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,9 @@ class TestRefused(TestCase):
     def test_terms_that_a_rank_would_add(self) -> None:
         ends = (Shard(0), Partial("sum")), (Shard(1), Shard(1))
         self.assertTrue(all(step.op == "sum" for step in self._program(*ends, torch.float32).steps))
-        with self.assertRaisesRegex(NotPlanned, "only a backend reduces"):
-            self._program(*ends, torch.float8_e4m3fn)
+        for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex32):
+            with self.assertRaisesRegex(NotPlanned, "only a backend reduces"):
+                self._program(*ends, dtype)
 
 
 if __name__ == "__main__":

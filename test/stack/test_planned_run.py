@@ -39,6 +39,7 @@ class TestRunners(DTensorOpTestBase):
             for steps in (
                 [Narrow(replicas, rows)],
                 [AllToAll(rows, columns, (0,))],
+                [AllToAll(rows, columns, (0,), rounds=2)],
                 [Narrow(replicas, columns), AllToAll(columns, rows, (0,))],
             ):
                 held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))

@@ -88,7 +88,7 @@ def shards_become_terms() -> bool:
 
 
 # Before 2.10 torch searches no graph for steps, and a tensor's dims are cut by one mesh axis after the other.
-_FORCE_MIN_COST_REDISTRIBUTION_PLAN = False
+_FORCE_MIN_COST_REDISTRIBUTION_PLAN = None
 
 
 class _DTensorSpec:

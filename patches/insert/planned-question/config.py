@@ -1,6 +1,6 @@
 """Whether redistributions are planned."""
 
-# When enabled, a redistribution is planned as a whole: as few collectives as the groups at hand allow.
+# When enabled, a redistribution is planned as a whole, over the groups at hand, and not mesh dim by mesh dim.
 plan_redistribution: bool = Config(
     default=False,
     env_name_default="TORCH_DISTRIBUTED_PLAN_REDISTRIBUTION",

@@ -24,6 +24,7 @@ from ._pack import (
     assembled,
     joined,
     may_change,
+    nothing_of,
     packing,
     part,
     unpacking,
@@ -54,25 +55,20 @@ Landing = tuple[int | None, "Box", bool]  # where a piece begins in what arrived
 
 
 def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    """Pack, exchange and unpack: by one permute where all pieces are alike, else piece by piece."""
+    """Pack, exchange and unpack: by one permute where all pieces are alike, else piece by piece. `finish` gets what
+    the collective returns, and waits for it."""
     coordinate, held, wanted = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
-    ranks = len(group.places)
-    receives = step.receives(coordinate) if to_unpack is None else ()
-    receive_splits = splits(receives, group) if to_unpack is None else [wanted.elements // ranks] * ranks
-    if to_pack is not None:
-        send_splits = [math.prod(to_pack.times) // ranks] * ranks
-        pack = packing(to_pack)
-    else:
-        sends = step.sends(coordinate)
-        send_splits = splits(sends, group)
-        pack = never_nothing(
-            pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
-        )
-    if to_unpack is not None:
-        land = unpacking(to_unpack, wanted.length)
-    else:
-        land = landing(step, receives, receive_splits, group, wanted.length)
+    if to_pack is not None and to_unpack is not None:
+        ranks = len(group.places)
+        exchange = swap([math.prod(to_pack.times) // ranks] * ranks, [wanted.elements // ranks] * ranks, group, finish)
+        return packing(to_pack), exchange, unpacking(to_unpack, wanted.length)
+    sends, receives = step.sends(coordinate), step.receives(coordinate)
+    send_splits, receive_splits = splits(sends, group), splits(receives, group)
+    pack = never_nothing(
+        pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
+    )
+    land = landing(step, receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
 
 
@@ -106,7 +102,7 @@ def never_nothing(
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
-    """What goes to the others from a local tensor; if nothing, it comes from all tensors given, see `unread`."""
+    """What goes to members from a local tensor; if nothing, it comes from all tensors given, see `unread`."""
     boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
 
     def run(local: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -131,10 +127,11 @@ def landing(
 ) -> Callable[..., torch.Tensor]:
     """From what arrived to the local tensor; with `own`, that member's part is the second argument."""
     pieces = offsets(receives, receive_splits, group, own)
-    if step.op is None:
+    op = step.op
+    if op is None:
         blocks = [(at, box) for at, box, _ in pieces]
         return lambda flat, kept=None: assembled(flat, blocks, shape, kept)
-    return lambda flat, kept=None: _reduced(flat, pieces, shape, step, kept)
+    return lambda flat, kept=None: _reduced(flat, pieces, shape, op, kept)
 
 
 def offsets(receives: Sequence[Piece], receive_splits: Sequence[int], group: Group, own: int | None) -> list[Landing]:
@@ -147,10 +144,12 @@ def offsets(receives: Sequence[Piece], receive_splits: Sequence[int], group: Gro
 
 
 def _reduced(
-    flat: torch.Tensor, pieces: Sequence[Landing], shape: Sequence[int], step: AllToAll, kept: torch.Tensor | None
+    flat: torch.Tensor, pieces: Sequence[Landing], shape: Sequence[int], op: str, kept: torch.Tensor | None
 ) -> torch.Tensor:
+    if not pieces:
+        return nothing_of(flat, shape)
     whole = flat.new_empty(shape)
-    combine(whole, flat, pieces, step.op, kept)
+    combine(whole, flat, pieces, op, kept)
     return whole
 
 

@@ -52,7 +52,7 @@ class AtHand(NamedTuple):
 
         Raises:
             RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
-            NotPlanned: there is none, which `joint_axes` says before; or it holds other ranks.
+            NotPlanned: there is none, which `joint` says before; or it holds other ranks.
         """
         found = self.found.get(axes)
         if found is None:
@@ -90,7 +90,7 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
     ranks = get_process_group_ranks(group)
     if ranks == members:
         return Group(name, tuple(range(len(ranks))), in_order=True)
-    if sorted(ranks) != sorted(members):
+    if sorted(ranks) != sorted(members):  # DeviceMesh.from_group may be given such groups, which is an error by itself
         raise NotPlanned(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
     place = {member: number for number, member in enumerate(ranks)}
     return Group(name, tuple(place[member] for member in members), in_order=False)
@@ -104,7 +104,9 @@ def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
 
 def _own_name(mesh: DeviceMesh, axis: int) -> str:
     name = mesh._dim_group_names[axis]
-    return mesh.get_group(axis).group_name if name.startswith(UNBOUND) else name
+    if name.startswith(UNBOUND):
+        mesh.get_group(axis)  # raises, and says which ranks have no group
+    return name
 
 
 def gone(mesh: DeviceMesh, axes: Sequence[int]) -> str:

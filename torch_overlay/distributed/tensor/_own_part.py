@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Apart(NamedTuple):
-    """What goes to the others, or came from them; the rank's own part, which stays; and what to do with both."""
+    """What goes to the others, or came from them; the rank's own part, a view of the local tensor, which must not
+    change until `land` has it; and what to do with both."""
 
     flat: torch.Tensor
     own: torch.Tensor

@@ -37,7 +37,8 @@ LARGE = 1 << 20
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
-    """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed."""
+    """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed; not
+    those of a subclass, a Parameter for example."""
     return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and may_change(tensor)
 
 
@@ -62,8 +63,9 @@ def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor without elements that comes from this one. A compiler drops a collective that nothing depends on, and
-    runs one that depends on nothing in both graphs, forward and backward; other ranks run it once."""
+    """A tensor without elements that comes from this one. AOTAutograd drops a collective that nothing depends on (as
+    dead code), and its partitioner runs one that depends on nothing in both graphs, forward and backward; other ranks
+    run it once."""
     return tensor.reshape(-1).narrow(0, 0, 0).view(shape)
 
 
@@ -91,8 +93,8 @@ def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
 
 
 def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
-    """`unpacking` where what the first axes bring is in its place already: what lies within is sorted part by part, so
-    that a large tensor isn't there twice."""
+    """`unpacking` where what the first axes bring is in its place already: if the blocks within are large, each is
+    sorted by itself in what came, which is overwritten, so that a large tensor isn't there twice."""
     lengths, _, order = grid
     fixed = next((i for i, dim in enumerate(order) if i != dim), len(order))
     parts = math.prod(lengths[:fixed])
@@ -102,7 +104,7 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
     inner = [dim - fixed for dim in order[fixed:]]
 
     def run(flat: torch.Tensor) -> torch.Tensor:
-        if not is_large(flat, flat.numel()):
+        if not is_large(flat, flat.numel() // parts):
             return once(flat)
         for block in flat.view(parts, *lengths[fixed:]):
             # The clone is never a view of the block, as one from `reshape` may be, and is gone before the next.
@@ -115,7 +117,8 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
 def assembled(
     flat: torch.Tensor, pieces: Pieces, shape: Sequence[int], kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`."""
+    """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`. It is a
+    view of the flat one where the blocks lie in place there."""
     if not pieces:
         return nothing_of(flat, shape)
     dim = _row(pieces, shape)
@@ -146,7 +149,7 @@ def _in_place(pieces: Pieces, dim: int, shape: Sequence[int]) -> bool:
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Blocks, each row-major and one after the other."""
+    """Blocks, each row-major and one after the other, in a flat tensor; of a single contiguous one, a view."""
     if parts[0].ndim and all(part.shape[1:] == parts[0].shape[1:] for part in parts):
         return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])
     lengths = [part.numel() for part in parts]
@@ -167,7 +170,7 @@ def _row(pieces: Pieces, shape: Sequence[int]) -> int | None:
                 break
             at += box.length[dim]
         else:
-            if pieces and at == shape[dim]:
+            if at == shape[dim]:
                 return dim
     return None
 

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float | None:
-    """Microseconds on the wire of the plan that will run; None where the step-by-step path will."""
+    """Microseconds on the wire of the plan that will run; None where the step-by-step path will, and where shards
+    become terms: whether an operator may have that isn't a question of time."""
     if current_spec.tensor_meta is None:
         return None
     ends = zip(current_spec.placements, target_spec.placements)
     if any(isinstance(old, (Shard, _StridedShard)) and new.is_partial() for old, new in ends):
-        return None  # whether an operator may have its shards become terms isn't a question of time
+        return None
     mesh = real_mesh(current_spec.mesh)
     if why_not_planned(mesh, current_spec, target_spec) is not None:
         return None

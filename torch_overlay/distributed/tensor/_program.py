@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from ._planner.regions import Regions
     from ._question import Question
 
+# What a rank can bring together by itself; floats of eight bits, say, can't be added.
 _REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
-_UNORDERED = ("max", "min", "product")  # of complex numbers: refused
+_NOT_OF_COMPLEX = ("max", "min", "product")
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +46,6 @@ class Program:
         before, after: what each coordinate holds.
         steps: the plan.
         at_hand: the groups of the mesh.
-        cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
         functions: what runs, one after the other; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.
@@ -58,13 +58,17 @@ class Program:
     after: Regions
     steps: tuple[Step, ...]
     at_hand: AtHand
-    cost: Cost
     norm: _NormPartial | None
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     in_order: bool = False
     # How often it ran.
     runs: int = 0  # overlay only
+
+    @property
+    def cost(self) -> Cost:
+        """The cost model by which the plan was chosen."""
+        return Cost.of(self.question.site.names, self.question.site.settings.topology)
 
     @property
     def text(self) -> str:
@@ -149,24 +153,17 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     if question.async_op:  # the caller goes on while the last one runs
         steps = in_one_round(steps, ReduceScatter)
     for step in steps:
-        if isinstance(step, AllToAll) and step.reduced and not _reduces(step.op, dtype):
+        if isinstance(step, AllToAll) and step.reduced and dtype not in _REDUCED:
             raise NotPlanned("terms of a type that only a backend reduces")
     held = before.box(question.site.coordinate)
-    return Program(question, held, before, after, steps, groups, cost, ends.norm)
-
-
-def _reduces(op: str | None, dtype: torch.dtype) -> bool:
-    """Whether a rank can bring terms together by itself: floats of eight bits, say, can't be added."""
-    return dtype in _REDUCED and not (dtype.is_complex and op in ("max", "min"))
+    return Program(question, held, before, after, steps, groups, ends.norm)
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
     """Raise NotPlanned for what the step-by-step path refuses, or leaves to the backend: a plan might give something
     else."""
-    if before.partial == after.partial:
-        return
     ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
-    if dtype.is_complex and ended.intersection(_UNORDERED):
+    if dtype.is_complex and ended.intersection(_NOT_OF_COMPLEX):
         raise NotPlanned("complex numbers have no greatest or least, and no backend multiplies them")
     if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
         raise NotPlanned("an average of whole numbers, which only a backend can give")

@@ -80,8 +80,8 @@ class Question(NamedTuple):
 
 def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
     """Why no question can be asked, whatever the tensor; None if one can."""
-    if forced or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN:
-        return "the graph search was asked for"
+    if forced is not None or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN is not None:
+        return "an algorithm for the steps was asked for"
     if switch(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):
         return "the step-by-step path was asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:

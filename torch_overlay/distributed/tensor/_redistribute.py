@@ -161,7 +161,7 @@ class _Redistribute:
 
 
 def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool) -> DTensor | None:
-    """The redistributed DTensor of the same type; None where autograd has a say."""
+    """The redistributed DTensor of the same type; None where autograd has a say, or for placements of other classes."""
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
     if not is_known(kinds) or _wants_node(source):
@@ -170,7 +170,7 @@ def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, asyn
     if target is not None:
         local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
         spec = target
-    asked = source.requires_grad and local.requires_grad  # else there is a warning: the two should say the same
+    asked = source.requires_grad and local.requires_grad  # else DTensor warns: the two should say the same
     # Its __init__ does nothing, slowly.
     made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
     return made.requires_grad_(False) if asked else made

@@ -63,7 +63,9 @@ def runners(
 ) -> Stages:
     """What takes the local tensor of the source, the box `held`, to that of the target, one function after the other.
 
-    With `async_op` the last collective isn't waited for where nothing but a view follows it.
+    With `async_op` the last collective isn't waited for here: its result is an `AsyncCollectiveTensor`, for which
+    whatever reads it waits. Only a gather that joins a dim other than the first, or uneven shards, and an exchange in
+    rounds wait at once.
     """
     last = max([number for number, step in enumerate(steps) if isinstance(step, Collective)], default=-1)
     made: list[Local] = []
@@ -112,7 +114,7 @@ def _all_reduce(step: AllReduce, place: Place, group: Group, finish: Local) -> S
 
 
 def _moved(run: Local) -> Local:
-    """A collective on a flat tensor of a type that backends move, for any type."""
+    """A collective on contiguous tensors of a type that backends move, for any type, whose bytes it moves then."""
 
     def on_bytes(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:

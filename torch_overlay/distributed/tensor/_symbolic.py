@@ -1,8 +1,8 @@
 """Sizes that a compiler leaves open: one plan for all sizes of a kind, with guards that say of which.
 
-The plan is that of the sizes for which the compiler traces. It serves all sizes for which the same dims are cut evenly,
-as far as the cost model prefers it (see `_planner.forms`). The boxes are computed from the symbols. For example, rows
-that become columns on four ranks: traced for 8 x 16, it is one all-to-all for all sizes that four divides.
+The plan is that of the sizes for which the compiler traces. It is right for all sizes for which the same dims are cut
+evenly; the boxes are computed from the symbols. For example, rows that become columns on four ranks: traced for 8 x 16,
+it is one all-to-all for all sizes that four divides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether all that happens is that reductions end: then the plan is the same for all sizes."""
+    """Whether all that happens is that reductions end: then the plan is all-reduces, which cut nothing."""
     ends = zip(source.placements, target.placements, strict=True)
     same_order = source.shard_order == target.shard_order
     return same_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
@@ -118,13 +118,13 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
     if shared is not None:
         both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
-        if _kinds_differ(trace, parts, both):
+        if _plans_differ(trace, parts, both):
             _guard_kind(trace, shared, both)
             units = both
     _guard_elements(trace, units)
 
 
-def _kinds_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
+def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
     """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others: for
     that sizes must be multiples of `both`."""
     dims = _open_dims(trace.shape)
@@ -180,7 +180,8 @@ def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
 
 
 def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:
-    """From a number that is the same towards one that isn't: the last that is."""
+    """From a number that is the same towards one that isn't: the last that is. By the cost model a plan that is the
+    fastest for two sizes is so between them, and rounds only grow."""
     while abs(there - here) > 1:
         middle = (here + there) // 2
         here, there = (middle, there) if same(middle) else (here, middle)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    """Pack, exchange and unpack, piece by piece."""
+    """Pack, exchange and unpack, piece by piece. `finish` gets what the collective returns, and waits for it."""
     coordinate, _, wanted = place
     sends, receives = step.sends(coordinate), step.receives(coordinate)
     send_splits, receive_splits = splits(sends, group), splits(receives, group)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ._pack import Local, assembled, may_change, part, view_of
+from ._pack import Local, assembled, may_change, nothing_of, part, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +24,11 @@ def landing(
 ) -> Local:
     """From what arrived to the local tensor."""
     pieces = offsets(receives, receive_splits, group)
-    if step.op is None:
+    op = step.op
+    if op is None:
         blocks = [(at, box) for at, box, _ in pieces]
         return lambda flat: assembled(flat, blocks, shape)
-    return lambda flat: _reduced(flat, pieces, shape, step)
+    return lambda flat: _reduced(flat, pieces, shape, op)
 
 
 def offsets(receives: Sequence[Piece], receive_splits: Sequence[int], group: Group) -> list[Landing]:
@@ -36,15 +37,17 @@ def offsets(receives: Sequence[Piece], receive_splits: Sequence[int], group: Gro
     return [(starts[group.places[piece.member]], piece.box, piece.add) for piece in receives]
 
 
-def _reduced(flat: torch.Tensor, pieces: Sequence[Landing], shape: Sequence[int], step: AllToAll) -> torch.Tensor:
+def _reduced(flat: torch.Tensor, pieces: Sequence[Landing], shape: Sequence[int], op: str) -> torch.Tensor:
+    if not pieces:
+        return nothing_of(flat, shape)
     whole = flat.new_empty(shape)
-    combine(whole, flat, pieces, step.op)
+    combine(whole, flat, pieces, op)
     return whole
 
 
-def combine(whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing], op: str | None) -> None:
+def combine(whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing], op: str) -> None:
     """Every term into its box of a contiguous tensor; all ranks add in the same order."""
-    reduce = _REDUCE[op or "sum"]
+    reduce = _REDUCE[op]
     out = may_change(flat)
     for at, box, add in pieces:
         target = part(whole, box)

@@ -15,12 +15,13 @@ Pieces = Sequence[tuple[int, "Box"]]  # where each box begins in a flat tensor
 
 
 def assembled(flat: torch.Tensor, pieces: Pieces, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of this shape from blocks that lie at these offsets of a flat one."""
+    """A tensor of this shape from blocks that lie at these offsets of a flat one; a view of it where they lie in place
+    there. What lies behind them isn't read."""
     if not pieces:
         return nothing_of(flat, shape)
     dim = _row(pieces, shape)
-    if dim is not None and flat.numel() <= 2 * math.prod(shape) and _in_place(pieces, dim, shape):
-        return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding
+    if dim is not None and _in_place(pieces, dim, shape):
+        return flat.narrow(0, 0, math.prod(shape)).view(shape)
     views = [view_of(flat, at, box) for at, box in pieces]
     if dim is None:
         whole = flat.new_empty(shape)

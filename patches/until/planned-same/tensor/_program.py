@@ -25,7 +25,6 @@ class Program(...):
         before, after: what each coordinate holds.
         steps: the plan.
         at_hand: the groups of the mesh.
-        cost: the cost model by which the plan was chosen.
         norm: what the redistribution brings together, if it is the terms of a norm.
         functions: what runs, one after the other; None until it is made ready.
         groups: by name, the axes that each group serves that the functions use.

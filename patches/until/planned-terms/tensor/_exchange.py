@@ -18,25 +18,20 @@ if TYPE_CHECKING:
 
 
 def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
-    """Pack, exchange and unpack: by one permute where all pieces are alike, else piece by piece."""
+    """Pack, exchange and unpack: by one permute where all pieces are alike, else piece by piece. `finish` gets what
+    the collective returns, and waits for it."""
     coordinate, held, wanted = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
-    ranks = len(group.places)
-    receives = step.receives(coordinate) if to_unpack is None else ()
-    receive_splits = splits(receives, group) if to_unpack is None else [wanted.elements // ranks] * ranks
-    if to_pack is not None:
-        send_splits = [math.prod(to_pack.times) // ranks] * ranks
-        pack = packing(to_pack)
-    else:
-        sends = step.sends(coordinate)
-        send_splits = splits(sends, group)
-        pack = never_nothing(
-            pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
-        )
-    if to_unpack is not None:
-        land = unpacking(to_unpack, wanted.length)
-    else:
-        land = landing(receives, receive_splits, group, wanted.length)
+    if to_pack is not None and to_unpack is not None:
+        ranks = len(group.places)
+        exchange = swap([math.prod(to_pack.times) // ranks] * ranks, [wanted.elements // ranks] * ranks, group, finish)
+        return packing(to_pack), exchange, unpacking(to_unpack, wanted.length)
+    sends, receives = step.sends(coordinate), step.receives(coordinate)
+    send_splits, receive_splits = splits(sends, group), splits(receives, group)
+    pack = never_nothing(
+        pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
+    )
+    land = landing(receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
 
 

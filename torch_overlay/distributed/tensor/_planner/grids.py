@@ -6,8 +6,8 @@ come first. What arrives is (3, 2, 4): members, rows and columns, and the first 
 local tensor. The docstrings below go on with this example.
 
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
-runner asks for the grid first and copies piece by piece where there is none (uneven or empty shards, cuts that part
-on one dim, free axes that cut the target too).
+runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven or
+empty shards, padding, cuts that part on one dim, free axes that cut the target too).
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ class Grid(NamedTuple):
     """How to read one tensor as another: view it as `lengths`, expand that to `times`, permute by `order`, make it
     contiguous.
 
-    >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
-    >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
-    >>> to_pack.plain, to_unpack.plain
-    (False, True)
-
     What comes out is flat for a pack, and to be viewed as the new local tensor for an unpack. `times` differs from
     `lengths` where several members get the same.
     """
@@ -45,7 +40,13 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Is it a plain view, with no copy to make?"""
+        """Is it a plain view, with no copy to make?
+
+        >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
+        >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
+        >>> to_pack.plain, to_unpack.plain
+        (False, True)
+        """
         moved = [i for i in self.order if self.times[i] != 1]
         return moved == sorted(moved) and self.times == self.lengths
 
