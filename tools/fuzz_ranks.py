@@ -191,7 +191,7 @@ def _plan_nothing() -> None:
 def _in_rounds() -> None:
     from torch_overlay.distributed.tensor._planner import cost
 
-    cost._ASSUMED = cost.Cost(least_round=1)
+    cost._ASSUMED = cost.Cost(round_bytes=1)
 
 
 def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[str, str]:

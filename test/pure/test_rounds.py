@@ -46,7 +46,7 @@ def test_what_a_round_holds(rows, some):
 
 
 def test_along_one_axis_or_as_torch_spells_it_there_is_one():
-    for step in planned((1 << 14, 1 << 12), Cost(least_round=1)):
+    for step in planned((1 << 14, 1 << 12), Cost(round_bytes=1)):
         if len(getattr(step, "axes", ())) == 1:
             assert getattr(step, "rounds", 1) == 1
     scattered = Case((("P", "sum"),) * 3, (("S", 0),) * 3, (1 << 14, 1 << 12), (2, 2, 2), itemsize=4).steps()

@@ -47,7 +47,7 @@ def in_rounds():
         return contextlib.nullcontext()
     from torch_overlay.distributed.tensor._planner import cost
 
-    return mock.patch.object(cost, "_ASSUMED", Cost(least_round=1))
+    return mock.patch.object(cost, "_ASSUMED", Cost(round_bytes=1))
 
 
 class MoveCases:

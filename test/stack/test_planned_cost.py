@@ -14,7 +14,7 @@ from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._planned_cost import planned_cost
 from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.steps import AllGather
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll
 
 
 class TestPlannedCost(TestCase):
@@ -52,6 +52,11 @@ class TestPlannedCost(TestCase):
         with config.patch(**self.BY_PLAN):
             self.assertIsNone(self._cost(*ends, planned_cost))
             self.assertEqual(self._cost(*ends), before)
+
+    def test_each_round_has_its_latency(self) -> None:
+        before, after = (Regions.of(dims, (None, None), (64, 64), (8, 8)) for dims in ((0, 0), (1, 1)))
+        one, two = (Cost().seconds(AllToAll(before, after, (0, 1), rounds=rounds), 4) for rounds in (1, 2))
+        self.assertEqual(two - one, Cost().latency * (1 + 6) / 2)
 
     def test_by_default_the_steps_are_priced(self) -> None:
         before = self._cost((Partial(), Shard(0)), (Replicate(), Replicate()))

@@ -8,7 +8,8 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from planner_simulator import MOVED, is_right, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import arriving, collectives
 from torch_overlay.distributed.tensor._planner.plan import line, plan
-from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned
+from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective, Narrow
 
 SHAPE = (16, 16)
 
@@ -37,7 +38,7 @@ class TestPlan(TestCase):
         counts = [collectives(planned(*ends)) for ends in changes(reduces)]
         self.assertEqual(len(counts), 999 if reduces else 702)
         self.assertEqual(max(counts), 2 if reduces else 1)
-        self.assertEqual(sum(counts), 1464 if reduces else 630)
+        self.assertEqual(sum(counts), 1464 if reduces else 630, msg="as the plans are now")
 
     @parametrize("reduces", [False, True])
     def test_a_replica_that_stays_one_takes_no_part(self, reduces) -> None:
@@ -69,16 +70,26 @@ class TestPlan(TestCase):
     @parametrize(
         "source, target, text",
         [
-            ((None, None, None), (None, None, 0), "narrow"),
-            ((0, None, None), (None, None, None), "all_gather(a)"),
-            ((0, 0, None), (1, 1, None), "all_to_all(a,b)"),
-            (("sum", "sum", None), (None, None, None), "all_reduce(a,b)"),
-            (("sum", None, None), (0, None, None), "reduce_scatter(a)"),
+            ((None, None, None), (None, None, 0), "R·R·R → R·R·S0: narrow"),
+            ((0, None, None), (None, None, None), "S0·R·R → R·R·R: all_gather(a) 512 B"),
+            ((0, 0, None), (1, 1, None), "S0·S0·R → S1·S1·R: all_to_all(a,b) 192 B"),
+            (("sum", "sum", None), (None, None, None), "P·P·R → R·R·R: all_reduce(a,b) 1536 B"),
+            (("sum", None, None), (0, None, None), "P·R·R → S0·R·R: reduce_scatter(a) 512 B"),
         ],
     )
     def test_how_a_plan_reads(self, source, target, text) -> None:
         ends = regions(source, SHAPE), regions(target, SHAPE)
-        self.assertIn(text, line(*ends, plan(*ends, 4), 4))
+        self.assertEqual(line(*ends, plan(*ends, 4), 4), text)
+
+    def test_an_empty_tensor_is_sent_nowhere(self) -> None:
+        (step,) = planned(("sum", 0, None), (None, 1, None), (0, 16))
+        self.assertIsInstance(step, Narrow)
+
+    def test_what_cannot_be_planned_is_refused(self) -> None:
+        with self.assertRaisesRegex(ValueError, "no way from .* to "):
+            plan(regions((0,), (4,), (2,)), regions((None,), (6,), (2,)), 4)
+        with self.assertRaises(NotPlanned):
+            planned(("sum", None, None), ("avg", None, None))
 
     @parametrize("ops, plans", [(("sum", "avg"), 144), (("max",), 63)])
     @parametrize("groups", [None, ()])

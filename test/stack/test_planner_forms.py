@@ -29,7 +29,7 @@ class TestForms(TestCase):
 
     def test_sizes_of_one_form_are_planned_once(self) -> None:
         forms._forms.cache_clear()
-        with mock.patch.object(forms, "plan_and_parts", wraps=forms.plan_and_parts) as planned:
+        with mock.patch.object(forms, "plan_at_once", wraps=forms.plan_at_once) as planned:
             for length in (1024, 1032, 1040):
                 shared_plan(*ends((0, 0), (1, None), (length, 64)), 4)
         self.assertEqual(planned.call_count, 1)

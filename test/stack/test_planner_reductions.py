@@ -10,11 +10,11 @@ from torch_overlay.distributed.tensor._planner.reductions import Reduction
 from torch_overlay.distributed.tensor._planner.steps import AllReduce, ReduceScatter
 
 
-def reduction(source, target, shape, groups=None) -> Reduction:
-    """From pending reductions of one kind to none."""
+def reduction(source, target, shape) -> Reduction:
+    """From pending reductions of one kind to none, with all groups at hand."""
     before, after = regions(source, shape), regions(target, shape)
     op = next(op for op in before.partial if op)
-    return Reduction(before, after, before.pending, op, Groups.of(groups, SIZES), 4, Cost())
+    return Reduction(before, after, before.pending, op, Groups.of(None, SIZES), 4, Cost())
 
 
 def reductions(op="sum"):

@@ -33,13 +33,14 @@ class TestRounds(TestCase):
             ends = [regions(spec, (rows, 1 << 10)) for spec in ((0, 0, 0), (None, None, 1))]
             (step,) = in_rounds(move(*ends, Groups.of(None, SIZES), 4, Cost()), 4, Cost())
             self.assertEqual(step.rounds, rounds)
-            self.assertGreater(4 * (arriving(step) + leaving(step)) / rounds, Cost().least_round / 2)
+            self.assertGreater(4 * (arriving(step) + leaving(step)) / rounds, Cost().round_bytes / 2)
 
     def test_what_a_reduce_scatter_packs_is_packed_in_rounds(self) -> None:
-        """Where it cuts two tensor dims, or begins with a view; if it cuts one tensor dim, nothing need be packed."""
+        """Where it cuts another tensor dim than the first, or begins with a view; and evenly."""
         for source, target, columns, rounds in (
             (("sum", "sum", None), (0, 1, None), 1 << 12, 4),
             (("sum", "sum", None), (0, 0, None), 1 << 12, 1),
+            (("sum", "sum", None), (1, 1, None), 1 << 12, 4),
             (("sum", "sum", 1), (0, 0, 1), 1 << 12, 2),
             (("sum", "sum", None), (0, 1, None), (1 << 12) + 1, 1),
         ):

@@ -32,6 +32,11 @@ class TestScatters(TestCase):
             asked = scatters(("sum",) * 3, target, (16, 16))
             self.assertEqual(next(asked.cuts(asked.before)), asked.after)
 
+    def test_where_the_cuts_of_the_target_pad_another_one_comes_too(self) -> None:
+        """Of five rows in four parts and three columns in two, boxes have four elements; of rows in eight, three."""
+        asked = scatters(("sum",) * 3, (0, 0, 1), (5, 3))
+        self.assertEqual([cut.most for cut in asked.cuts(asked.before)], [4, 3])
+
     def test_a_dim_that_divides_evenly_is_taken(self) -> None:
         asked = scatters(("sum", "sum", None), (None, None, None), (5, 8))
         (cut,) = asked.cuts(asked.before)

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Where the speed of mesh dims is known, a group is as slow as its slowest; a gather may cross the slow ones first."""
+"""Where speeds are known, a group is as slow as its slowest mesh dim, and a move may cross that one first or last."""
 
 from torch.testing._internal.common_utils import TestCase, run_tests
 
@@ -26,6 +26,11 @@ class TestTopology(TestCase):
     def test_of_equal_bandwidths_the_longer_latency_is_slower(self) -> None:
         known = Cost(axes=((1.0, 1.0), (1.0, 2.0)))
         self.assertEqual(known.by_speed((0, 1))[0], (frozenset({1}), frozenset({0})))
+
+    def test_a_slow_mesh_dim_is_crossed_last_where_less_is_left_for_it(self) -> None:
+        slow, fast = (1e5, 1e-6), (1e8, 1e-6)
+        steps = moved((0, None, 1), (None, 1, None), cost=Cost(axes=(slow, fast, fast)))
+        self.assertEqual([step.axes for step in steps], [(2,), (0,)])
 
     def test_a_slow_mesh_dim_is_crossed_first(self) -> None:
         """With half of what the group over both would bring over it; but not for few bytes, with much latency."""

@@ -279,7 +279,7 @@ def test_of_parts_comes_what_tests_use(tmp_path):
     files = Prefix(tree, [digits, pure], [name for name in names if name != digits.name]).files()
     cost = files["torch/distributed/tensor/_planner/cost.py"]
     assert "def leaving(" in cost
-    assert not [name for name in ("def by_speed(", "axes: tuple[", "least_round") if name in cost]
+    assert not [name for name in ("def by_speed(", "axes: tuple[", "round_bytes") if name in cost]
 
 
 def test_a_probe_that_asks_for_what_is_not_there_yet_gets_the_rest(tmp_path):

@@ -33,13 +33,13 @@ class Cost:
         latency: seconds that a collective of two ranks takes without data; half as much more each time their number
             doubles.
         axes: (bandwidth, latency) of each axis; a joint group is as slow as its slowest axis.
-        least_round: bytes by which the rounds of a large exchange are counted; see `rounds`.
+        round_bytes: bytes by which the rounds of a large exchange are counted; see `rounds`.
     """
 
     latency: float = 30e-6
     bandwidth: float = 10e9
     axes: tuple[tuple[float, float], ...] = ()
-    least_round: int = 16 << 20
+    round_bytes: int = 16 << 20
     # A plan that reduces may bring this many times the bytes of the leanest one. By more than 1, tests see other plans.
     # It is whole, so that elements are compared exactly however many there are.
     thrift: float = 1  # overlay only

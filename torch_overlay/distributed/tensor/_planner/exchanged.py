@@ -1,4 +1,5 @@
-"""More ways to reduce: functions that begin plans for `Reduction`, as its methods do."""
+"""More ways to reduce: functions that begin plans for `Reduction`, as its methods do. They are apart from the class
+since they need helpers and little of what it has."""
 
 from __future__ import annotations
 
@@ -16,29 +17,13 @@ if TYPE_CHECKING:
     from .steps import Step
 
 
-def exchanged(asked: Reduction) -> Iterator[Beginning]:
-    """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
-    no other rank has, and adds them up itself; then the parts move.
-
-    For example, a (64, 64) tensor of 4-byte elements goes from P·P·S0 to S0·R·S1 on (2, 2, 2). With all joint groups
-    that is reduce_scatter(a,b) 6144 B, all_to_all(a,b,c) 4096 B, without this function. With (0, 1, 2) alone it is
-    all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B.
-    """
-    group = asked.axes | asked.crossed
-    if asked.groups.has(asked.axes) or not asked.groups.has(group):
-        return
-    orders = zip(asked.before.orders, asked.after.orders)
-    start = asked.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(asked.axes)
-    like = cut_toward(start, asked.after, start.free)
-    cuts = [asked.scatters.spread(like, sorted(group - like.sharded)), *asked.scatters.movable(start, group)]
-    for cut in dict.fromkeys(cuts):
-        if asked.groups.has(asked.axes | crossed(asked.before, cut)):
-            yield from _exchanges(asked, cut)
-
-
 def in_one(asked: Reduction) -> Iterator[Beginning]:
     """One all-to-all that brings every rank all terms of what it wants; it adds them up itself. That is best where each
-    rank wants little: in the example of `exchanged` it would be all_to_all(a,b,c) sum 16384 B, alone."""
+    rank wants little.
+
+    For example, a (16, 16) tensor of 4-byte elements goes from R·S0·P to R·S1·S1 on (2, 2, 2). That is
+    all_to_all(b,c) sum 384 B; without this function it would be reduce_scatter(c) 256 B, all_to_all(b,c) 192 B.
+    """
     if asked.groups.has(asked.axes | asked.crossed):
         yield from _exchanges(asked, asked.after)
 
@@ -50,6 +35,26 @@ def _exchanges(asked: Reduction, then: Regions) -> Iterator[Beginning]:
     op, mean = (asked.op, ()) if asked.op != "avg" else ("sum", (Divide(asked.groups.count(reduced)),))
     for step in all_to_alls(Exchange(asked.before, then, group, reduced), asked.before.free, asked.groups, op):
         yield (*mean, step), then
+
+
+def exchanged(asked: Reduction) -> Iterator[Beginning]:
+    """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
+    no other rank has, and adds them up itself; then the parts move.
+
+    For example, a (64, 64) tensor of 4-byte elements goes from P·P·S0 to S0·R·S1 on (2, 2, 2). With all joint groups
+    that is reduce_scatter(a,b) 6144 B, all_to_all(a,b,c) 4096 B. With (0, 1, 2) alone it is all_to_all(a,b,c) sum
+    8192 B, all_gather(b) 2048 B; `in_one` would bring 16384 B.
+    """
+    group = asked.axes | asked.crossed
+    if asked.groups.has(asked.axes) or not asked.groups.has(group):
+        return
+    orders = zip(asked.before.orders, asked.after.orders)
+    start = asked.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(asked.axes)
+    like = cut_toward(start, asked.after, start.free)
+    cuts = [asked.scatters.spread(like, sorted(group - like.sharded)), *asked.scatters.movable(start, group)]
+    for cut in dict.fromkeys(cuts):
+        if asked.groups.has(asked.axes | crossed(asked.before, cut)):
+            yield from _exchanges(asked, cut)
 
 
 def one_group_at_a_time(asked: Reduction) -> Iterator[Beginning]:

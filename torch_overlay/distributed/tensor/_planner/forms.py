@@ -35,7 +35,8 @@ class Forms(NamedTuple):
 
     Attributes:
         parts: for each dim, what its length must be a multiple of; None if tensors share nothing.
-        steps: of a tensor as small as can be cut, by the power of two; None if other dims would be cut on the way.
+        steps: of a tensor as small as can be cut, by the power of two; None if plans were tried that
+            cut other dims on the way.
     """
 
     parts: tuple[int, ...] | None

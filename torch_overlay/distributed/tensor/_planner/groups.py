@@ -31,8 +31,8 @@ class Groups:
         return Groups(sizes, frozenset(group for group in joint if len(group) > 1))
 
     def has(self, axes: Collection[int]) -> bool:
-        """Is there a group over exactly these axes?"""
-        return len(axes) == 1 or self.axes is None or tuple(sorted(axes)) in self.axes
+        """Is there a group over exactly these axes? Over none, none is needed."""
+        return len(axes) <= 1 or self.axes is None or tuple(sorted(axes)) in self.axes
 
     def count(self, axes: Iterable[int]) -> int:
         """How many ranks a group over these axes has."""

@@ -7,9 +7,9 @@ From Partial("sum"), Shard(0) to Replicate(), Replicate() on a (2, 2) mesh:
 >>> print(line(source, target, plan(source, target, itemsize=4), itemsize=4))
 P·S0 → R·R: all_reduce(a) 64 B, all_gather(b) 64 B
 
-A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The source is `source` and each step
-starts where the last one ended; the last one ends in `target`. Keep a plan, and for each step the lists of one's own
-coordinate, for as long as the arguments are the same: all of them are hashable.
+A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The first step starts in the boxes of
+`source`, each other one where the one before it ended, and the last one ends in the boxes of `target`. Keep a plan, and
+for each step the lists of one's own coordinate, for as long as the arguments are the same: all of them are hashable.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def plan(
     groups: Iterable[Iterable[int]] | None = None,
     cost: Cost = Cost(),
 ) -> tuple[Step, ...]:
-    """The cheapest steps from `source` to `target`, for elements of `itemsize` bytes.
+    """The steps from `source` to `target`, for elements of `itemsize` bytes: of the plans that are tried, the fastest
+    by `cost`. Where a reduction ends, it is the fastest of those that bring the fewest bytes.
 
-    Where every joint group exists, that is at most one collective if no reduction ends, else at most two.
+    Where every joint group exists, that is at most one collective if no reduction ends, else at most two; where `cost`
+    knows the speed of axes, a move may be more of them.
 
     Args:
         groups: tuples of axes for which a joint group exists; single axes always have one. None: all exist.
@@ -77,18 +79,19 @@ def plan_at_once(
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
     have = Groups.of(groups, source.sizes)
-    return _with_reductions(source, target, have, itemsize, cost, set() if tried is None else tried)
+    return _with_reductions(source, target, have, itemsize, cost, tried)
 
 
 def _with_reductions(
-    source: Regions, target: Regions, have: Groups, itemsize: int, cost: Cost, tried: set[int]
+    source: Regions, target: Regions, have: Groups, itemsize: int, cost: Cost, tried: set[int] | None
 ) -> tuple[Step, ...]:
     made = _made_pending(source, target)
     if not made:
         return _reduce_and_move(source, target, have, itemsize, cost, tried)
-    last = _embed_last(source, target, made, have, itemsize, cost, tried)
-    first = _embed_first(source, target, made, have, itemsize, cost, tried)
-    # No more collectives than it takes one axis at a time with the new terms made where the shards are.
+    last = _embed_last(source, target, made, have, itemsize, cost)
+    first = _embed_first(source, target, made, have, itemsize, cost) if made & source.sharded else last
+    # No more collectives than it takes one axis at a time with the new terms made where the shards are. One of
+    # both is always found: each collective of `first` ends a reduction over one more of these axes, or moves one more.
     most = min(collectives(last), len((source.pending - target.pending) | (misplaced(source, target) - made)))
     steps = cost.fastest([found for found in (last, first) if collectives(found) <= most], itemsize)
     parts = math.prod(source.sizes[a] for a in made - source.sharded if target.partial[a] == "sum")
@@ -102,7 +105,6 @@ def _embed_last(
     groups: Groups,
     itemsize: int,
     cost: Cost,
-    tried: set[int],
 ) -> tuple[Step, ...]:
     """To the target's boxes, still cut by the axes whose shards become terms of a sum; then the zeros around them.
 
@@ -111,7 +113,7 @@ def _embed_last(
     kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
     orders = [new + tuple(a for a in old if a in made) for old, new in zip(source.orders, target.orders)]
     middle = Regions(target.shape, target.sizes, tuple(orders), kept)
-    steps = _reduce_and_move(source, middle, groups, itemsize, cost, tried)
+    steps = _reduce_and_move(source, middle, groups, itemsize, cost)
     return steps if middle.orders == target.orders else (*steps, Embed(middle, target))
 
 
@@ -122,7 +124,6 @@ def _embed_first(
     groups: Groups,
     itemsize: int,
     cost: Cost,
-    tried: set[int],
 ) -> tuple[Step, ...]:
     """The zeros around each shard as soon as no other axis cuts inside of it, then to the target's boxes.
 
@@ -136,7 +137,7 @@ def _embed_first(
             steps.append(Embed(now, outer))
             now = outer
         if made.isdisjoint(now.sharded):
-            return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost, tried))
+            return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost))
         bare = now.cut([_until_last(order, made) for order in now.orders])
         steps += move(now, bare, groups, itemsize, cost)
         now = bare
@@ -162,20 +163,23 @@ def _until_last(order: tuple[int, ...], made: frozenset[int]) -> tuple[int, ...]
 
 
 def _reduce_and_move(
-    source: Regions, target: Regions, groups: Groups, itemsize: int, cost: Cost, tried: set[int]
+    source: Regions, target: Regions, groups: Groups, itemsize: int, cost: Cost, tried: set[int] | None = None
 ) -> tuple[Step, ...]:
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
     if 0 in source.shape:
-        return (Narrow(source, target),)
+        return (Narrow(source, target),)  # nothing to reduce
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
     # A sum of averages is a sum of terms that were divided by the number of those of the averages. Divided before the
     # sum, as NCCL does it, since the sum of many may be more than a short floating-point number can be.
     op, terms = ops.pop(), 1
     if ops:
         op, terms = "sum", math.prod(source.sizes[a] for a in ended if source.partial[a] == "avg")
-    steps = Reduction(source, target, ended, op, groups, itemsize, cost, tried).best()
+    asked = Reduction(source, target, ended, op, groups, itemsize, cost)
+    steps = asked.best()
+    if tried is not None:
+        tried.update(asked.scatters.tried)
     return steps if terms == 1 else (Divide(terms), *steps)
 
 

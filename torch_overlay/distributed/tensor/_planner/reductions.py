@@ -29,7 +29,7 @@ Ways = tuple[Callable[[], Iterator[Beginning]], ...]
 class Reduction:
     """The problem: reduce with `op` over `axes`, which are pending before and not after, and end in other boxes.
 
-    Some methods are ways to do it; each gives beginnings of plans, all of them right. `best` takes the cheapest.
+    Some methods are ways to do it; each gives beginnings of plans, all of them right. `best` chooses one of the plans.
     """
 
     before: Regions
@@ -39,12 +39,11 @@ class Reduction:
     groups: Groups
     itemsize: int
     cost: Cost
-    tried: set[int] = field(default_factory=set)  # the dims that some candidate cut
     scatters: Scatters = field(init=False)
     crossed: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scatters = Scatters(self.before, self.after, self.axes, self.groups, self.tried)
+        self.scatters = Scatters(self.before, self.after, self.axes, self.groups)
         self.crossed = crossed(self.before, self.after)
 
     def best(self) -> Steps:
@@ -72,8 +71,7 @@ class Reduction:
                     yield (*head, *tail)
 
     def _ways(self) -> Ways:
-        """Of plans that cost the same, that of the first way is taken: those that sum in the order of the steps one by
-        one."""
+        """Of plans that cost the same, that of the first way is taken."""
         ways = self.whole, self.part_whole, self.scattered, self.moved_first
         return (*ways, partial(in_one, self), partial(exchanged, self), partial(one_group_at_a_time, self))
 
@@ -152,5 +150,6 @@ class Reduction:
 
 
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
+    """The order as far as it has none of these axes."""
     depth = next((i for i, axis in enumerate(order) if axis in stops), len(order))
     return order[:depth]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
     """The same steps, the large ones in rounds."""
-    if _bytes(steps, itemsize) < 2 * cost.least_round:
+    if _bytes(steps, itemsize) < 2 * cost.round_bytes:
         return steps
     views = [False, *[isinstance(step, Narrow) for step in steps]]
     return tuple([_in_rounds(step, is_view, itemsize, cost) for step, is_view in zip(steps, views)])
@@ -42,7 +42,8 @@ def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:
 
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
-    """In so many rounds that none holds more than the rank has, but with so many bytes in each that it is worth one.
+    """In so many rounds that none holds more than the rank has, or for a reduce-scatter half of what it would pack, but
+    with so many bytes in each that it is worth one.
 
     Args:
         is_view: the step begins with a part of a local tensor.
@@ -51,12 +52,12 @@ def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
         return step  # along one axis nothing needs less
     if isinstance(step, AllToAll):
         staged, room = arriving(step) + leaving(step), step.before.most
-    elif (is_view or cut_last(step.before, step.after, step.axes) is None) and step.after.is_even:
+    elif (is_view or cut_last(step.before, step.after, step.axes) != 0) and step.after.is_even:
         packed = step.ranks * step.chunk
-        staged, room = packed + step.chunk, packed // 2  # one axis at a time would pack at most half
+        staged, room = packed + step.chunk, packed // 2
     else:
-        return step  # nothing is copied for it
-    rounds = min(-(-staged // max(room, 1)), staged * itemsize // cost.least_round)
+        return step  # where dim 0 is cut nothing is packed; uneven pieces are padded, and can't be cut all alike
+    rounds = min(-(-staged // max(room, 1)), staged * itemsize // cost.round_bytes)
     # Rounded up to a power of two: most dims can be cut evenly into that many.
     return dataclasses.replace(step, rounds=1 << (rounds - 1).bit_length()) if rounds > 1 else step
 

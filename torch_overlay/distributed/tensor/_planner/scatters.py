@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .groups import Groups
     from .regions import Regions
 
-_ORDERS = tuple(itertools.product((False, True), repeat=2))  # axes that cut the target last, pending axes first
+# axes that cut the target last, pending axes first
+_ORDERS = ((False, False), (False, True), (True, False), (True, True))
 
 
 @dataclass(slots=True)
@@ -28,7 +29,8 @@ class Scatters:
     tried: set[int] = field(default_factory=set)  # the dims that some candidate cut
 
     def narrowed(self) -> tuple[Regions, ...]:
-        """What to reduce: the part of the local tensor that the target wants, and the whole."""
+        """What to reduce: the part of the local tensor that the target wants; and the whole, so that axes which
+        would cut the part are free to take part in the move."""
         narrow = cut_toward(self.before, self.after, self.before.free)
         return (narrow,) if narrow == self.before else (narrow, self.before)
 
@@ -42,7 +44,7 @@ class Scatters:
                 found.append(cut)
                 yield cut
         if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
-            # Padded, and by more than one axis after the other would be: all of them where there is least padding.
+            # Padded: all the axes, if there are several, where there is least padding.
             cut = self.spread(start, sorted(self.axes))
             if cut not in found:
                 found.append(cut)

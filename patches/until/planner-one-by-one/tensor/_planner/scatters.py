@@ -21,7 +21,7 @@ class Scatters(...):
                 found.append(cut)
                 yield cut
         if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
-            # Padded, and by more than one axis after the other would be: all of them where there is least padding.
+            # Padded: all the axes, if there are several, where there is least padding.
             cut = self.spread(start, sorted(self.axes))
             if cut not in found:
                 yield cut

@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from .plan import plan_at_once
-from .steps import Divide
+from .cost import Cost
+from .plan import plan, plan_at_once
+from .regions import Regions
+from .rounds import in_rounds
+from .steps import Step
 
-if TYPE_CHECKING:
-    from .cost import Cost
-    from .regions import Regions
+Steps = tuple[Step, ...]
+plan_and_parts = ...
+
+
+class Forms(NamedTuple):
+    """The plans of one change for tensors that are cut evenly.
+
+    Attributes:
+        parts: for each dim, what its length must be a multiple of; None if tensors share nothing.
+        steps: of a tensor as small as can be cut, by the power of two.
+    """
+
+    parts: tuple[int, ...] | None
+    steps: dict[int, Steps]
+
+
+def shared_plan(
+    before: Regions,
+    after: Regions,
+    itemsize: int,
+    groups: frozenset[tuple[int, ...]] | None = None,
+    cost: Cost = Cost(),
+) -> Steps:
+    """`plan`; but all tensors that are cut evenly and have about as many bytes share one, apart from its rounds."""
+    shape = before.shape
+    parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
+    if not parts or 0 in shape or not is_multiple(shape, parts):
+        return plan(before, after, itemsize, groups, cost)
+    power = _nearest_power(math.prod(shape) // math.prod(parts) * itemsize)
+    if power not in known:
+        known[power] = plan_at_once(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost)
+    return in_rounds(tuple([step_on_shape(step, shape) for step in known[power]]), itemsize, cost)
 
 
 @lru_cache(maxsize=1024)
@@ -21,16 +53,3 @@ def _forms(before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] |
         return Forms(None, {})
     ranks = math.prod([before.sizes[axis] for axis in before.sharded.union(after.sharded)])
     return Forms(tuple([ranks if old or new else 1 for old, new in zip(before.orders, after.orders)]), {})
-
-
-def plan_and_parts(
-    before: Regions, after: Regions, itemsize: int, groups: frozenset[tuple[int, ...]] | None, cost: Cost
-) -> tuple[Steps, tuple[int, ...]]:
-    """The plan without rounds, and for each dim into how many parts this plan cuts it; 1 if it doesn't. Where all
-    lengths are multiples of these, all its cuts are even."""
-    steps = plan_at_once(before, after, itemsize, groups, cost)
-    changes = [step for step in steps if not isinstance(step, Divide)]
-    states = [before, after, *[end for step in changes for end in (step.before, step.after)]]
-    dims = range(len(before.orders))
-    cutting = [frozenset([axis for state in states for axis in state.orders[dim]]) for dim in dims]
-    return steps, tuple([math.prod([before.sizes[axis] for axis in axes]) for axes in cutting])

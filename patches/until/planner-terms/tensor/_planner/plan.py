@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .cost import Cost
 from .groups import Groups
 from .regions import NotPlanned, Regions
-from .steps import Step
+from .steps import AllGather, AllReduce, AllToAll, Divide, Narrow, ReduceScatter, Step
+
+NAMES: Mapping[type[Step], str] = {
+    Narrow: "narrow",
+    Divide: "divide",
+    AllGather: "all_gather",
+    AllReduce: "all_reduce",
+    ReduceScatter: "reduce_scatter",
+    AllToAll: "all_to_all",
+}
 
 
 def plan_at_once(
