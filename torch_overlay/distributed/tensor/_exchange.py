@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _functional = torch.ops._c10d_functional
 
-_REDUCE = {
+_REDUCE: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,

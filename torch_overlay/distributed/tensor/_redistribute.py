@@ -173,7 +173,9 @@ def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, asyn
     asked = source.requires_grad and local.requires_grad  # else DTensor warns: the two should say the same
     # Its __init__ does nothing, slowly.
     made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
-    return made.requires_grad_(False) if asked else made
+    if asked:
+        made.requires_grad_(False)
+    return made
 
 
 def _wants_node(source: DTensor) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Placements = tuple[Placement, ...]
 
 
-def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
+def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
     """The dim that it shards, the pending reduction, the split factor. Exactly these classes: a subclass may mean
     anything."""
     kind = type(placement)

@@ -23,7 +23,7 @@ def is_known(kinds: Iterable[type]) -> bool:
 
 
 def other_spec(
-    meta: TensorMeta,
+    meta: TensorMeta | None,
     source: tuple[Placement, ...],
     target: Sequence[Placement],
     kinds: tuple[type, ...],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
+from typing import Any
+
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, _StridedShard
 
 from ._planner.regions import NotPlanned
 
 
-def _read_placement(placement: Placement) -> tuple[int | None, str | None, int]:
+def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
     """The dim that it shards, the pending reduction, the split factor. Exactly these classes: a subclass may mean
     anything."""
     kind = type(placement)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def other_spec(
-    meta: TensorMeta,
+    meta: TensorMeta | None,
     source: tuple[Placement, ...],
     target: Sequence[Placement],
     kinds: tuple[type, ...],
