@@ -51,7 +51,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     let it compare all that makes two meshes unequal before it runs the code of one with the other."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    from torch_overlay.distributed._mesh_state import is_apart, shared_state
+    from torch_overlay.distributed._mesh_state import whose_groups
 
     try:
         from torch._library.opaque_object import _OPAQUE_TYPES as known
@@ -65,7 +65,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     torchs: Any = getattr(info, "guard_fn", None)
 
     def compared(mesh: DeviceMesh) -> list[Any]:
-        return [*torchs(mesh), mesh._preserve_rank_order, shared_state(mesh).private, is_apart(mesh)]
+        return [*torchs(mesh), mesh._preserve_rank_order, *whose_groups(mesh)]
 
     if info is not None and torchs is not None:
         info.guard_fn = compared

@@ -21,7 +21,7 @@ class _DeviceMesh(...):
             ValueError: an empty list.
             RuntimeError: views of different ranks, axes that overlap, or names on some axes only.
         """
-        if is_traced():
+        if is_traced() and device_mesh_list:
             return device_mesh_list[0]._beside(device_mesh_list)
         return DeviceMesh._concatenate(device_mesh_list)
 
@@ -57,8 +57,8 @@ class _DeviceMesh(...):
 
         Raises:
             RuntimeError: not one name for each size.
-            IndexError: no such axis.
-            ValueError: sizes with another product, or a name that another axis has.
+            ValueError: no such axis, sizes with another product, or a name that another axis has.
+            IndexError: a number that says no axis from the end.
         """
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)

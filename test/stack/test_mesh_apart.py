@@ -1,10 +1,11 @@
 # Owner(s): ["oncall: distributed"]
 """A view that is made in a block of private_groups shares no group with other views, nor do its views."""
 
+import itertools
 import pickle
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -38,6 +39,29 @@ class TestPrivateView(TestCase):
         self.assertNotEqual(inside, outside)
         cut = [one._unflatten("b", (4, 4), ("c", "d")).get_group("d") for one in (inside, outside)]
         self.assertNotEqual(*cut)
+
+    def test_two_views_with_other_groups_are_unequal(self) -> None:
+        """Made inside, made of a view that was made inside, and side by side with such a view."""
+        mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b"))
+        outside = mesh._unflatten("b", (4, 4), ("c", "d"))
+        with private_groups():
+            inside, again = (mesh._unflatten("b", (4, 4), ("c", "d")) for _ in range(2))
+        self.assertEqual(inside.get_group("a"), mesh.get_group("a"), msg="which was there")
+        deeper = [inside._unflatten("d", (2, 2), ("e", "f")) for _ in range(2)]
+        beside = [DeviceMesh._concatenate([mesh["a"], view["c"]]) for view in (outside, inside, again)]
+        for one, other in ((inside, again), deeper, *itertools.combinations(beside, 2)):
+            self.assertNotEqual(one.get_group(1 if one.ndim == 2 else 2), other.get_group(1 if one.ndim == 2 else 2))
+            self.assertNotEqual(one, other)
+        self.assertEqual(inside["a", "c"], inside["a", "c"])
+
+    def test_a_flattened_view_has_one_name(self) -> None:
+        mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
+        outside = mesh["a", "b"]._flatten("ab")
+        with private_groups():
+            self.assertIs(mesh["a", "b"]._flatten("ab"), outside)
+            inside = mesh["b", "c"]._flatten("bc")
+        self.assertTrue(is_apart(inside))
+        self.assertIs(mesh["b", "c"]._flatten("bc"), inside)
 
     def test_loaded_it_has_its_own_groups_or_none(self) -> None:
         mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))

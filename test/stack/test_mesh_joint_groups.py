@@ -9,7 +9,8 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._mesh_groups import joint_group_name
+from torch_overlay.distributed._mesh_groups import joint_group_name, joint_groups_known
+from torch_overlay.distributed._universe import private_groups
 
 SETS = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
 
@@ -22,8 +23,8 @@ class TestJointGroups(TestCase):
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
         self.addCleanup(dist.destroy_process_group)
 
-    def _choose(self, joint: str) -> None:
-        chosen = config.patch(mesh_share_groups="names", mesh_joint_groups=joint)
+    def _choose(self, joint: str, share: str = "names") -> None:
+        chosen = config.patch(mesh_share_groups=share, mesh_joint_groups=joint)
         chosen.__enter__()
         self.addCleanup(chosen.__exit__, None, None, None)
 
@@ -40,6 +41,35 @@ class TestJointGroups(TestCase):
             ranks = mesh[tuple("abc"[axis] for axis in axes)].mesh.flatten().tolist()
             group = dist.distributed_c10d._resolve_process_group(names[axes])
             self.assertEqual(dist.get_process_group_ranks(group), ranks)
+
+    def test_an_unflattened_view_brings_one(self) -> None:
+        self._choose("whole")
+        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("a",))
+        known = joint_groups_known(mesh)
+        view = mesh._unflatten("a", (2, 4), ("b", "c"))
+        self.assertIsNotNone(joint_group_name(view, (0, 1)))
+        self.assertNotEqual(joint_groups_known(mesh), known)
+        with private_groups():
+            private = mesh._unflatten("a", (2, 2, 2), ("b", "c", "d"))
+        self.assertIsNone(joint_group_name(private, (0, 1, 2)))
+
+    def test_views_share_nothing_where_sharing_is_off(self) -> None:
+        self._choose("whole", share="off")
+        self.assertIsNone(joint_group_name(self._mesh(), (0, 1, 2)))
+
+    @parametrize("joint, serves", [("existing", True), ("whole", False)])
+    def test_the_default_group_serves_who_chose_it(self, joint, serves) -> None:
+        self._choose("existing")
+        mesh = self._mesh()
+        self.assertEqual(mesh._flatten("abc").get_group(), dist.group.WORLD)
+        self._choose(joint)
+        name = joint_group_name(mesh, (0, 1, 2))
+        self.assertEqual(name == dist.group.WORLD.group_name, serves)
+
+    def test_a_rank_outside_has_no_group(self) -> None:
+        self._choose("whole")
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
+        self.assertFalse(joint_group_name(mesh, (0, 1)))
 
 
 instantiate_parametrized_tests(TestJointGroups)

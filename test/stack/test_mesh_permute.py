@@ -32,6 +32,16 @@ class TestMeshPermute(TestCase):
             for name in names:
                 self.assertEqual(turned.get_group(name), self.mesh.get_group(name))
 
+    def test_flattened_it_has_its_own_order(self) -> None:
+        turned = self.mesh.permute(("tp", "pp", "dp"))
+        ranks = turned.mesh.flatten().tolist()
+        self.assertNotEqual(ranks, sorted(ranks))
+        self.assertEqual(dist.get_process_group_ranks(turned._flatten("all").get_group()), ranks)
+
+    def test_names_need_no_order_of_their_own(self) -> None:
+        mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", 1))
+        self.assertEqual(mesh.permute((1, "a")).mesh, mesh.mesh.t())
+
     def test_names_that_are_no_order_are_refused(self) -> None:
         for names in (("tp", "pp"), ("tp", "pp", "pp"), ("tp", "pp", "ep")):
             with self.assertRaisesRegex(ValueError, "each of"):

@@ -2,7 +2,7 @@
 """A mesh that is made private shares no group with another."""
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -37,6 +37,24 @@ class TestPrivateMesh(TestCase):
         self.assertEqual(
             one.get_group("a"), other.get_group("a"), msg="views made outside of the block are private, too"
         )
+
+    @config.patch(mesh_share_groups="world")
+    def test_it_shares_nothing_where_all_meshes_share(self) -> None:
+        plain, also_plain = (init_device_mesh("cpu", (4, 16)) for _ in range(2))
+        with private_groups():
+            private = init_device_mesh("cpu", (4, 16))
+        self.assertEqual(plain.get_group(1), also_plain.get_group(1))
+        self.assertNotEqual(private.get_group(1), plain.get_group(1))
+
+    def test_a_submesh_equals_no_private_mesh_over_its_ranks(self) -> None:
+        with private_groups():
+            mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b"))
+            other = DeviceMesh("cpu", list(range(16)), mesh_dim_names=("b",))
+        first = mesh._get_all_submeshes("b")[0]
+        self.assertEqual(first.mesh, other.mesh)
+        self.assertNotEqual(first.get_group(), other.get_group())
+        self.assertNotEqual(first, other)
+        self.assertEqual(first, mesh._get_all_submeshes("b")[0])
 
     def test_private_universes_are_numbered_with_the_others(self) -> None:
         world, ranks = current_world(), RankMap.identity(64)

@@ -45,6 +45,32 @@ class TestMeshPublic(TestCase):
         compiled = torch.compile(ask, backend="aot_eager", fullgraph=True)
         self.assertEqual(compiled(torch.zeros(1), self.mesh), ask(torch.zeros(1), self.mesh))
 
+    def test_an_empty_list_is_refused_in_one_graph(self) -> None:
+        def ask(x):
+            try:
+                return x + DeviceMesh.concatenate([]).ndim
+            except ValueError:
+                return x - 1
+
+        torch._dynamo.reset()
+        compiled = torch.compile(ask, backend="aot_eager", fullgraph=True)
+        self.assertEqual(compiled(torch.zeros(1)).item(), -1)
+
+    def test_groups_are_made_once_and_anew_after_abort_in_one_graph(self) -> None:
+        def ask(x, mesh):
+            return x + mesh.unflatten("dp", (2, 2), ("replicate", "shard")).ndim
+
+        def cut():
+            torch._dynamo.reset()
+            torch.compile(ask, backend="aot_eager", fullgraph=True)(torch.zeros(1), self.mesh)
+            (view,) = vars(self.mesh._traced_views).values()
+            return view
+
+        made = cut()
+        self.assertIs(cut(), made)
+        self.mesh.abort()
+        self.assertEqual(dist.get_process_group_ranks(cut().get_group("shard")), [33, 37])
+
 
 if __name__ == "__main__":
     run_tests()

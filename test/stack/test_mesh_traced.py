@@ -40,6 +40,20 @@ class TestTracedViews(TestCase):
         for name, view in vars(mesh._traced_views).items():
             self.assertIs(view, views[name], msg="made once, however often the code is compiled")
 
+    def test_an_equal_mesh_of_another_root_compiles_anew_in_one_graph(self) -> None:
+        """Each has a view of its own, with its own groups."""
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(lambda x, mesh: x + mesh.permute(("tp", "pp", "dp")).ndim, backend=graphs)
+        torch._dynamo.reset()
+        other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+        self.assertEqual(self.mesh, other)
+        for count, mesh in enumerate((self.mesh, other), 1):
+            for _ in range(2):
+                compiled(torch.zeros(1), mesh)
+            self.assertEqual(graphs.frame_count, count)
+            (view,) = vars(mesh._traced_views).values()
+            self.assertEqual(view.get_group("tp"), mesh.get_group("tp"))
+
 
 if __name__ == "__main__":
     run_tests()

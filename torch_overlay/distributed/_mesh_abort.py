@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 from ._group_table import find_group
 from ._mesh_group_names import group_names
 from ._mesh_state import shared_state
+from ._mesh_traced import forget_views
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,6 +43,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
         shared = shared_state(mesh)
         shared.registry.clear()
         shared.flattened.clear()  # whose groups are gone
+        forget_views(shared)
         # What is made from now on is made anew, for a loaded mesh as well.
         shared.universe = shared.saved_number = None
     if failed:

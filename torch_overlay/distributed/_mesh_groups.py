@@ -50,16 +50,18 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     make_joint_groups(mesh)
 
 
-def finish_view(mesh: DeviceMesh) -> None:
-    """Give a view with new axes, which have their groups, those that redistributions over several axes use."""
-    mark_apart(mesh)
-    make_joint_groups(mesh)
-
-
 def mark_apart(mesh: DeviceMesh) -> None:
-    """Note of a new view whether it was made in a block of `private_groups`; see `is_apart`."""
-    if making_private.get() and shared_state(mesh).private is None:
-        mesh.__dict__["_apart"] = True
+    """Note of a view with new axes whether they have groups of their own, see `is_apart`, and whose these are."""
+    shared = shared_state(mesh)
+    if group_names(mesh) is not None and shared.private is None and (making_private.get() or is_apart(mesh)):
+        mesh.__dict__["_apart"] = current_world().next_private(shared.rank_map)
+
+
+def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
+    """The same of views side by side: if they aren't all of one view of `is_apart`, or of none, whose each axis is."""
+    each = [part.__dict__.get("_apart") for part in parts for _ in view_of(part).layout.axes]
+    if len(set(each)) > 1:
+        mesh.__dict__["_apart"] = ", ".join(map(str, each))
 
 
 def make_groups(
@@ -90,19 +92,16 @@ def _find_or_make(
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """The groups over several axes of a new mesh that `options.flatten` asks for."""
+    """The groups over several axes of a new mesh that `options.flatten` asks for; none of a view of `is_apart`."""
     policy, large = get_settings().flatten, _large(mesh)
     if len(large) < 2 or is_apart(mesh):
         return
     if policy == "create":
         _make_joint(mesh, sets_of_axes(mesh))
     # With sharing off, views of one universe share nothing unasked, and they would share this one.
-    elif policy == "whole" and get_settings().share_groups != "off" and not _costs_memory_at_once():
-        _make_joint(mesh, [large])
-
-
-def _costs_memory_at_once() -> bool:
-    return makes_communicators(distributed_c10d._get_default_group())
+    elif policy == "whole" and get_settings().share_groups != "off":
+        takes_memory = makes_communicators(distributed_c10d._get_default_group())
+        _make_joint(mesh, [] if takes_memory else [large])
 
 
 def prepare(mesh: DeviceMesh) -> None:  # overlay only
@@ -178,22 +177,23 @@ def _joint_key(mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int])
 
 
 def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
-    """The name of the group over several axes of a mesh, in whatever order it holds their ranks; None if there is none.
+    """The name of the group over several axes of a mesh, in whatever order it holds their ranks; None if there is none,
+    and for a view of `is_apart`.
 
-    The same on all ranks, since it follows from the mesh calls of this universe and the options: a group that was made
-    for redistributions, else a view that somebody flattened, on the backend and with the options that the axes have.
+    All ranks of the mesh find the same group, or none, since it follows from the mesh calls of this universe and the
+    options: a group that was made for redistributions, else that of a view that somebody flattened, on the backend and
+    with the options that the axes have. A rank outside finds no group, and the empty name of one that was made.
     """
     shared = shared_state(mesh)
     join_universe(shared)
     universe = shared.universe
-    key = _joint_key(mesh, universe, axes)
+    key = None if is_apart(mesh) else _joint_key(mesh, universe, axes)
     if key is None:
         return None
-    if universe is not None and key in universe.joint and not is_apart(mesh):
-        usable = get_settings().flatten != "existing"
-        usable = usable or key in universe.asked_for  # overlay only
-        if usable:
-            return universe.joint[key]
+    usable = get_settings().flatten != "existing"
+    usable = usable or (universe is not None and key in universe.asked_for)  # overlay only
+    if usable and universe is not None and key in universe.joint:
+        return universe.joint[key]
     return _flattened_group(shared, key)
 
 
@@ -212,7 +212,7 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
 
 
 def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """Part of every cache's key: it changes when `joint_group_name` may answer differently.
+    """Part of every cache's key, beside the options: it changes when `joint_group_name` may answer differently.
 
     A view that is flattened may make no group and still bring one within reach; under the same name an equal mesh may
     have another view, over other axes or with a group of its own.

@@ -183,16 +183,18 @@ def make_window(
 
 
 def is_apart(mesh: DeviceMesh) -> bool:
-    """Whether it is a view of a mesh that isn't private, made in a block of `private_groups`, or a view of such a view.
+    """Whether it is a view with new axes of a mesh that isn't private, made in a block of `private_groups`, or a view
+    of such a view.
 
-    Its axes have groups of their own, and it doesn't use those that redistributions over other views share.
+    The new axes have groups of their own, the others those that they had. Redistributions over it are planned without
+    the groups over several axes that other views share.
     """
     return "_apart" in mesh.__dict__
 
 
 def whose_groups(mesh: DeviceMesh) -> tuple[Any, ...]:
     """What tells a mesh from its equals with other groups, which must not stand for it where meshes are kept."""
-    return shared_state(mesh).private, is_apart(mesh)
+    return shared_state(mesh).private, mesh.__dict__.get("_apart")
 
 
 def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None) -> DeviceMesh:
@@ -206,7 +208,7 @@ def _blank(parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | N
     mesh._thread_id = getattr(parent, "_thread_id", None)
     mesh._hash = None
     if is_apart(parent):
-        mesh.__dict__["_apart"] = True
+        mesh.__dict__["_apart"] = parent.__dict__["_apart"]
     return mesh
 
 

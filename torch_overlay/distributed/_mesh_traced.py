@@ -15,6 +15,8 @@ from ._universe import making_private
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ._shared_state import SharedState
+
 
 def real_mesh(mesh: Any) -> DeviceMesh:
     """The mesh itself: under tracing a wrapper may come, whose attributes aren't all the mesh's."""
@@ -53,6 +55,11 @@ def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
     if not hasattr(traced, name):
         setattr(traced, name, getattr(mesh, method)(*arguments))
     return name
+
+
+def forget_views(shared: SharedState) -> None:
+    """Let compiled code make its views anew."""
+    vars(shared.traced).clear()
 
 
 def _said(argument: Any) -> str:

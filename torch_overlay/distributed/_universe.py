@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
+from ._group_makers import members_create
 from ._group_table import GroupTable
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def private_groups() -> Iterator[None]:
 
     Privacy belongs to the universe: views of such a mesh that are made later, copies and pickles keep it, and
     redistributions over them use no group from outside, not even the
-    default one. A view that is made inside of a mesh from outside gets a group of its own.
+    default one. A view with new axes that is made inside of a mesh from outside gets groups of their own for these.
 
     >>> with private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
@@ -95,14 +96,14 @@ class World:
 
     Attributes:
         universes: in the order in which they were opened; a pickle may name each.
-        left: those of which a mesh is gone in this process.
+        left: those of which a mesh is gone in this process, and that `_close_left` may still close.
         table: the groups that ``share_groups="world"`` shares.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
     """
 
     def __init__(self) -> None:
         self.universes: list[Universe] = []
-        self.left: list[Universe] = []
+        self.left: dict[Universe, None] = {}
         self.table = GroupTable()
         self.compared = 0
         self._private: Counter[RankMap] = Counter()
@@ -117,9 +118,12 @@ class World:
             return self.universes[-1]
 
     def next_private(self, rank_map: RankMap) -> str:
-        """What tells the next private universe over these ranks from others, the same on all of them."""
+        """What tells the next private universe over these ranks from any other, the same on all of them.
+
+        It names the ranks, since a window of a private mesh keeps it, beside private meshes over the window's ranks.
+        """
         self._private[rank_map] += 1
-        return f"private {self._private[rank_map]}"
+        return f"private {self._private[rank_map]} over {rank_map.key}"
 
 
 _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDictionary()
@@ -165,17 +169,27 @@ def universe_of(shared: SharedState) -> Universe:
 def _leave_with(shared: SharedState, universe: Universe) -> None:
     """Note that a mesh of a universe is gone, once it is; `_close_left` sees whether others are left."""
     universe.held.add(shared)
-    weakref.finalize(shared, universe.world.left.append, universe).atexit = False
+    weakref.finalize(shared, universe.world.left.setdefault, universe).atexit = False
 
 
 def _close_left(world: World) -> None:
     """Destroy the joint groups of universes that no mesh is left of, for which their owner has no name. This rank must
-    have destroyed every group of an axis: then what the universe has is never asked for again."""
-    while world.left:
-        universe = world.left.pop()
+    have destroyed every group of an axis; until then it is asked again before each next universe.
+
+    Not where every rank of the world makes each group: who loads a mesh of such a universe later may need a joint group
+    again, and ranks outside don't know that it is gone.
+    """
+    alone = members_create(distributed_c10d._get_default_group(), None)
+    for universe in list(world.left):
+        del world.left[universe]  # a mesh that goes from here on puts it back
         entries = universe.table.entries.values()
         axes = [entry for entry in entries if entry.group_name and entry.serves_axis]
-        joint = [entry.group for entry in entries if entry.group is not None]
-        if axes and not universe.held and all(entry.group is None for entry in axes):
-            for group in joint:
-                distributed_c10d.destroy_process_group(group)
+        joint = [entry.group for entry in entries if entry.group is not None and not entry.serves_axis]
+        if universe.held or not (alone and axes and joint):
+            continue
+        if any(entry.group is not None for entry in axes):
+            world.left[universe] = None
+            continue
+        universe.joint.clear()
+        for group in joint:
+            distributed_c10d.destroy_process_group(group)

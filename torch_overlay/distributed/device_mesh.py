@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ._mesh_abort import abort_groups
 from ._mesh_axes import ascending, cut_axis, is_flattened, select, select_groups, side_by_side, start_at
 from ._mesh_group_names import group_names
-from ._mesh_groups import finish_view, group_by_name, make_groups, make_own_groups, mark_apart
+from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups, mark_apart, mark_beside
 from ._mesh_input import (
     check_device_type,
     check_in_world,
@@ -195,11 +195,11 @@ class _DeviceMesh:
         if is_traced():
             return traced_view(self, "permute", mesh_dim_names)
         names = tuple(mesh_dim_names)
-        if not self._mesh_dim_names or sorted(names) != sorted(self._mesh_dim_names):
+        if not self._mesh_dim_names or (len(names), {*names}) != (self.ndim, {*self._mesh_dim_names}):
             raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
         return make_view(self, select(self, names), names, select_groups(self, names))
 
-    def submesh_at(self: DeviceMesh, mesh_dim_names: str | _Names, at: Mapping[str, int]) -> DeviceMesh:
+    def submesh_at(self: DeviceMesh, mesh_dim_names: str | tuple[str, ...], at: Mapping[str, int]) -> DeviceMesh:
         """The view of some axes as it is at given coordinates of the others, in constant time.
 
         Args:
@@ -219,11 +219,11 @@ class _DeviceMesh:
         if is_traced():
             return traced_view(self, "submesh_at", mesh_dim_names, at)
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
-        layout = select(self, names)
+        layout, own = select(self, names), select_groups(self, names)
         start = start_at(self, names, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
-        return make_window(self, layout, start, names, select_groups(self, names) if inside else [])
+        return make_window(self, layout, start, names, own if inside or own is None else [])
 
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Every copy of one axis over the whole universe, each a root mesh."""
@@ -238,7 +238,7 @@ class _DeviceMesh:
 
     @cached_property
     def _traced_views(self: DeviceMesh) -> TracedViews:
-        """The views that compiled code made, by the names that `_trace_view` gives."""
+        """The views that compiled code made, by `_trace_view`'s names; cached, since dynamo guards what it finds so."""
         return shared_state(self).traced
 
     def _trace_view(self: DeviceMesh, method: str, *arguments: Any) -> str:
@@ -278,7 +278,8 @@ class _DeviceMesh:
             groups = [*groups[:dim], *make_groups(self, new, mesh_dim_names, backend_override), *groups[dim + 1 :]]
         unflattened = make_view(self, layout.splice(dim, dim + 1, new), names, groups)
         if groups is not None:
-            finish_view(unflattened)
+            mark_apart(unflattened)
+            make_joint_groups(unflattened)
         return unflattened
 
     @staticmethod
@@ -290,12 +291,14 @@ class _DeviceMesh:
         names = [name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ()]
         held = [group_names(mesh) for mesh in device_mesh_list]
         groups = None if None in held else [name for names_of_one in held for name in names_of_one or ()]
-        return make_view(device_mesh_list[0], layout, names, groups)
+        concatenated = make_view(device_mesh_list[0], layout, names, groups)
+        mark_beside(concatenated, device_mesh_list)
+        return concatenated
 
     @staticmethod
     def concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         """The axes of several views of one universe side by side, in the order given; no groups are made."""
-        if is_traced():
+        if is_traced() and device_mesh_list:
             return device_mesh_list[0]._beside(device_mesh_list)
         return DeviceMesh._concatenate(device_mesh_list)
 
@@ -379,12 +382,9 @@ def init_device_mesh(
         overrides = normalize_overrides(backend_override, len(mesh_shape), mesh_dim_names)
     check_device_type(device_type)
     layout = _MeshLayout.from_sizes_strides(read_sizes(mesh_shape))
+    ranks = RankMap.identity(layout.numel())
     return DeviceMesh(
-        device_type,
-        _layout=layout,
-        _rank_map=RankMap.identity(layout.numel()),
-        mesh_dim_names=mesh_dim_names,
-        backend_override=overrides,
+        device_type, _layout=layout, _rank_map=ranks, mesh_dim_names=mesh_dim_names, backend_override=overrides
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import distributed_c10d
+
+from ._group_table import find_group
 from ._mesh_group_names import group_names
 from ._mesh_state import is_apart, shared_state, view_of
 from ._settings import get_settings
@@ -17,10 +20,10 @@ if TYPE_CHECKING:
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
     from ._shared_state import SharedState
+    from ._universe import Universe
 
 make_joint_groups = ...
 _make_joint = ...
-_costs_memory_at_once = ...
 _large = ...
 sets_of_axes = ...
 
@@ -36,20 +39,30 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
 
 
-def finish_view(mesh: DeviceMesh) -> None:
-    """What a view with new axes, which have their groups, needs besides them."""
-    mark_apart(mesh)
+def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
+    """The backend and options that an axis of a mesh has; of a group that wasn't made here, its backend; nothing on a
+    rank outside."""
+    held = group_names(mesh)
+    if not held:
+        return (None, None)
+    if universe is not None and held[axis] in universe.overrides:
+        return universe.overrides[held[axis]]
+    group = find_group(held[axis])
+    if group is None or group is distributed_c10d._get_default_group():
+        return (None, None)
+    return (distributed_c10d.get_backend(group), None)
 
 
 def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
-    """The name of the group over several axes of a mesh, in whatever order it holds their ranks; None if there is none.
+    """The name of the group over several axes of a mesh, in whatever order it holds their ranks; None if there is none,
+    and for a view of `is_apart`.
 
-    The same on all ranks, since it follows from the mesh calls of this universe: that of a view that somebody
-    flattened, on the backend and with the options that the axes have.
+    All ranks of the mesh find the same group, or none, since it follows from the mesh calls of this universe: that of a
+    view that somebody flattened, on the backend and with the options that the axes have. A rank outside finds none.
     """
     shared = shared_state(mesh)
     join_universe(shared)
-    key = _joint_key(mesh, shared.universe, axes)
+    key = None if is_apart(mesh) else _joint_key(mesh, shared.universe, axes)
     return None if key is None else _flattened_group(shared, key)
 
 

@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-_Names = tuple[str, ...]
-
 
 class _DeviceMesh(...):
-    def submesh_at(self: DeviceMesh, mesh_dim_names: str | _Names, at: Mapping[str, int]) -> DeviceMesh:
+    def submesh_at(self: DeviceMesh, mesh_dim_names: str | tuple[str, ...], at: Mapping[str, int]) -> DeviceMesh:
         """The view of some axes as it is at given coordinates of the others, in constant time.
 
         Args:
@@ -36,8 +34,8 @@ class _DeviceMesh(...):
         >>> mesh.submesh_at("shard", at={"replicate": 1})  # what another replica's ranks see  # doctest: +SKIP
         """
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
-        layout = select(self, names)
+        layout, own = select(self, names), select_groups(self, names)
         start = start_at(self, names, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
-        return make_window(self, layout, start, names, select_groups(self, names) if inside else [])
+        return make_window(self, layout, start, names, own if inside or own is None else [])
