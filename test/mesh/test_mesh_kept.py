@@ -245,23 +245,21 @@ def test_a_pair_for_a_backend_is_a_name_and_options(value):
 
 
 def test_loaded_views_have_groups_of_their_kind():
-    """A view that was made in a block of private_groups has its own groups and, on an axis that it kept, the mesh's;
-    and one that was made outside never has those of the block."""
+    """A view that was made in a block of private_groups has its own groups, not those of another such view, and on an
+    axis that it kept the mesh's; one that was made outside never has those of a block."""
 
     def views():
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         with torch_overlay.private_groups():
-            inside = mesh._unflatten("tp", (2, 2), ("x", "y"))
-        return inside, mesh._unflatten("tp", (2, 2), ("x", "y"))
+            inside = [mesh._unflatten("tp", (2, 2), ("x", "y")) for _ in range(2)]
+        return *inside, mesh._unflatten("tp", (2, 2), ("x", "y"))
 
     with fake_world(1, 8):
-        inside, outside = views()
-        saved = pickle.dumps(outside)
-        loaded = pickle.loads(pickle.dumps(inside))
-        for name in ("dp", "x", "y"):
-            assert loaded.get_group(name) is inside.get_group(name), name
+        made = views()
+        saved = pickle.dumps(made)
+        for view, loaded in zip(made, pickle.loads(saved), strict=True):
+            assert loaded == view
+            assert [loaded.get_group(name) is view.get_group(name) for name in ("dp", "x", "y")] == [True] * 3
     with fake_world(7, 8):  # rank 1 and rank 7 are in no group together
-        inside, outside = views()
-        loaded = pickle.loads(saved)
-        for name in ("dp", "x", "y"):
-            assert loaded.get_group(name) is outside.get_group(name), name
+        for view, loaded in zip(views(), pickle.loads(saved), strict=True):
+            assert [loaded.get_group(name) is view.get_group(name) for name in ("x", "y")] == [True] * 2

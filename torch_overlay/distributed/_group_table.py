@@ -47,14 +47,14 @@ class Entry:
         names: of the axes that it serves, in the order in which they asked.
         users: the serials of the universes that they belong to.
         serves_axis: whether an axis asked for it, or only redistributions over several.
-        apart: whether it is of a view that shares no group, while its root mesh does.
+        apart: of a group of a view that shares none, while its root mesh does: whose it is, see `is_apart`.
     """
 
     group_name: str
     names: list[str] = field(default_factory=list)
     users: set[int] = field(default_factory=set)
     serves_axis: bool = False
-    apart: bool = False
+    apart: str | None = None
 
     @property
     def group(self) -> ProcessGroup | None:

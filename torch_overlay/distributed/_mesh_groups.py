@@ -52,9 +52,12 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
 
 def mark_apart(mesh: DeviceMesh) -> None:
     """Note of a view with new axes whether they have groups of their own, see `is_apart`, and whose these are."""
-    shared = shared_state(mesh)
-    if group_names(mesh) is not None and shared.private is None and (making_private.get() or is_apart(mesh)):
-        mesh.__dict__["_apart"] = current_world().next_private(shared.rank_map)
+    shared, names = shared_state(mesh), group_names(mesh)
+    if names is not None and shared.private is None and (making_private.get() or is_apart(mesh)):
+        mesh.__dict__["_apart"] = whose = current_world().next_private(shared.rank_map)
+        for entry in list(universe_of(shared).table.entries.values()):
+            if entry.apart == "" and entry.group_name in names:
+                entry.apart = whose
 
 
 def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:

@@ -11,7 +11,6 @@ from ._group_table import find_group
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import (
     axis_names,
-    is_apart,
     lay_aside,
     saved_universe,
     shared_state,
@@ -147,13 +146,13 @@ class _Wanted(NamedTuple):
         ranks: in the group's order.
         lane: the name of the axis.
         saved_name: the name that the group had.
-        apart: whether other views share no group with it, see `is_apart`.
+        apart: of a view that shares no group with others: which, see `is_apart`.
     """
 
     ranks: list[int]
     lane: str
     saved_name: str
-    apart: bool
+    apart: str | None
 
 
 def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
@@ -164,7 +163,8 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
     ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
     lanes = axis_names(mesh._mesh_dim_names, len(axes))
     saved = [*saved, *[""] * len(axes)]
-    return [_Wanted(*each, is_apart(mesh)) for each in zip(ranks, lanes, saved)]
+    apart = mesh.__dict__.get("_apart")
+    return [_Wanted(*each, apart) for each in zip(ranks, lanes, saved)]
 
 
 def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
@@ -200,7 +200,7 @@ def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, 
     others = {name: text for name, text in _open(wanted.ranks).items() if name not in known}
     if wanted.saved_name in others:
         return wanted.saved_name
-    if private is not None or wanted.apart:
+    if private is not None or wanted.apart is not None:
         return None
     if wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
@@ -219,7 +219,7 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
         for key, entry in list(table.entries.items())
         if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
         # A view that is apart has some axes of the mesh that it was made of.
-        if entry.apart == wanted.apart or (wanted.apart and entry.group_name == wanted.saved_name)
+        if entry.apart == wanted.apart or (wanted.apart is not None and entry.group_name == wanted.saved_name)
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
 

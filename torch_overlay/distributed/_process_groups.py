@@ -166,8 +166,9 @@ def _note_override(universe: Universe, request: Request, mine: Entry | None) -> 
 
 
 def _note_apart(entry: Entry, universe: Universe) -> None:
-    """Note whether a view asked that is apart, which shares no group with its root mesh."""
-    entry.apart |= making_private.get() and not universe.private
+    """Note that a view has it that shares none with its root mesh; `mark_apart` says which, once there is the view."""
+    if making_private.get() and not universe.private:
+        entry.apart = ""
 
 
 def _named(entry: Entry, request: Request) -> ProcessGroup | None:
