@@ -48,12 +48,6 @@ class TestBusiest(TestCase):
                 said = most_sent(asked, diagonals, 0)
                 self.assertGreaterEqual(said, sent(asked, diagonals), msg=f"{old} to {new}")
 
-    @parametrize("sizes", [(2, 2, 2), (2, 4)])
-    def test_on_diagonals_no_rank_sends_more_than_one_receives(self, sizes) -> None:
-        for old, new in itertools.product(itertools.product((None, 0), repeat=len(sizes)), repeat=2):
-            asked = exchange(old, new, 16, sizes)
-            self.assertLessEqual(sent(asked, asked.diagonals()), asked.after.most, msg=f"{old} to {new}")
-
     def test_on_diagonals_of_even_cuts_it_is_exact(self) -> None:
         for ends in (((None, 0), (0, None)), ((0, None), (None, 0))):
             asked = exchange(*ends, 36, (6, 6))

@@ -39,9 +39,17 @@ class TestCollectives(TestCase):
 
     def test_what_a_scatter_gives_away_is_what_others_keep(self) -> None:
         step = ReduceScatter(regions((None, None), (5, 2)), regions((0, 0), (5, 2)), (0, 1), "sum")
+        self.assertEqual([piece.member for piece in step.pieces((0, 1))], [0, 1, 2, 3])
         for piece in step.pieces((0, 1)):
             member = step.members((0, 1))[piece.member]
             self.assertEqual(cells(piece.box), cells(step.after.box(member)))
+
+    def test_a_box_counts_from_the_start_of_the_local_tensor(self) -> None:
+        """Of rows 3 and 4, since mesh dim 0, which isn't in the group, cuts both ends."""
+        outer, inner = regions((0, None), (5, 2)), regions((0, 0), (5, 2))
+        pieces = [(0, ((0, 0), (1, 2))), (1, ((1, 0), (1, 2)))]
+        for step in (AllGather(inner, outer, (1,)), ReduceScatter(outer, inner, (1,), "sum")):
+            self.assertEqual([(piece.member, piece.box) for piece in step.pieces((1, 0))], pieces)
 
 
 instantiate_parametrized_tests(TestCollectives)

@@ -45,6 +45,15 @@ class TestCost(TestCase):
         self.assertEqual(bare.seconds(exchange, 4), 1.25 * 48 * 4)
         self.assertEqual(Cost(latency=2.0, bandwidth=float("inf")).seconds(gather, 4), 2.0 * (1 + 2) / 2)
 
+    def test_more_bytes_and_more_ranks_cost_more(self) -> None:
+        seconds = []
+        for sizes in ((2,), (4,), (8,)):
+            (step, more) = (AllGather(*(regions(dim, (n, 8), sizes) for dim in ((0,), (None,))), (0,)) for n in (8, 16))
+            self.assertLess(Cost().seconds(step, 4), Cost().seconds(more, 4))
+            self.assertLess(Cost().seconds(step, 4), Cost().seconds(step, 8))
+            seconds.append(Cost(bandwidth=float("inf")).seconds(step, 4))
+        self.assertEqual([at / seconds[0] for at in seconds], [1.0, 1.5, 2.0])
+
     def test_of_equal_plans_the_first_is_taken(self) -> None:
         gather = AllGather(placed(None, 0), placed(None, None), (1,))
         plans = [(gather,), (gather, Narrow(placed(None, None), placed(0, None)))]

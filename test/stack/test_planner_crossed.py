@@ -35,6 +35,12 @@ class TestCrossed(TestCase):
             before, after = (Regions.of(dims, (None,) * len(sizes), (length,), sizes) for dims in (old, new))
             self.assertEqual(crossed(before, after), differing(before, after), msg=f"{old} to {new}")
 
+    def test_ranks_that_want_nothing_may_count(self) -> None:
+        """One element on two ranks: rank 1 wants nothing, and would have to cross if it did."""
+        ends = [Regions.of((dim,), (None,), (1, 1), (2,)) for dim in (0, 1)]
+        self.assertEqual(crossed(*ends), {0})
+        self.assertEqual(crossed(*[Regions.of((dim,), (None,), (0, 1), (2,)) for dim in (0, 1)]), set())
+
 
 instantiate_parametrized_tests(TestCrossed)
 

@@ -10,29 +10,39 @@ from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.senders import Digit, Exchange, primes
 
 
-def exchange(length: int, sizes) -> Exchange:
-    """From R, S(0) to S(0), R, of a tensor of one dim."""
-    before, after = (Regions.of(dims, (None, None), (length,), sizes) for dims in ((None, 0), (0, None)))
-    return Exchange(before, after, (0, 1))
+def exchange(length: int, sizes, old=(None, 0), new=(0, None)) -> Exchange:
+    """Of a tensor of one dim; ``old`` and ``new`` have 0 for each mesh dim that shards it."""
+    nothing = (None,) * len(sizes)
+    before, after = (Regions.of(dims, nothing, (length,), sizes) for dims in (old, new))
+    return Exchange(before, after, tuple(range(len(sizes))))
 
 
 class TestDigits(TestCase):
-    @parametrize("sizes", [(2, 4), (4, 2), (6, 2), (6, 6), (12, 12)])
-    def test_of_even_cuts_no_rank_sends_more_than_one_receives(self, sizes) -> None:
-        length = sizes[0] * sizes[1]
-        asked, sent = exchange(length, sizes), Counter()
+    def check(self, asked: Exchange) -> None:
+        """On diagonals, each rank has one sender for each shard, and no rank sends more than one receives."""
+        sizes, sent = asked.before.sizes, Counter()
         for wanting in itertools.product(*map(range, sizes)):
             start, wanted = asked.after.span(0, wanting)
-            for shard in range(sizes[1]):
-                sender = [wanting[0], shard]
+            shards = [range(size) if axis in asked.shards else (wanting[axis],) for axis, size in enumerate(sizes)]
+            for nearest in itertools.product(*shards):
+                sender = [*nearest]
                 for diagonal in asked.diagonals():
                     diagonal.follow(sender, wanting)
-                self.assertEqual(sender[1], shard, msg="another replica of the same shard")
-                self.assertTrue(shard != wanting[1] or sender == [*wanting], msg="a rank is its own sender")
+                self.assertTrue(all(sender[axis] == nearest[axis] for axis in asked.shards), msg="another replica")
+                self.assertTrue(nearest != wanting or sender == [*wanting], msg="a rank is its own sender")
                 first, held = asked.before.span(0, sender)
                 if tuple(sender) != wanting:
                     sent[tuple(sender)] += max(0, min(start + wanted, first + held) - max(start, first))
-        self.assertLessEqual(max(sent.values()), wanted)
+        self.assertLessEqual(max(sent.values(), default=0), asked.after.most, msg=f"{asked}")
+
+    @parametrize("sizes", [(2, 4), (4, 2), (6, 2), (6, 6), (12, 12)])
+    def test_of_even_cuts_no_rank_sends_more_than_one_receives(self, sizes) -> None:
+        self.check(exchange(sizes[0] * sizes[1], sizes))
+
+    @parametrize("sizes", [(2, 2, 2), (2, 4)])
+    def test_nor_does_one_between_any_two_cuts(self, sizes) -> None:
+        for old, new in itertools.product(itertools.product((None, 0), repeat=len(sizes)), repeat=2):
+            self.check(exchange(16, sizes, old, new))
 
     def test_each_digit_has_a_partner_of_its_base_if_there_is_one(self) -> None:
         asked = exchange(24, (4, 6))

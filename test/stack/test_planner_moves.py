@@ -7,7 +7,7 @@ from planner_simulator import SIZES, is_right, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
 from torch_overlay.distributed.tensor._planner.groups import Groups
 from torch_overlay.distributed.tensor._planner.moves import crossed, move
-from torch_overlay.distributed.tensor._planner.steps import Collective
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Collective, Narrow
 
 
 def moved(source, target, shape=(16, 16)):
@@ -32,6 +32,24 @@ class TestMoves(TestCase):
             talking = {axis for step in steps if isinstance(step, Collective) for axis in step.axes}
             self.assertLessEqual(crossed(before, after), talking)
             self.assertLessEqual(talking, before.sharded | after.sharded)
+
+    @parametrize(
+        "source, target, kinds",
+        [
+            ((0, 0, 1), (0, None, 1), [AllGather]),
+            ((None, 0, 1), (0, None, 1), [AllToAll]),
+            ((None, 0, None), (1, None, None), [Narrow, AllGather]),
+            ((None, None, 1), (0, None, 1), [Narrow]),
+            ((0, 1, None), (1, 0, None), [AllToAll]),
+        ],
+    )
+    def test_of_which_steps_it_is(self, source, target, kinds) -> None:
+        self.assertEqual([*map(type, moved(source, target)[0])], kinds)
+
+    @parametrize("rows, kind", [(8, AllGather), (7, AllGather), (5, AllToAll), (1, AllToAll)])
+    def test_a_gather_has_little_padding(self, rows, kind) -> None:
+        (step,) = moved((0, 0, 0), (None, None, None), (rows, 1))[0]
+        self.assertIs(type(step), kind)
 
 
 instantiate_parametrized_tests(TestMoves)

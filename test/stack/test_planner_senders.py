@@ -17,7 +17,7 @@ def exchange(old, new, length: int, sizes) -> Exchange:
 
 
 class TestSenders(TestCase):
-    """A replica becomes a shard and a shard a replica: only ranks on the diagonal hold what their nearest want."""
+    """A replica becomes a shard and a shard a replica: only ranks (i, i) hold what others want of their nearest."""
 
     @parametrize("size", [2, 3, 4, 8])
     def test_each_rank_sends_to_one(self, size) -> None:

@@ -26,6 +26,15 @@ class TestTurns(TestCase):
                 if isinstance(step, Collective):
                     self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
 
+    @parametrize(
+        "source, target, axes", [((None, 0, 1), (0, None, None), [(1,), (2,)]), ((0, 1, None), (1, 0, 0), [(0, 1, 2)])]
+    )
+    def test_a_bigger_group_may_be_slower_than_two(self, source, target, axes) -> None:
+        """No group is over just the two mesh dims that communicate, but one contains them."""
+        before, after = regions(source, (16, 16)), regions(target, (16, 16))
+        steps = move(before, after, Groups.of(((0, 1, 2),), SIZES), 4, Cost())
+        self.assertEqual([step.axes for step in steps if isinstance(step, Collective)], axes)
+
     def test_a_group_gives_up_cuts_and_makes_those_that_fit(self) -> None:
         before, after = regions((0, 1, None), (16, 16)), regions((1, 0, None), (16, 16))
         steps = move(before, after, Groups.of((), SIZES), 4, Cost())

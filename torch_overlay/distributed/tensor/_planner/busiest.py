@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
-    """The elements that the busiest rank sends to others. Never less than that, and exact in most cases where all
-    cuts are even and made of the same primes.
+    """The elements that the busiest rank sends to others. Never less than that, and exact where all cuts are even and
+    made of the same primes.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
     axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
@@ -79,7 +79,7 @@ def _by_overlaps(exchange: Exchange, dim: int, same: Collection[Digit], summed: 
 
 def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
     """`_most_along` where cuts are aligned, without a look at the chunks. The tied digits say which box of the source
-    it is; the others, which part of the box."""
+    it is; the others, which part of the box. A new box may be longer than the old one: it can't get more than that."""
     before, after = exchange.before, exchange.after
     tied = exchange.tied_digits()
     parts = math.prod([digit.base for digit in summed if digit not in tied])

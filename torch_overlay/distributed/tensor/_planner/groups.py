@@ -39,14 +39,14 @@ class Groups:
         return math.prod(self.sizes[a] for a in axes)
 
     def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """All groups over some of these axes, the biggest first. Where all groups exist, only the biggest joint one."""
+        """All groups over some of these axes, of which there is one at least, the biggest first. Where all groups
+        exist, only the biggest and those of single axes: of the others none would be taken before the biggest."""
         joint = [tuple(sorted(axes))] if self.axes is None else [g for g in self.axes if set(g).issubset(axes)]
-        found = {*joint, *((a,) for a in axes)} if axes else set()
-        return sorted(found, key=lambda group: (-self.count(group), group))
+        return sorted({*joint, *((a,) for a in axes)}, key=lambda group: (-self.count(group), group))
 
     def between(self, least: Collection[int], most: Collection[int]) -> list[tuple[int, ...]]:
         """All groups over all axes of `least` and perhaps more of `most`, the smallest first. Where all groups exist,
-        only those over exactly `least` and exactly `most`."""
+        only those over exactly `least`, with least latency, and exactly `most`, in which most ranks can send."""
         ends = [tuple(sorted(axes)) for axes in (least, most)]
         found = {group for group in ends if self.has(group)}
         if self.axes is not None:

@@ -1,4 +1,4 @@
-"""Moves: from boxes to other boxes, with no reduction. One collective if its group is at hand.
+"""Moves: from boxes to other boxes, with no reduction.
 
 Ranks that hold the same piece are replicas of one another. A rank can get each piece that it wants from the replica
 that has its own coordinate on every axis along which the replicas differ. So a move needs a group over axes that cut
@@ -28,7 +28,7 @@ Parts = Sequence[frozenset[int]]
 
 def crossed(before: Regions, after: Regions) -> frozenset[int]:
     """The axes along which some rank and the nearest holder of a piece that it wants have different coordinates. Empty
-    if every rank has what it wants.
+    only if every rank has what it wants.
 
     With empty shards there may be more axes: those that only ranks who want nothing would have crossed.
     """
@@ -87,7 +87,7 @@ def move(
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
-    plans = list(_in_one(before, after, axes, groups, cost))
+    plans = list(_in_one(before, after, axes, groups))
     if not plans:
         return _one_group_at_a_time(before, after, groups, itemsize, cost)
     # More collectives that bring no more may be faster: a joint group is as slow as its slowest axis, and one over more
@@ -102,24 +102,20 @@ def move(
     return cost.fastest(plans, itemsize)
 
 
-def _in_one(
-    before: Regions, after: Regions, axes: frozenset[int], groups: Groups, cost: Cost
-) -> Iterator[tuple[Step, ...]]:
+def _in_one(before: Regions, after: Regions, axes: frozenset[int], groups: Groups) -> Iterator[tuple[Step, ...]]:
     """The plans with one collective."""
     # Narrowing is a view, and what is left is cut by the group alone.
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
     group = tuple(sorted(axes))
-    gather = None
     if groups.has(axes) and all(old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)):
         gather = AllGather(narrow, after, group)
-        if gather.ranks * gather.chunk == after.most:
+        # Its cost would always be less than that of an all-to-all. But padding is sent, too, and takes memory: one row
+        # that 64 ranks want is 64 rows in a gather.
+        if arriving(gather) <= EXCHANGE * arriving(AllToAll(narrow, after, group)):
             yield (*first, gather)
-            return  # no padding: an all-to-all would bring the same
-    exchanges = list(all_to_alls(Exchange(narrow, after, group), before.free, groups))
-    if gather is not None and arriving(gather) <= EXCHANGE * arriving(exchanges[0]):
-        yield (*first, gather)
-    for step in exchanges:
+            return
+    for step in all_to_alls(Exchange(narrow, after, group), before.free, groups):
         yield (*first, step)
 
 
@@ -139,7 +135,7 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
         yield AllToAll(before, after, axes, op, reduced)
         return
     for group in groups.between(axes, more.union(axes)):
-        diagonals = exchange._replace(axes=group).diagonals() if more else ()
+        diagonals = exchange._replace(axes=group).diagonals()
         if diagonals or group == axes or not nearest:
             yield AllToAll(before, after, group, op, reduced, diagonals)
 
@@ -152,7 +148,7 @@ def _one_group_at_a_time(
 
     For example, S0·S1 to S1·S0 on (2, 2), without their joint group: an all-gather gives up the cut of dim 0 by axis 0,
     R·S1. The cut of dim 1 by axis 0 doesn't fit yet, since axis 1 cuts that dim and the target has axis 0 alone there.
-    Then an all-to-all over axis 1 takes its cut from dim 1 to dim 0, R·S0, and the rest is narrowed: S1·S0.
+    Then an all-to-all over axis 1 gives up that cut and makes both that the target has, S1·S0.
     """
     steps: list[Step] = []
     now = before
@@ -168,33 +164,33 @@ def next_collective(
     """One collective on the way to `after`, and where it leads."""
     then = _next_boxes(now, after, groups, parts)
     axes = crossed(now, then)
-    return cost.fastest(list(_in_one(now, then, axes, groups, cost)), itemsize) if axes else (Narrow(now, then),), then
+    if not axes:
+        return (Narrow(now, then),), then
+    return cost.fastest(list(_in_one(now, then, axes, groups)), itemsize), then
 
 
 def _next_boxes(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
     # By the group that gives up most cuts; of equals the one that leaves the smallest boxes.
     wrong = misplaced(now, after)
-    for part in (*parts, wrong):
+    for axes in filter(None, [wrong & part for part in (*parts, wrong)]):
         found = []
-        for group in groups.within(wrong & part):
+        for group in groups.within(axes):
             popped = _without(now, after, group)
             then = cut_toward(popped, after, popped.free)
             if popped.sharded.isdisjoint(group) and (len(group) == 1 or groups.has(crossed(now, then))):
                 found.append((-len(group), then.most, -_unblocked(now, after, group), groups.count(group), group, then))
         if found:
             return min(found)[-1]
+    # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a group.
     raise AssertionError(f"{now} to {after} crosses {sorted(wrong)}, and no group at hand gives any of these cuts up")
 
 
 def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
-    """How much the group's cuts are in the way of others that the target wants: 1 for each dim where they are, and 1
-    more where nothing else is."""
+    """On how many dims the group's cuts are in the way of others that the target wants."""
     found = 0
     for old, new in zip(now.orders, after.orders):
         depth = common(old, new)
-        blocking = set(old[depth:])
-        if depth < len(new) and not blocking.isdisjoint(group):
-            found += 1 + blocking.issubset(group)
+        found += depth < len(new) and not set(old[depth:]).isdisjoint(group)
     return found
 
 

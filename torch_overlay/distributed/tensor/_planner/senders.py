@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 
 class Digit(NamedTuple):
-    """A digit of the coordinate on an axis: `coordinate // unit % base`. `base` is a prime factor of the size. Axes of
-    different sizes are paired digit by digit.
+    """A digit of the coordinate on an axis: `coordinate // unit % base`. `base` is a prime factor of the size.
+
+    Axes of different sizes are paired digit by digit: what is said above of axes and coordinates is true of digits,
+    modulo their base.
 
     >>> first = Digit(axis=0, unit=2, base=2)  # of the two digits of an axis of size 4
     >>> [first.of((at,)) for at in range(4)]
@@ -69,7 +71,7 @@ class Diagonal(NamedTuple):
     shard: Digit
 
     def follow(self, other: list[int], coordinate: Sequence[int]) -> None:
-        """Move `other` on its replica axis onto the diagonal of `coordinate`."""
+        """Move `other`, whose replica digit is that of `coordinate`, onto its diagonal."""
         replica, shard = self
         digit = replica.of(coordinate)
         moved = (digit + shard.of(other) - shard.of(coordinate)) % replica.base
@@ -93,15 +95,17 @@ class Exchange(NamedTuple):
         """Each tied digit of a replica axis with a digit of a shard axis that isn't tied, of the same base if there is
         one left; all within the group.
 
-        Where all cuts are even and made of the same primes, no rank sends more than the busiest receives: the source
-        is cut by at least as many digits as are tied, so that each tied digit of a replica axis finds a partner.
+        Where all cuts are even and made of the same primes, and the group has all axes that cut source or target, no
+        rank sends more than the busiest receives: the source is cut by at least as many digits as are tied, so that
+        each tied digit of a replica axis finds a partner.
         """
         shards, tied = self.shards, self.tied_digits()
         replicas = [digit for digit in tied if digit.axis in self.axes and digit.axis not in shards]
         if not replicas:
             return ()
         free = [digit for digit in self.cuts(shards.intersection(self.axes)) if digit not in tied]
-        # Along axes that don't cut the target, all ranks want the same.
+        # First those that don't cut the target: all ranks want the same along them, so that it is easier to tell how
+        # much a rank sends.
         free.sort(key=lambda digit: (digit.axis in self.after.sharded, digit.axis, -digit.unit))
         partners: dict[Digit, Digit] = {}
         for alike in (True, False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -109,7 +109,7 @@ class AllGather(Collective):
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """Where each member's elements go in the gathered tensor; a member with an empty box has no piece."""
         whole = self.after.box(coordinate)
-        return [Piece(i, box) for i, _, box in _shared(whole, self.before, enumerate(self.members(coordinate)))]
+        return [Piece(i, box) for i, box in _shared(whole, self.before, self.members(coordinate))]
 
     @property
     def received(self) -> int:
@@ -148,7 +148,7 @@ class ReduceScatter(Collective):
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to each member; a member with an empty box has no piece, only padding."""
         held = self.before.box(coordinate)
-        return [Piece(i, box) for i, _, box in _shared(held, self.after, enumerate(self.members(coordinate)))]
+        return [Piece(i, box) for i, box in _shared(held, self.after, self.members(coordinate))]
 
     @property
     def received(self) -> int:
@@ -186,7 +186,10 @@ class AllToAll(Collective):
 
     def peers(self, coordinate: Coordinate) -> list[tuple[int, tuple[int, ...]]]:
         """The place in `members` and the coordinate of each rank that this one exchanges with, itself included; by
-        their coordinates on the axes that cut or reduce the source, so that terms come in one order on all ranks."""
+        their coordinates on the axes that cut or reduce the source, so that terms come in one order on all ranks.
+
+        A rank is a peer of its peers: to be on one diagonal is an equivalence.
+        """
         sizes, shards = self.before.sizes, self.exchange.shards
         cut = [axis for axis in self.axes if axis in shards]
         found = []
@@ -201,15 +204,19 @@ class AllToAll(Collective):
 
     def sends(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to whom, itself included; in the order of `peers`."""
-        held = self.before.box(coordinate)
-        return [Piece(i, box) for i, _, box in _shared(held, self.after, self.peers(coordinate))]
+        peers = self.peers(coordinate)
+        shared = _shared(self.before.box(coordinate), self.after, [who for _, who in peers])
+        return [Piece(peers[i][0], box) for i, box in shared]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
         """Where what comes from whom goes, itself included; in the order of `peers`. Terms of one sum come in the same
         order on all ranks, so that all get the same bits; the first is written, the others are added to it."""
-        whole = self.after.box(coordinate)
-        shared = _shared(whole, self.before, self.peers(coordinate))
-        return [Piece(i, box, any(who[a] for a in self.reduced)) for i, who, box in shared]
+        peers = self.peers(coordinate)
+        found = []
+        for i, box in _shared(self.after.box(coordinate), self.before, [who for _, who in peers]):
+            place, who = peers[i]
+            found.append(Piece(place, box, any(who[a] for a in self.reduced)))
+        return found
 
     def _place(self, coordinate: Coordinate) -> int:
         """The place of a coordinate in `members`."""
@@ -219,19 +226,15 @@ class AllToAll(Collective):
         return place
 
 
-def _shared(
-    mine: Box, theirs: Regions, members: Iterable[tuple[int, tuple[int, ...]]]
-) -> Iterator[tuple[int, tuple[int, ...], Box]]:
-    """What each member has (or will have, by `theirs`) of my box: its place, its coordinate and the part of the box
-    counted from the first element of mine. Members with no part of it are left out."""
-    places = list(members)
-    coordinates = [coordinate for _, coordinate in places]
-    dims = [_parts(mine.start[d], mine.length[d], theirs, d, coordinates) for d in range(len(mine.start))]
-    for i, (place, coordinate) in enumerate(places):
+def _shared(mine: Box, theirs: Regions, members: list[tuple[int, ...]]) -> Iterator[tuple[int, Box]]:
+    """What each of some ranks has (or will have, by `theirs`) of my box: its index among them, and the part of the box
+    counted from the first element of mine. Those with no part of it are left out."""
+    dims = [_parts(mine.start[d], mine.length[d], theirs, d, members) for d in range(len(mine.start))]
+    for i in range(len(members)):
         start = tuple([parts[i][0] for parts in dims])
         length = tuple([parts[i][1] for parts in dims])
         if 0 not in length:
-            yield place, coordinate, Box(start, length)
+            yield i, Box(start, length)
 
 
 def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tuple[int, ...]]) -> list[tuple[int, int]]:

@@ -29,23 +29,22 @@ class Diagonal(NamedTuple):
     size: int
 
     def follow(self, other: list[int], coordinate: Sequence[int]) -> None:
-        """Move `other` on the replica axis onto the diagonal of `coordinate`."""
+        """Move `other`, whose replica coordinate is that of `coordinate`, onto its diagonal."""
         replica, shard, size = self
         other[replica] = (coordinate[replica] + other[shard] - coordinate[shard]) % size
 
 
 class Exchange(NamedTuple):
-    """What an all-to-all does: from these boxes to those, over a group, with terms of a reduction along `reduced`."""
+    """What an all-to-all does: from these boxes to those, over a group."""
 
     before: Regions
     after: Regions
     axes: tuple[int, ...]
-    reduced: tuple[int, ...] = ()
 
     @property
     def shards(self) -> frozenset[int]:
-        """The axes of the whole mesh along which ranks hold different parts or different terms."""
-        return self.before.sharded.union(self.reduced)
+        """The axes of the whole mesh along which ranks hold different parts."""
+        return self.before.sharded
 
     def diagonals(self) -> tuple[Diagonal, ...]:
         """Each tied replica axis with a shard axis of its size that isn't tied, if there is one left; all within the
@@ -60,7 +59,8 @@ class Exchange(NamedTuple):
                 depth *= sizes[axis]
         replicas = [axis for axis in tied if axis in self.axes and axis not in self.shards]
         free = [axis for axis in self.axes if axis in self.shards and axis not in tied]
-        # Along axes that don't cut the target, all ranks want the same.
+        # First those that don't cut the target: all ranks want the same along them, so that it is easier to tell how
+        # much a rank sends.
         free.sort(key=lambda axis: axis in self.after.sharded)
         found = []
         for replica in replicas:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,22 +10,19 @@ if TYPE_CHECKING:
     from .regions import Regions
 
 
-def move(
-    before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, limit: float = math.inf
-) -> tuple[Step, ...]:
-    """The best plan from `before` to `after`, whose pending reductions are the same. With no more than `limit`
-    collectives, unless the groups at hand ask for more."""
+def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost) -> tuple[Step, ...]:
+    """The best plan from `before` to `after`, whose pending reductions are the same."""
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
-    plans = list(_in_one(before, after, axes, groups, cost))
+    plans = list(_in_one(before, after, axes, groups))
     if not plans:
         return _one_group_at_a_time(before, after, groups, itemsize, cost)
     if not groups.has(axes):
         # More collectives that bring no more may be faster: a group over more axes than need be has more latency.
         most = min(map(arriving_by, plans))
         found = _one_group_at_a_time(before, after, groups, itemsize, cost)
-        if arriving_by(found) <= most and collectives(found) <= limit:
+        if arriving_by(found) <= most:
             plans.append(found)
     return cost.fastest(plans, itemsize)
 
@@ -39,7 +35,7 @@ def _one_group_at_a_time(
 
     For example, S0·S1 to S1·S0 on (2, 2), without their joint group: an all-gather gives up the cut of dim 0 by axis 0,
     R·S1. The cut of dim 1 by axis 0 doesn't fit yet, since axis 1 cuts that dim and the target has axis 0 alone there.
-    Then an all-to-all over axis 1 takes its cut from dim 1 to dim 0, R·S0, and the rest is narrowed: S1·S0.
+    Then an all-to-all over axis 1 gives up that cut and makes both that the target has, S1·S0.
     """
     steps: list[Step] = []
     now = before
@@ -55,7 +51,9 @@ def next_collective(
     """One collective on the way to `after`, and where it leads."""
     then = _next_boxes(now, after, groups)
     axes = crossed(now, then)
-    return cost.fastest(list(_in_one(now, then, axes, groups, cost)), itemsize) if axes else (Narrow(now, then),), then
+    if not axes:
+        return (Narrow(now, then),), then
+    return cost.fastest(list(_in_one(now, then, axes, groups)), itemsize), then
 
 
 def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
@@ -69,4 +67,5 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
             found.append((-len(group), then.most, -_unblocked(now, after, group), groups.count(group), group, then))
     if found:
         return min(found)[-1]
+    # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a group.
     raise AssertionError(f"{now} to {after} crosses {sorted(wrong)}, and no group at hand gives any of these cuts up")

@@ -16,4 +16,4 @@ def move(before: Regions, after: Regions, groups: Groups, itemsize: int, cost: C
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
-    return cost.fastest(list(_in_one(before, after, axes, groups, cost)), itemsize)
+    return cost.fastest(list(_in_one(before, after, axes, groups)), itemsize)

@@ -20,4 +20,5 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
             found.append((-len(group), then.most, groups.count(group), group, then))
     if found:
         return min(found)[-1]
+    # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a group.
     raise AssertionError(f"{now} to {after} crosses {sorted(wrong)}, and no group at hand gives any of these cuts up")
