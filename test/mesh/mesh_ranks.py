@@ -44,6 +44,9 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
 
     def setUp(self) -> None:
         type(self).poison_pill = False
+        gone = {rank: one.exitcode for rank, one in enumerate(getattr(self, "processes", [])) if not one.is_alive()}
+        if gone:  # torch waits more than a minute for each further test of a rank that died
+            self.fail(f"ranks that died in an earlier test, by their exit codes: {gone}")
         super().setUp()
 
     @classmethod
