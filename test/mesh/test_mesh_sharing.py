@@ -198,6 +198,18 @@ def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_
         assert not joint_axes(view)
 
 
+def test_a_slice_of_a_private_view_uses_no_joint_group_whoever_comes_first():
+    """It has the axes, ranks and groups of the same slice of the root mesh, whose answer was remembered for both."""
+    for first in (0, 1):
+        root = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        root["b", "c"]._flatten("bc")
+        with torch_overlay.private_groups():
+            own = root._unflatten(0, (2, 1), ("x", "y"))
+        pair = [own["b", "c"], root["b", "c"]]
+        found = {turn: joint_axes(pair[turn]) for turn in (first, 1 - first)}
+        assert (found[0], found[1]) == (frozenset(), {(0, 1)})
+
+
 @needs_package
 def test_a_view_made_in_a_private_block_gets_no_joint_groups_when_asked():
     import torch_overlay

@@ -9,6 +9,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
+from torch_overlay.distributed._universe import private_groups
 from torch_overlay.distributed.tensor._site import Site
 
 
@@ -36,6 +37,15 @@ class TestSite(TestCase):
         self.assertNotEqual(site, flattened)
         with config.patch(mesh_share_groups="names", mesh_joint_groups="whole"):
             self.assertNotEqual(flattened, Site.of(self.mesh))
+
+    def test_a_slice_of_a_private_view_is_another_site(self) -> None:
+        """It has the groups of the same slice of the root mesh, but none over several of its axes."""
+        with config.patch(mesh_share_groups="names", mesh_joint_groups="create"):
+            mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+            with private_groups():
+                apart = mesh._unflatten(0, (2, 1), ("x", "y"))
+            self.assertEqual(Site.of(apart["b", "c"]).groups, Site.of(mesh["b", "c"]).groups)
+            self.assertNotEqual(Site.of(apart["b", "c"]), Site.of(mesh["b", "c"]))
 
 
 if __name__ == "__main__":
