@@ -147,8 +147,7 @@ class _DeviceMesh:
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""
-        key = (self._hash_key(), self._preserve_rank_order)
-        return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(repr((self._hash_key(), self._preserve_rank_order)).encode(), digest_size=16).hexdigest()
 
     def __getstate__(self: DeviceMesh) -> dict[str, Any]:
         return saved_state(self)
@@ -163,8 +162,7 @@ class _DeviceMesh:
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
         too, the one that what else is copied with it has."""
-        plain = type(self) is DeviceMesh
-        return copy_mesh(self, memo) if plain else _reconstruct(self, memo, *self.__reduce_ex__(4))
+        return copy_mesh(self, memo) if type(self) is DeviceMesh else _reconstruct(self, memo, *self.__reduce_ex__(4))
 
     # --- views
 
@@ -356,8 +354,7 @@ class _DeviceMesh:
                 dim = self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(dim, int):
             raise AssertionError(f"mesh_dim must be an int, got {type(mesh_dim)}")
-        names = owner._dim_group_names
-        if not names and self._coordinate_on_dim is None:
+        if not (names := owner._dim_group_names) and self._coordinate_on_dim is None:
             raise RuntimeError(
                 f"Rank {self.get_rank()} isn't in the mesh {self}, so it has no process group there. Ask "
                 "get_coordinate() first: it is None on ranks outside the mesh."
