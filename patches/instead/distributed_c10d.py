@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import GroupName, ProcessGroup
+from torch.distributed.distributed_c10d import GroupName
 
 from ._member_names import member_names
 
 
-def _process_group_name(ranks: list[int], use_hashed_name: bool, parent: ProcessGroup | None = None) -> GroupName:
+def _process_group_name(ranks: list[int], use_hashed_name: bool, to_global: dict[int, int] | None = None) -> GroupName:
     """The name of a group about to be made, the same on every rank that takes part.
 
     A group that only its members make must be named from what all of its members know. A counter of the process, of the
@@ -17,11 +17,11 @@ def _process_group_name(ranks: list[int], use_hashed_name: bool, parent: Process
     other names is left to calls that every rank makes.
 
     Args:
-        parent: the group inside which ``ranks`` count, if they aren't the world's.
+        to_global: of a split, the world's rank for each of its parent, in which ``ranks`` count.
     """
     if use_hashed_name:
-        if parent is not None:
-            ranks = [distributed_c10d.get_global_rank(parent, rank) for rank in ranks]
+        if to_global is not None:
+            ranks = [to_global[rank] for rank in ranks]
         return GroupName(member_names(distributed_c10d._world.default_pg).next(ranks))
     name = GroupName(str(distributed_c10d._world.group_count))
     distributed_c10d._world.group_count += 1

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
-from torch_overlay.distributed._mesh_state import OF_THE_RANK
+from torch_overlay.distributed._mesh_state import RANK_ATTRIBUTES
 from torch_overlay.distributed.tensor._site import Site
 from way import TENSOR_MESHES, needs_package
 
@@ -69,7 +69,7 @@ def test_whatever_it_is_asked_first(loaded, asked, form):
 
 @needs_package
 def test_disable_gives_it_back_as_it_was_saved(loaded):
-    said = {name: getattr(loaded, name) for name in OF_THE_RANK[TENSOR_MESHES:]}  # before 2.10 it holds no rank
+    said = {name: getattr(loaded, name) for name in RANK_ATTRIBUTES[TENSOR_MESHES:]}  # before 2.10 it holds no rank
     torch_overlay.disable()
     try:
         held = loaded.__dict__

@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """A group that only its members make has one name on all of them."""
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -16,6 +17,7 @@ class TestMemberNames(TestCase):
         self.assertEqual(first, other.next([0, 1]))
         self.assertNotEqual(first, one.next([0, 1]), msg="another group")
         self.assertNotEqual(first, other.next([1, 0]), msg="another order")
+        self.assertEqual(one.next([0, 3]), other.next(list(torch.tensor([0, 3]))), msg="ranks of another type")
 
     def test_a_group_is_named_by_how_often_its_members_made_one(self) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)

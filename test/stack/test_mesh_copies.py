@@ -38,6 +38,8 @@ class TestMeshCopies(TestCase):
         copied = copy.deepcopy(self.mesh).notes
         self.assertEqual(copied, ["kept"])
         self.assertIsNot(copied, self.mesh.notes)
+        self.mesh.get_rank = lambda: 3
+        self.assertEqual(copy.copy(self.mesh).get_rank(), 3)
 
 
 if __name__ == "__main__":

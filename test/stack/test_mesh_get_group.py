@@ -31,6 +31,10 @@ class TestMeshGetGroup(TestCase):
         with self.assertRaisesRegex(RuntimeError, "Rank 13 isn't in the mesh"):
             outside.get_group("dp")
 
+    def test_a_mesh_without_dims_has_no_group(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "without dims has no process group"):
+            DeviceMesh("cpu", torch.tensor(self.RANK)).get_group()
+
 
 if __name__ == "__main__":
     run_tests()

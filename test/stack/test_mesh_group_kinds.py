@@ -32,6 +32,22 @@ class TestGroupKinds(TestCase):
         self.assertEqual(Kind.of(("fake", one)), Kind.of(("fake", one)))
         self.assertNotEqual(Kind.of(("fake", one)), Kind.of(("fake", other)))
         self.assertEqual(Kind.of(("fake", Options((1, "a")))), Kind.of(("fake", Options((1, "a")))))
+        self.assertNotEqual(Kind.of(("fake", Options(len))), Kind.of(("fake", Options(max))), msg="a field to call")
+
+    def test_methods_of_nested_options_do_not_count(self) -> None:
+        class NCCLConfig:
+            def __init__(self, max_ctas) -> None:
+                self.max_ctas = max_ctas
+
+            def unsafe_get_ptr(self) -> int:
+                return id(self)
+
+        class Options:
+            def __init__(self, max_ctas) -> None:
+                self.config = NCCLConfig(max_ctas)
+
+        self.assertEqual(Kind.of(("fake", Options(4))), Kind.of(("fake", Options(4))))
+        self.assertNotEqual(Kind.of(("fake", Options(4))), Kind.of(("fake", Options(8))))
 
 
 if __name__ == "__main__":

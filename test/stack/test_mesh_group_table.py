@@ -39,7 +39,7 @@ class TestGroupTable(TestCase):
         table, self.made = GroupTable(), []
         key = self._key([0, 1])
         dist.destroy_process_group(table.get_or_make([key], self._make)[0].group)
-        with self.assertRaisesRegex(RuntimeError, "was destroyed here"):
+        with self.assertRaisesRegex(RuntimeError, r"process group of a mesh over ranks \[0, 1\] was destroyed here"):
             table.get_or_make([key], self._make)
         table.forget_gone(key)
         self.assertIsNotNone(table.get_or_make([key], self._make)[0].group, msg="its members make it again")

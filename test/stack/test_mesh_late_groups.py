@@ -2,12 +2,15 @@
 """A mesh that is loaded before its groups are made finds them later."""
 
 import io
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed import _mesh_pickle
 
 
 class TestMeshLateGroups(TestCase):
@@ -39,6 +42,23 @@ class TestMeshLateGroups(TestCase):
                 self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
                 self.assertEqual(row.get_group(), here.get_group("tp"))
                 dist.destroy_process_group()
+
+    def test_an_axis_that_is_found_is_not_searched_again_and_again(self) -> None:
+        self._join(rank=5)
+        saved = io.BytesIO()
+        torch.save(self._from_groups(), saved)
+        dist.destroy_process_group()
+        self._join(rank=10)
+        row = dist.new_subgroups_by_enumeration([[8, 9, 10, 11]], group_desc="mesh_tp")[0]
+        saved.seek(0)
+        mesh = torch.load(saved, weights_only=False)
+        self.assertEqual(mesh.get_group("tp"), row)
+        with mock.patch.object(_mesh_pickle, "_find", wraps=_mesh_pickle._find) as find:
+            self.assertEqual(mesh.get_group("tp"), row)
+            self.assertEqual(find.call_count, 0)
+            column = dist.new_subgroups_by_enumeration([[2, 6, 10, 14]], group_desc="mesh_dp")[0]
+            self.assertEqual(mesh.get_group("dp"), column)
+            self.assertGreater(find.call_count, 0)
 
     def _from_groups(self):
         ranks = torch.arange(16).reshape(4, 4)

@@ -23,6 +23,10 @@ class TestMeshWindows(TestCase):
         self.assertEqual([len(every), every[0].get_coordinate()], [8, None])
         self.assertEqual([one._dim_group_names for one in every if one is not every[5]], [[]] * 7)
 
+    def test_a_mesh_that_does_not_say_its_rank_has_copies(self) -> None:
+        del self.mesh._rank  # as of a subclass that makes its own state
+        self.assertEqual(self.mesh._get_all_submeshes("dp")[5].get_group(), self.mesh.get_group("dp"))
+
 
 if __name__ == "__main__":
     run_tests()

@@ -45,12 +45,17 @@ def _by_value(options: Any) -> Any:
     """Options by value: their fields as they are before a backend writes into them."""
     if options is None:
         return None
-    fields = [n for n in dir(options) if not n.startswith(("__", "_pybind")) and n not in _WRITTEN_BY_CREATORS]
-    values = [(name, getattr(options, name, None)) for name in fields]
+    names = [name for name in _fields(options) if name not in _WRITTEN_BY_CREATORS]
     try:
-        return (type(options).__name__, tuple((name, _plain(value)) for name, value in values if not callable(value)))
+        return (type(options).__name__, tuple((name, _plain(getattr(options, name, None))) for name in names))
     except TypeError:
         return _Unlike(options)
+
+
+def _fields(value: Any) -> list[str]:
+    """The attributes of an object, public or not, without the methods of its class."""
+    names = [name for name in dir(value) if not name.startswith(("__", "_pybind"))]
+    return [name for name in names if not callable(getattr(type(value), name, None))]
 
 
 def _plain(value: Any) -> Any:
@@ -60,5 +65,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(map(_plain, value))
     if type(value).__name__ == "NCCLConfig":
-        return tuple((name, _plain(getattr(value, name))) for name in dir(value) if not name.startswith("_"))
+        return tuple((name, _plain(getattr(value, name))) for name in _fields(value))
     raise TypeError(value)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def members_create(world: ProcessGroup, backend: str | None) -> bool:
     """Whether the members of a group can make it without the others.
 
-    MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way.
+    MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way. With it, the
+    members make groups of the fake backend, whatever is chosen.
     """
     asked = (backend or distributed_c10d.get_backend(world)).lower()
     if uses_torchcomms() and backend == "fake":

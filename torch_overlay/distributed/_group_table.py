@@ -86,8 +86,8 @@ class GroupTable:
             if entry.group_name and entry.group is None:
                 raise RuntimeError(
                     f"The process group of {describe(entry.names)} over ranks {list(key.ranks)} was destroyed here, "
-                    "and other ranks that must take part in making it again don't know. Make a mesh that shares no "
-                    "group with it: init_device_mesh, unless share_groups is 'world'."
+                    "and other ranks that must take part in making it again don't know. Build a new mesh with "
+                    "init_device_mesh; its groups are new unless share_groups is 'world'."
                 )
         return found
 
@@ -115,6 +115,8 @@ def find_group(group_name: str) -> ProcessGroup | None:
 
 
 def describe(names: Sequence[str]) -> str:
-    """Axes for people: ``axis 'tp'``, ``axes 'tp' and 'ep'``."""
+    """Axes for people: ``axis 'tp'``, ``axes 'tp' and 'ep'``; of no names ``a mesh``."""
+    if not names:
+        return "a mesh"
     word = "axis" if len(names) == 1 else "axes"
     return f"{word} {' and '.join(map(repr, names))}"

@@ -66,4 +66,4 @@ def member_names(world: Any) -> MemberNames:
 def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
     """Ranks as a value; consecutive ones, of which there may be a million, as a range."""
     run = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
-    return run if ranks and list(run) == list(ranks) else tuple(ranks)
+    return run if ranks and list(run) == list(ranks) else tuple(map(int, ranks))

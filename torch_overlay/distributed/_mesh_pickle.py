@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import distributed_c10d
@@ -38,10 +39,12 @@ UNKNOWN = (0, None)
 # What a mesh keeps of its universe.
 OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
+_MISSING = object()
+
 
 class OfTheRank:
-    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded early has it in its
-    ``__dict__`` if at all, and there it is found first.
+    """An attribute in which a mesh says something of this rank. Most meshes have it in their ``__dict__``, which Python
+    reads first, so that this is reached only by a mesh that was loaded early.
 
     One that was loaded where there was no world says what the saver's said, until there is a world. Then it, and one
     that was loaded before its groups were made, finds out on each request what holds here, and stores it once all is
@@ -53,10 +56,11 @@ class OfTheRank:
 
     def __get__(self, mesh: Any, owner: type) -> Any:
         held = {} if mesh is None else mesh.__dict__
-        saved = held.get("_of_saver", {})  # first: it goes once the rest is there
-        found = held.get(self.name, saved)
-        if found is not saved:
-            return found  # another thread found it out since this one looked
+        # In this order: another thread that finds it out stores the attribute, and then removes `_of_saver`.
+        saved = held.get("_of_saver", {})
+        found = held.get(self.name, _MISSING)
+        if found is not _MISSING:
+            return found
         if self.name not in saved:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         return bind_groups(mesh)[self.name] if is_initialized() else saved[self.name]
@@ -91,25 +95,48 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
     mesh._layout = as_here(state["_layout"])  # overlay only
-    view = View(stored_ranks(state), from_torch(mesh._layout))
-    if is_initialized():
-        mesh._rank = get_rank()
-        mesh._thread_id = thread_id()
-    if "_rank" in mesh.__dict__:
-        mesh._coordinate_on_dim = view.coordinate(mesh._rank)
-    else:
-        mesh._rank = -1  # files of releases before 2.11 have coordinates only; till there is a world it isn't known
     if not is_initialized():
+        mesh.__dict__.setdefault("_rank", -1)  # files of releases before 2.11 have coordinates only
         wait_for_world(mesh)
-    elif "_dim_group_names" in state:
+        return
+    view = View(stored_ranks(state), from_torch(mesh._layout))
+    mesh._rank, mesh._thread_id = get_rank(), thread_id()
+    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    if "_dim_group_names" in state:
         _bind(mesh, view, state["_dim_group_names"], *mesh.__dict__["_universe"])
 
 
+class PartlyFound(dict[str, Any]):
+    """What stays laid aside of a loaded mesh while an axis has no group.
+
+    Attributes:
+        names: what was found on each axis.
+        among: what `_groups_here` gave before.
+    """
+
+    def __init__(self, saved: list[str], names: list[str], among: tuple[Any, ...]) -> None:
+        super().__init__(_dim_group_names=saved)
+        self.names = names
+        self.among = among
+
+
+def _groups_here() -> tuple[Any, ...]:
+    """Equal to what it was before only if an axis finds the same group as before: there are the same groups, and they
+    serve as many axes."""
+    groups, world = distributed_c10d._world.pg_names, current_world()
+    tables = [*(universe.table for universe in world.universes), world.table]
+    serving = sum(len(entry.names) for table in tables for entry in list(table.entries.values()))
+    return len(groups), weakref.ref(next(reversed(groups))), serving
+
+
 def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
-    """Find out who this rank is, and its group on each axis, anew, and give what the mesh says of it. An axis without a
-    group has a name that says so, and is asked again."""
+    """Find out who this rank is, and its group on each axis, and give what the mesh says of it. An axis without a group
+    has a name that says so; all are looked for again once there may be others."""
     held = mesh.__dict__
-    saved = held.get("_of_saver", held).get("_dim_group_names")
+    said = held.get("_of_saver", held)
+    if isinstance(said, PartlyFound) and said.among == _groups_here():
+        return {"_dim_group_names": said.names}
+    saved = said.get("_dim_group_names")
     shared = shared_state(mesh)
     join_universe(shared)
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
@@ -124,6 +151,9 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _bind(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None) -> list[str]:
+    """The name of this rank's group on each axis, found by its ranks; none on a rank outside. While one is missing, its
+    name starts with UNBOUND, and the names that the saver's groups had stay laid aside."""
+    here = _groups_here()
     names: list[str] = []
     for wanted in _wanted(mesh, view, saved):
         name = _find(wanted, view.rank_map, number, private)
@@ -132,7 +162,7 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, pr
         if group is not None:
             mesh._pg_registry[group.group_name] = group
     if any(name.startswith(UNBOUND) for name in names):
-        lay_aside(mesh, {"_dim_group_names": saved})
+        lay_aside(mesh, PartlyFound(saved, names, here))
     else:
         mesh._dim_group_names = names
         mesh.__dict__.pop("_of_saver", None)

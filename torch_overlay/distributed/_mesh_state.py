@@ -127,13 +127,13 @@ def make_view(
 
 
 # What a mesh says of this rank.
-OF_THE_RANK = ("_rank", "_coordinate_on_dim", "_dim_group_names")
+RANK_ATTRIBUTES = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 
 
 def wait_for_world(mesh: DeviceMesh) -> None:
     """Lay aside what a mesh that was loaded where there is no world says of a rank: there, it is the saver's."""
     held = mesh.__dict__
-    lay_aside(mesh, {name: held[name] for name in OF_THE_RANK if name in held})
+    lay_aside(mesh, {name: held[name] for name in RANK_ATTRIBUTES if name in held})
 
 
 def lay_aside(mesh: DeviceMesh, said: dict[str, Any]) -> None:
@@ -153,8 +153,8 @@ def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMes
     """Another mesh of the same universe: views flattened later, and groups, are seen by both. With the memo of a deep
     copy its root, and what users put on it, are copies, too."""
     copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh))
-    ours = {*copied.__dict__, *dir(type(mesh))}
-    users = {name: value for name, value in mesh.__dict__.items() if name not in ours}
+    made = {name for name, value in vars(type(mesh)).items() if not callable(value)}  # on request, as `_rank_map`
+    users = {name: value for name, value in mesh.__dict__.items() if name not in {*copied.__dict__, *made}}
     root = mesh._root_mesh
     if memo is not None:
         memo[id(mesh)] = copied

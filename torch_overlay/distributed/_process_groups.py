@@ -182,7 +182,8 @@ def _named(entry: Entry, request: Request) -> ProcessGroup | None:
 
 
 def new_groups(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
-    """New groups over the ranks of each copy of an axis; if members ask ``alone``, over those of one."""
+    """New groups over the ranks of each copy of an axis. With ``alone`` only the members call this, and ``copies``
+    holds just their own ranks."""
     if not alone and _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
         made = _split(request, copies)
         return [made if distributed_c10d.get_rank() in ranks else None for ranks in copies]
@@ -204,7 +205,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
         )
     except RuntimeError as error:
         if type(error) is not RuntimeError and not isinstance(error, DistError):
-            raise  # who catches it still does
+            raise  # keep the type, so that callers who catch this subclass still do
         raise type(error)(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "

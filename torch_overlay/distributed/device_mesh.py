@@ -147,8 +147,7 @@ class _DeviceMesh:
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""
-        key = (self._hash_key(), self._preserve_rank_order)
-        return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(repr((self._hash_key(), self._preserve_rank_order)).encode(), digest_size=16).hexdigest()
 
     def __getstate__(self: DeviceMesh) -> dict[str, Any]:
         return saved_state(self)
@@ -157,14 +156,13 @@ class _DeviceMesh:
         load_state(self, state)
 
     def __copy__(self: DeviceMesh) -> DeviceMesh:
-        """Another mesh of the same universe, as a deep copy is: there is nothing more to copy."""
+        """Another mesh with the same root and groups; what users put on it is shared, not copied."""
         return copy_mesh(self) if type(self) is DeviceMesh else _reconstruct(self, None, *self.__reduce_ex__(4))
 
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
         too, the one that what else is copied with it has."""
-        plain = type(self) is DeviceMesh
-        return copy_mesh(self, memo) if plain else _reconstruct(self, memo, *self.__reduce_ex__(4))
+        return copy_mesh(self, memo) if type(self) is DeviceMesh else _reconstruct(self, memo, *self.__reduce_ex__(4))
 
     # --- views
 
@@ -229,7 +227,7 @@ class _DeviceMesh:
         """Every copy of one axis over the whole universe, each a root mesh."""
         axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
         view = view_of(self).show(_MeshLayout((axis,)))
-        names, mine = (mesh_dim_name,), view.start(self._rank)
+        names, mine = (mesh_dim_name,), view.start(get_rank() if is_initialized() else self._rank)
         own = select_groups(self, names)
         return [
             make_window(self, view.layout, start, names, own if start == mine or own is None else [])
@@ -336,8 +334,10 @@ class _DeviceMesh:
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
         """This rank's group on one axis, by number or name: of the mesh's own axes, then of flattened views."""
-        if not hasattr(self, "_dim_group_names"):  # dynamo traces this, and reads attributes alone
+        if not hasattr(self, "_dim_group_names"):  # dynamo inlines this: use only members that it may read
             raise RuntimeError("DeviceMesh process groups not initialized!")
+        if self.ndim == 0 and mesh_dim is None:
+            raise RuntimeError("A mesh without dims has no process group")
         if self.ndim > 1 and mesh_dim is None:
             raise RuntimeError(
                 f"Found the DeviceMesh have {self.ndim} dimensions",
@@ -354,12 +354,12 @@ class _DeviceMesh:
                 dim = self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(dim, int):
             raise AssertionError(f"mesh_dim must be an int, got {type(mesh_dim)}")
-        if not owner._dim_group_names and self._coordinate_on_dim is None:
+        if not (names := owner._dim_group_names) and self._coordinate_on_dim is None:
             raise RuntimeError(
                 f"Rank {self.get_rank()} isn't in the mesh {self}, so it has no process group there. Ask "
                 "get_coordinate() first: it is None on ranks outside the mesh."
             )
-        return group_by_name(owner, owner._dim_group_names[dim], mesh_dim, dim)
+        return group_by_name(owner, names[dim], mesh_dim, dim)
 
     def abort(self: DeviceMesh) -> None:
         """Abort every group of this mesh and its views, for ranks whose peers died; call it on the root mesh."""

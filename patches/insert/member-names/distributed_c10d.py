@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def split_group():
-    _process_group_name(..., parent=parent_pg)
+    _process_group_name(..., to_global=parent_group_to_global_ranks)
     group_name = ...

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
     """The name of this rank's new group on one axis, in the order of a mesh that asks for it; None outside."""
     ranks = shared_state(mesh).tensor
-    lines = _MeshLayout((axis,)).remap_to_tensor(ranks).tolist()
-    if not mesh._preserve_rank_order or all(line == sorted(line) for line in lines):
+    lines = _MeshLayout((axis,)).remap_to_tensor(ranks).tolist() if mesh._preserve_rank_order else []
+    if all(line == sorted(line) for line in lines):
         return device_mesh.DeviceMesh._init_one_process_group(axis, ranks, name, override)
     backend, options = override
     timeout = options._timeout if options else timeout_of(_get_default_group())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import _resolve_process_group, get_rank, is_initialized
 
+from ._mesh_layout import _MeshLayout
 from ._mesh_state import shared_state, stored_ranks, thread_id
 from ._torch_layout import from_torch
 from ._view import View
@@ -47,9 +48,10 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     """The name of this rank's group on each axis, found by its ranks, since names depend on the order in which a
     process made its groups; none on a rank outside."""
     names: list[str] = []
-    for wanted in _wanted(mesh, view, saved):
-        name = _find(wanted)
-        names.append(name or f"{UNBOUND}{wanted.ranks}")
+    for number, axis in enumerate(view.layout.axes if mesh._coordinate_on_dim is not None else ()):
+        ranks = _group_ranks(mesh, view.show(_MeshLayout((axis,))))
+        name = _find(ranks, saved[number] if saved else "")
+        names.append(name or f"{UNBOUND}{ranks}")
         if name is not None:
             mesh._pg_registry[name] = _resolve_process_group(name)
     return names

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import _resolve_process_group, get_rank
 
+from ._mesh_layout import _MeshLayout
 from ._mesh_state import shared_state, thread_id, view_of
 
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class OfTheRank(...):
-    """An attribute in which a mesh says something of this rank. A mesh that wasn't loaded where there was no world
-    has it in its ``__dict__`` if at all, and there it is found first.
+    """An attribute in which a mesh says something of this rank. Most meshes have it in their ``__dict__``, which Python
+    reads first, so that this is reached only by a mesh that was loaded where there was no world.
 
-    That one says what the saver's said, until there is a world. Then it finds out what holds here, and stores it.
+    Such a mesh says what the saver's said, until there is a world. Then it finds out what holds here, and stores it.
     """
 
 
@@ -42,9 +43,10 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
     """The name of this rank's group on each axis, found by its ranks, since names depend on the order in which a
     process made its groups; none on a rank outside."""
     names: list[str] = []
-    for wanted in _wanted(mesh, view, saved):
-        name = _find(wanted)
-        names.append(name or f"{UNBOUND}{wanted.ranks}")
+    for number, axis in enumerate(view.layout.axes if mesh._coordinate_on_dim is not None else ()):
+        ranks = _group_ranks(mesh, view.show(_MeshLayout((axis,))))
+        name = _find(ranks, saved[number] if saved else "")
+        names.append(name or f"{UNBOUND}{ranks}")
         if name is not None:
             mesh._pg_registry[name] = _resolve_process_group(name)
     mesh._dim_group_names = names

@@ -26,6 +26,6 @@ def _open(ranks: list[int]) -> dict[str, str]:
     books, found = distributed_c10d._world, {}
     for group, name in books.pg_names.items():
         held, text = list(books.pg_group_ranks[group]), getattr(group, "group_desc", "")
-        if held == ranks or (sorted(held) == sorted(ranks) and not text.startswith("mesh_")):
+        if held == ranks or (not text.startswith("mesh_") and sorted(held) == sorted(ranks)):
             found[name] = text
     return found

@@ -40,25 +40,25 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
-    view = View(stored_ranks(state), from_torch(state["_layout"]))
-    if is_initialized():
-        mesh._rank = get_rank()
-        mesh._thread_id = thread_id()
-    if "_rank" in mesh.__dict__:
-        mesh._coordinate_on_dim = view.coordinate(mesh._rank)
-    else:
-        mesh._rank = -1  # files of releases before 2.11 have coordinates only; till there is a world it isn't known
     if not is_initialized():
+        mesh.__dict__.setdefault("_rank", -1)  # files of releases before 2.11 have coordinates only
         wait_for_world(mesh)
-    elif "_dim_group_names" in state:
+        return
+    view = View(stored_ranks(state), from_torch(state["_layout"]))
+    mesh._rank, mesh._thread_id = get_rank(), thread_id()
+    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+    if "_dim_group_names" in state:
         _bind(mesh, view, state["_dim_group_names"])
 
 
 def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
-    """Find out who this rank is, and its group on each axis, anew, and give what the mesh says of it. An axis without a
-    group has a name that says so, and is asked again."""
+    """Find out who this rank is, and its group on each axis, and give what the mesh says of it. An axis without a group
+    has a name that says so; all are looked for again once there may be others."""
     held = mesh.__dict__
-    saved = held.get("_of_saver", held).get("_dim_group_names")
+    said = held.get("_of_saver", held)
+    if isinstance(said, PartlyFound) and said.among == _groups_here():
+        return {"_dim_group_names": said.names}
+    saved = said.get("_dim_group_names")
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     found = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}

@@ -16,7 +16,7 @@ class Settings:
 
 
 def get_settings() -> Settings:
-    """The choices in force now; ask again at each use, since they change while meshes live."""
+    """The choices in force now."""
     return Settings(
         share_groups=_one_of("mesh_share_groups", "names", "ranks", "world", "off"),
         create_groups=_one_of("mesh_create_groups", "members", "world"),
