@@ -2,6 +2,7 @@
 
 A world of one process whose collectives move nothing; values are held by the compiled case on real ranks."""
 
+import contextlib
 import itertools
 import random
 
@@ -215,3 +216,22 @@ def test_every_size_that_the_guards_admit_has_the_traced_plan(mesh, source, targ
             known, _ = program(mesh, *ends, (4096, size), dynamic=False)
             assert without_sizes(known.steps) == form, size
     assert n in admitted and len(admitted) > 50
+
+
+@pytest.mark.parametrize(("sizes", "source", "target", "local"), [((2, 4), "R1", "1R", (64, 5528))])
+def test_a_small_batch_has_its_own_plan(sizes, source, target, local):
+    """Where rows alone are open, fewer than the mesh has ranks may have another plan than the traced ones."""
+    with fake_world(5, 8):
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b"))
+        mode = FakeTensorMode(shape_env=(env := ShapeEnv()))
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        traced = mode.from_tensor(torch.empty(local), symbolic_context=context)
+        plans = {}
+        for rows, held in ((None, traced), *((rows, torch.empty(rows, local[1])) for rows in (2, 16, 64))):
+            with mode if rows is None else contextlib.nullcontext():
+                given = DTensor.from_local(held, mesh, read(source), run_check=False)
+                spec = DTensorSpec(mesh, read(target), tensor_meta=given._spec.tensor_meta)
+                plans[rows] = without_sizes(find_answer(mesh, held, given._spec, spec, False, None).steps)
+        symbol = traced.shape[0].node.expr
+        admitted = [all(bool(guard.expr.subs({symbol: rows})) for guard in env.guards) for rows in (2, 16, 64)]
+    assert [plans[rows] == plans[None] for rows in (2, 16, 64)] == admitted == [False, True, True]

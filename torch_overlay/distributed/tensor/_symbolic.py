@@ -152,12 +152,13 @@ def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> Non
 def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
     """Ask for guards on the number of elements, where another number would have another plan.
 
-    Each open size is counted in its units, or in as many as the mesh has ranks where it isn't cut. What remains beside
-    whole units stays, so that all sizes that are looked at are of the traced kind. For example, 66 in units of 4 is 16
-    units and 2: of 6, 10, ... 66, 70, ... the last with the traced plan is found by bisection.
+    Among sizes of one kind the plan depends on their product alone, so it is enough to vary the first; the others stay
+    as traced. A size is counted in its units. What remains beside whole units stays, so that all sizes that are looked at
+    are of the traced kind. For example, 66 in units of 4 is 16 units and 2: of 2, 6, 10, ... 66, 70, ... the last with
+    the traced plan is found by bisection.
     """
-    dims, mesh_size, plan = _open_dims(trace.shape), math.prod(trace.mesh.shape), without_sizes(trace.found.steps)
-    steps = [units[dim] if units[dim] > 1 else mesh_size for dim in dims]
+    dims, plan = _open_dims(trace.shape), without_sizes(trace.found.steps)
+    steps = [units[dim] for dim in dims]
     first, *others = [size // step for size, step in zip(trace.sizes, steps, strict=True)]
     rest = [size % step for size, step in zip(trace.sizes, steps, strict=True)]
 
