@@ -218,6 +218,22 @@ def test_every_size_that_the_guards_admit_has_the_traced_plan(mesh, source, targ
     assert n in admitted and len(admitted) > 50
 
 
+def test_shards_that_become_terms_have_the_plan_of_the_traced_sizes_alone(mesh):
+    """It changes with more elements, and changes back."""
+    ends, few, more, many = (read("0P0"), read("P0P")), (72, 1680), (248, 1680), (16384, 1680)
+    steps = [without_sizes(program(mesh, *ends, shape, dynamic=False)[0].steps) for shape in (few, more, many)]
+    assert steps[0] == steps[2] != steps[1], "else they could be guarded as the others are"
+    found, env = program(mesh, *ends, few)
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    admitted = [
+        all(
+            bool(guard.expr.subs({symbol: times * int(hint) for symbol, hint in hints.items()})) for guard in env.guards
+        )
+        for times in (1, 2)
+    ]
+    assert isinstance(found, Program) and admitted == [True, False]
+
+
 @pytest.mark.parametrize(("sizes", "source", "target", "local"), [((2, 4), "R1", "1R", (64, 5528))])
 def test_a_small_batch_has_its_own_plan(sizes, source, target, local):
     """Where rows alone are open, fewer than the mesh has ranks may have another plan than the traced ones."""

@@ -90,6 +90,14 @@ class TestGathers(DTensorOpTestBase):
         self.assertIsInstance(gathered, AsyncCollectiveTensor)
         self.assertEqual(gathered + 0, whole)
 
+    def test_a_later_dim_is_waited_for_later_behind_dims_of_one(self) -> None:
+        """A batch of one: joining its sequence is a view, for which nothing is read."""
+        rows, replicas = self._regions(1, (1, 8, 3)), self._regions(None, (1, 8, 3))
+        whole = torch.arange(24.0).reshape(1, 8, 3)
+        gathered = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))), async_op=True)
+        self.assertIsInstance(gathered, AsyncCollectiveTensor)
+        self.assertEqual(gathered + 0, whole)
+
 
 if __name__ == "__main__":
     run_tests()

@@ -11,8 +11,9 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._pack import part
-from torch_overlay.distributed.tensor._planner.steps import ReduceScatter
+from torch_overlay.distributed.tensor._planner.steps import AllGather, ReduceScatter
 from torch_overlay.distributed.tensor._program import Program, make_program
 from torch_overlay.distributed.tensor._question import Question
 
@@ -62,6 +63,25 @@ class TestProgram(DTensorOpTestBase):
             rounds.append(max(step.rounds for step in program.steps if isinstance(step, ReduceScatter)))
         self.assertGreater(rounds[0], 1)
         self.assertEqual(rounds[1], 1)
+
+
+class TestWaitedFor(TestCase):
+    """In a world of 8 of which this process plays one; no bytes move."""
+
+    def test_a_reduction_before_a_gather_keeps_its_rounds(self) -> None:
+        """It is waited for in any case, and in one round it takes more memory."""
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+        self.addCleanup(dist.destroy_process_group)
+        with config.patch(mesh_share_groups="names", mesh_joint_groups="create"):
+            mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+            meta = TensorMeta(torch.Size((1 << 13, 1 << 13)), (1 << 13, 1), torch.float32)
+            ends = (Shard(0), Partial(), Partial()), (Replicate(), Replicate(), Shard(1))
+            specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]
+            asked = [Question.of(mesh, *specs, meta.shape, meta.dtype, later) for later in (False, True)]
+            found = [make_program(question, mesh) for question in asked]
+        self.assertEqual(found[0].steps, found[1].steps)
+        self.assertEqual([type(step) for step in found[0].steps], [ReduceScatter, AllGather])
+        self.assertGreater(found[0].steps[0].rounds, 1)
 
 
 class TestGone(TestCase):

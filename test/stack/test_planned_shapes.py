@@ -55,6 +55,8 @@ class TestShapes(TestCase):
             rows, replicas = (Regions.of((dim,), (None,), (length, 4), (3,)) for dim in (0, None))
             step, held = AllGather(rows, replicas, (0,)), rows.box((0,)).length
             self.assertEqual(pads_step_by_step([step], asked, held, shape), padded, msg=f"{length}, {shape}")
+            as_bytes = asked._replace(dtype=torch.int16)
+            self.assertFalse(pads_step_by_step([step], as_bytes, held, shape), msg="the others send bytes")
 
 
 if __name__ == "__main__":

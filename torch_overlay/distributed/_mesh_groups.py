@@ -218,8 +218,8 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     """Part of every cache's key, beside the options: it changes when `joint_group_name` may answer differently.
 
     A view that is flattened may make no group and still bring one within reach; under the same name an equal mesh may
-    have another view, over other axes or with a group of its own. A view of `is_apart` has none, and a slice of it may be
-    equal to one of the root mesh otherwise.
+    have another view, over other axes or with a group of its own. A view of `is_apart` has none, and a slice of it may
+    be equal to one of the root mesh otherwise.
     """
     if is_apart(mesh):
         return ("apart",)

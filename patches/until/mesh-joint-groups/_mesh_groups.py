@@ -78,8 +78,8 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
 def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     """Part of every cache's key: it changes when `joint_group_name` may answer differently.
 
-    Under the same name an equal mesh may have another flattened view, over other axes or with a group of its own. A view
-    of `is_apart` has none, and a slice of it may be equal to one of the root mesh otherwise.
+    Under the same name an equal mesh may have another flattened view, over other axes or with a group of its own. A
+    view of `is_apart` has none, and a slice of it may be equal to one of the root mesh otherwise.
     """
     if is_apart(mesh):
         return ("apart",)

@@ -15,7 +15,7 @@ from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
-from ._planner.steps import AllToAll, Narrow, ReduceScatter, Step
+from ._planner.steps import AllToAll, Narrow, ReduceScatter, Step, last_collective
 from ._run import runners
 from ._specs import gathers_step_by_step, read_ends
 from ._spelling import same_step_by_step
@@ -150,8 +150,11 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     _check_reductions(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
-    if question.async_op:  # the caller goes on while the last one runs
-        steps = in_one_round(steps, ReduceScatter)
+    if question.async_op:
+        # The caller goes on while a reduce-scatter that comes last runs. What comes before is waited for in any case,
+        # and so is an all-to-all in rounds, as on the step-by-step path.
+        last = last_collective(steps)
+        steps = (*steps[:last], *in_one_round(steps[last:], ReduceScatter))
     for step in steps:
         if isinstance(step, AllToAll) and step.reduced and dtype not in _REDUCED:
             raise NotPlanned("terms of a type that only a backend reduces")

@@ -41,6 +41,7 @@ from ._planner.steps import (
     Narrow,
     ReduceScatter,
     Step,
+    last_collective,
 )
 from ._rounds import all_to_all_in_rounds, reduce_scatter_in_rounds
 from ._spelling import gathered, scattered
@@ -64,10 +65,10 @@ def runners(
     """What takes the local tensor of the source, the box `held`, to that of the target, one function after the other.
 
     With `async_op` the last collective isn't waited for here: its result is an `AsyncCollectiveTensor`, for which
-    whatever reads it waits. Only a gather that joins a dim other than the first, or uneven shards, and an exchange in
-    rounds wait at once.
+    whatever reads it waits. Where something reads it here, an unpack that copies or a step after it, it is waited for
+    at once, and so is what runs in rounds.
     """
-    last = max([number for number, step in enumerate(steps) if isinstance(step, Collective)], default=-1)
+    last = last_collective(steps)
     made: list[Local] = []
     for number, step in enumerate(steps):
         wanted = held if isinstance(step, Divide) else step.after.box(coordinate)
@@ -110,11 +111,11 @@ def _later(tensor: torch.Tensor) -> torch.Tensor:
 
 def _all_reduce(step: AllReduce, place: Place, group: Group, finish: Local) -> Stages:
     op, name = step.op, group.name
-    return (lambda local: finish(_functional.all_reduce(local, op, name)),)  # into a copy, contiguous
+    return (lambda local: finish(_functional.all_reduce(local, op, name)),)  # all_reduce itself makes a contiguous copy
 
 
 def _moved(run: Local) -> Local:
-    """A collective on contiguous tensors of a type that backends move, for any type, whose bytes it moves then."""
+    """Run a collective on contiguous tensors of any type: as bytes where backends don't move the type."""
 
     def on_bytes(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -141,10 +142,8 @@ def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> S
 
 
 def _all_gather_spelled(pack: Local, join: Local | None, size: int, group: Group, finish: Local) -> Stages:
-    name = group.name
-    if join is None:
-        return pack, _moved(lambda local: finish(_functional.all_gather_into_tensor(local, size, name)))
-    return pack, _moved(lambda local: _wait(_functional.all_gather_into_tensor(local, size, name))), join
+    gather = _moved(lambda local: finish(_functional.all_gather_into_tensor(local, size, group.name)))
+    return (pack, gather) if join is None else (pack, gather, join)
 
 
 def _padded(more: int) -> Local:

@@ -1,8 +1,8 @@
 """A collective that joins or cuts one dim runs on tensors in their shape, as on the step-by-step path.
 
 Inductor's patterns, async tensor parallelism among them, look for these operations; flat tensors they don't see. Where
-a plan is one such collective and a dispatch mode looks on, the step-by-step path itself runs. What is here
-serves eager code, and the steps of other plans.
+a plan is one such collective, over one axis and evenly cut, and a dispatch mode looks on, the step-by-step path itself
+will run. What is here serves eager code, and the steps of other plans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PLAIN_PLACEMENTS = frozenset((Shard, Replicate, Partial))
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
     """What a rank sends, and how what arrives becomes its new tensor, where the axes of the step are the last to cut a
-    dim. None if there is no such dim; nothing to do after the collective is None, too.
+    dim. None where no such dim is, where the new tensor is empty, or where several axes cut it unevenly. The second
+    function is None where what arrives is the new tensor already.
 
     Over one axis, uneven shards are padded along the dim, as on the step-by-step path. So a rank that has to take that
     path and the others understand each other.
@@ -44,7 +45,7 @@ def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | No
     if dim is None or not wanted.elements:
         return None
     length, size = wanted.length[dim], step.ranks
-    if length % size == 0 and held.length[dim] * size == length:
+    if held.length[dim] * size == length:
         return torch.Tensor.contiguous, _joined(size, dim, held, wanted)
     return _padded(size, dim, held, wanted) if len(step.axes) == 1 else None
 
@@ -61,13 +62,13 @@ def _joined(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
 def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
     lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
     missing = lengths[0] - held.length[dim]
-    block = lengths[0] if dim == 0 else held.length[0]
+    rows = lengths[0] if dim == 0 else held.length[0]
 
     def pack(local: torch.Tensor) -> torch.Tensor:
         return pad_tensor(local, dim, missing).contiguous()
 
     def land(arrived: torch.Tensor) -> torch.Tensor:
-        blocks = zip(arrived.split(block), lengths, strict=True)
+        blocks = zip(arrived.split(rows), lengths, strict=True)
         return torch.cat([block.narrow(dim, 0, length) for block, length in blocks if length], dim)
 
     return pack, land
@@ -105,7 +106,7 @@ def pads_step_by_step(steps: Sequence[Step], question: Question, held: Sequence[
     over one axis, where shards are uneven, the step-by-step path pads each along the dim to the longest, and so does
     `gathered`."""
     step = _one_collective(steps, question)
-    if not isinstance(step, AllGather):
+    if not isinstance(step, AllGather) or question.dtype not in MOVED:  # others move its bytes
         return False
     before, axes = step.before, step.axes
     dim = cut_last(step.after, before, axes)

@@ -153,11 +153,18 @@ def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
     """Ask for guards on the number of elements, where another number would have another plan.
 
     Among sizes of one kind the plan depends on their product alone, so it is enough to vary the first; the others stay
-    as traced. A size is counted in its units. What remains beside whole units stays, so that all sizes that are looked at
-    are of the traced kind. For example, 66 in units of 4 is 16 units and 2: of 2, 6, 10, ... 66, 70, ... the last with
-    the traced plan is found by bisection.
+    as traced. A size is counted in its units. What remains beside whole units stays, so that all sizes that are looked
+    at are of the traced kind. For example, 66 in units of 4 is 16 units and 2: of 2, 6, 10, ... 66, 70, ... the last
+    with the traced plan is found by bisection.
+
+    Where shards become terms, the plan may change back with more elements: it is that of the traced sizes alone.
     """
     dims, plan = _open_dims(trace.shape), without_sizes(trace.found.steps)
+    before, after = trace.found.before, trace.found.after
+    if (after.pending - before.pending) & before.sharded:
+        for dim, size in zip(dims, trace.sizes, strict=True):
+            _guard(trace.shape[dim] == size)
+        return
     steps = [units[dim] for dim in dims]
     first, *others = [size // step for size, step in zip(trace.sizes, steps, strict=True)]
     rest = [size % step for size, step in zip(trace.sizes, steps, strict=True)]

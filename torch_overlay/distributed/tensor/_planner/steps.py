@@ -254,3 +254,8 @@ def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tup
 
 
 Step = Narrow | Embed | Divide | Collective
+
+
+def last_collective(steps: Sequence[Step]) -> int:
+    """The place of the last collective; -1 if there is none."""
+    return max([number for number, step in enumerate(steps) if isinstance(step, Collective)], default=-1)
