@@ -37,6 +37,11 @@ class TestSpecs(TestCase):
             )
             self.assertEqual([cuts.box(place).start[0] for place in ((0, 1), (1, 0))], starts)
 
+    def test_strided_shards_have_no_order_beside_their_factors(self) -> None:
+        ordered = [_dtensor_spec.ShardOrderEntry(0, (1, 0))]
+        with self.assertRaisesRegex(NotPlanned, "a shard order of their own"):
+            read_cuts((_StridedShard(0, split_factor=2), Shard(0)), ordered, 1, (2, 2))
+
     def test_a_subclass_may_mean_anything(self) -> None:
         class Other(Partial):
             pass

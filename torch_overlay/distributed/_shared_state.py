@@ -60,7 +60,7 @@ class SharedState:
         universe: its groups in this world; None before the first request, see `universe_of`.
         traced: the views that compiled code made.
         saved_number: of a loaded mesh, which universe over these ranks it was saved from.
-        remembered: what redistributions over its meshes found out; it goes with the meshes.
+        remembered: what redistributions over its meshes found out; freed with the last mesh of the universe.
     """
 
     def __init__(self, rank_map: RankMap, private: str | None = None) -> None:

@@ -23,7 +23,7 @@ class SharedState(...):
         private: what tells a private universe from its equals, a part of its meshes' value; None if it isn't private.
         universe: its groups in this world; None before the first request, see `universe_of`.
         saved_number: of a loaded mesh, which universe over these ranks it was saved from.
-        remembered: what redistributions over its meshes found out; it goes with the meshes.
+        remembered: what redistributions over its meshes found out; freed with the last mesh of the universe.
     """
 
     def __init__(self, rank_map: RankMap, private: str | None = None) -> None:

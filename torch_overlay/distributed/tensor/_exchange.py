@@ -91,9 +91,10 @@ def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group
 def never_nothing(
     pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Group, own: int
 ) -> Callable[..., torch.Tensor]:
-    """Before 2.15 the fake process group refuses to send nothing while something comes: there one element goes to
-    oneself, where nobody reads it. It depends on nothing, and a compiler would run the exchange twice: no other group
-    gets one."""
+    """Changes `outgoing` and `incoming` for the fake process group, so call it before they are used: before 2.15 that
+    group refuses to send nothing while something comes, so one element goes to oneself, where nobody reads it. No other
+    group gets it: it is a constant, and in compiled code the exchange might depend on no input, and be run in the
+    forward and in the backward graph."""
     made = find_group(group.name)
     if any(outgoing) or not any(incoming) or made is None or get_backend(made) != "fake":
         return pack
@@ -112,8 +113,8 @@ def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Ten
 
 
 def unread(*made_from: torch.Tensor) -> torch.Tensor:
-    """No elements. They depend on these tensors: a compiler takes two exchanges of the same for one, and the other
-    ranks, who send something, would wait for the second."""
+    """No elements. They depend on these tensors: of two exchanges of the same a compiler makes one, and the other
+    ranks, which send something, would wait for the second."""
     return torch.cat([tensor.reshape(-1).narrow(0, 0, 0) for tensor in made_from])
 
 
@@ -156,11 +157,11 @@ def _reduced(
 def combine(
     whole: torch.Tensor, flat: torch.Tensor, pieces: Sequence[Landing], op: str | None, kept: torch.Tensor | None
 ) -> None:
-    """Every term into its box of a contiguous tensor; all ranks add in the same order."""
+    """Every piece into its box of a contiguous tensor, written or, if a term, added; all ranks add in one order."""
     if all(at is None for at, _, _ in pieces) and _are_we_tracing():
         # AOTAutograd's partitioner drops what nobody reads, and the other ranks would wait for this one.
         whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
-    reduce = _REDUCE[op or "sum"]
+    reduce = _REDUCE[op or "sum"]  # not called without an op: then no piece is added
     out = may_change(flat) and (kept is None or may_change(kept))
     for at, box, add in pieces:
         target = part(whole, box)

@@ -19,7 +19,7 @@ Stages = tuple[Callable[[Any], Any], ...]  # the first takes a local tensor, eac
 Coordinate = Sequence[int]
 Pieces = Sequence[tuple[int | None, "Box"]]  # where each box begins in a flat tensor; None if it lies elsewhere
 
-# What every backend moves; other types travel as their bytes.
+# What NCCL and Gloo move; other types travel as their bytes.
 MOVED = {
     torch.float32,
     torch.float64,

@@ -48,7 +48,7 @@ class Program:
         at_hand: the groups of the mesh.
         norm: what the redistribution brings together, if it is the terms of a norm.
         functions: what runs, one after the other; None until it is made ready.
-        groups: by name, the axes that each group serves that the functions use.
+        groups: the axes of each group that the functions use, by its name.
         in_order: whether these groups hold their ranks in the order of the mesh.
     """
 

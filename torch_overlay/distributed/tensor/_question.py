@@ -79,7 +79,12 @@ class Question(NamedTuple):
 
 
 def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
-    """Why no question can be asked, whatever the tensor; None if one can."""
+    """Why no question can be asked, whatever the tensor; None if one can.
+
+    Args:
+        mesh: of both specs, as a real `DeviceMesh`, for which a spec may hold a stand-in.
+        forced: the caller's ``use_graph_based_transform``.
+    """
     if forced is not None or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN is not None:
         return "an algorithm for the steps was asked for"
     if switch(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):

@@ -55,14 +55,14 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
         raise NotPlanned("terms of a norm beside terms of another reduction")
     ends = list(zip(source, target, strict=True))
     made = [new for old, new in ends if new.is_partial() and new != old]
-    if any(norm is not None or type(new) is _norm_class() for new in made):
+    if made and (norm is not None or _norm_class() in map(type, made)):
         raise NotPlanned("terms of a norm from something else, or something else's from a norm")
     # Over an axis of one rank the norm is there already, and its power might not be.
     return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
 
 
 def gathers_step_by_step(question: Question) -> bool:
-    """Whether the step-by-step path gathers a dim and cuts it again, so that its result is a tensor of its own.
+    """Whether the step-by-step path gathers a dim, maybe to cut it again, so that its result is a tensor of its own.
 
     It does so from the first mesh dim on in which source and target cut the tensor dim differently. Where the mesh dims
     that came or went have size 1, the shards are the same, and a plan has nothing to do.
@@ -116,15 +116,18 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     """What a spec says of tensors with so many dims.
 
     Raises:
-        NotPlanned: other placements than these, or strided shards that are no boxes of any tensor.
+        NotPlanned: placements of other classes, split factors that no order of axes makes, a reduction that the planner
+            doesn't know, and specs that are wrong: the step-by-step path refuses these.
     """
     order = None
-    # It is None beside strided shards, which say their order.
+    # None, or the default, beside strided shards, whose split factors say their order.
     if shard_order is not None and not DTensorSpec.is_default_device_order(shard_order):
         order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
     dims, ops, factors = zip(*map(_read_placement, placements)) if placements else ((), (), ())
     strided = _StridedShard in map(type, placements)
+    if strided and order is not None:
+        raise NotPlanned("strided shards with a shard order of their own")
     try:
-        return Cuts.of(dims, ops, ndim, sizes, None if strided else order, factors if strided else None)
+        return Cuts.of(dims, ops, ndim, sizes, order, factors if strided else None)
     except ValueError as error:  # the step-by-step path refuses specs that are wrong
         raise NotPlanned(str(error)) from error
