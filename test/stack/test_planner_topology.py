@@ -10,10 +10,10 @@ from torch_overlay.distributed.tensor._planner.moves import move
 from torch_overlay.distributed.tensor._planner.steps import AllGather
 
 
-def moved(source, target, cost):
-    """The steps of a move with all groups at hand."""
+def moved(source, target, cost, joint=None):
+    """The steps of a move with these joint groups at hand, or all."""
     before, after = (regions(spec, (16, 16)) for spec in (source, target))
-    return move(before, after, Groups.of(None, SIZES), 4, cost)
+    return move(before, after, Groups.of(joint, SIZES), 4, cost)
 
 
 class TestTopology(TestCase):
@@ -33,11 +33,13 @@ class TestTopology(TestCase):
         self.assertEqual([step.axes for step in steps], [(2,), (0,)])
 
     def test_a_slow_mesh_dim_is_crossed_first(self) -> None:
-        """With half of what the group over both would bring over it; but not for few bytes, with much latency."""
+        """With half of what the group over both would bring over it; but not for few bytes, with much latency, or where
+        all are alike."""
         slow, fast = (1e5, 1e-6), (1e8, 1e-6)
         for axes, order in (((slow, fast, fast), [(0,), (1,)]), ((fast, slow, fast), [(1,), (0,)])):
-            steps = moved((0, 1, None), (None, None, None), cost=Cost(axes=axes))
-            self.assertEqual([step.axes for step in steps], order)
+            for joint in (None, ()):
+                steps = moved((0, 1, None), (None, None, None), Cost(axes=axes), joint)
+                self.assertEqual([step.axes for step in steps], order, msg=f"{joint}")
         far = ((1e5, 1.0), (1e8, 1.0), (1e8, 1.0))
         for axes in ((slow,) * 3, far):
             steps = moved((0, 1, None), (None, None, None), cost=Cost(axes=axes))

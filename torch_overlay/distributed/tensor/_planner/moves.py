@@ -59,7 +59,8 @@ def _crossed_along(dim: int, axes: list[int], before: Regions, after: Regions) -
 
 
 def misplaced(before: Regions, after: Regions) -> frozenset[int]:
-    """The axes whose cuts have to go: `after` doesn't have them, or has them inside of others."""
+    """The axes whose cuts have to go: on each dim, all from the outermost cut on that `after` doesn't have at that
+    depth."""
     return frozenset([a for old, new in zip(before.orders, after.orders) for a in old[common(old, new) :]])
 
 
@@ -88,16 +89,16 @@ def move(
     if not axes:
         return () if before == after else (Narrow(before, after),)
     plans = list(_in_one(before, after, axes, groups))
-    if not plans:
-        return _one_group_at_a_time(before, after, groups, itemsize, cost)
-    # More collectives that bring no more may be faster: a joint group is as slow as its slowest axis, and one over more
-    # axes than need be has more latency.
-    turns: list[Parts] = [] if groups.has(axes) else [()]
+    turns: list[Parts] = [] if plans and groups.has(axes) else [()]
     if cost.axes and len(axes) > 1:
         turns += cost.by_speed(axes)
-    if turns:
+    found = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in turns]
+    if not plans:
+        plans = [plan for plan in found if collectives(plan) <= collectives(found[0])]
+    elif found:
+        # More collectives that bring no more may be faster: a joint group is as slow as its slowest axis, and one over
+        # more axes than need be has more latency.
         most = min(map(arriving_by, plans))
-        found = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in turns]
         plans += [plan for plan in found if arriving_by(plan) <= most and collectives(plan) <= limit]
     return cost.fastest(plans, itemsize)
 
@@ -182,7 +183,9 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups, parts: Parts) -> R
         if found:
             return min(found)[-1]
     # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a group.
-    raise AssertionError(f"{now} to {after} crosses {sorted(wrong)}, and no group at hand gives any of these cuts up")
+    raise AssertionError(
+        f"from {now} to {after} the cuts by {sorted(wrong)} have to go, and no group at hand gives any of them up"
+    )
 
 
 def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:

@@ -68,4 +68,6 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
     if found:
         return min(found)[-1]
     # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a group.
-    raise AssertionError(f"{now} to {after} crosses {sorted(wrong)}, and no group at hand gives any of these cuts up")
+    raise AssertionError(
+        f"from {now} to {after} the cuts by {sorted(wrong)} have to go, and no group at hand gives any of them up"
+    )
