@@ -196,7 +196,8 @@ class _DeviceMesh:
             return traced_view(self, "permute", mesh_dim_names)
         names = tuple(mesh_dim_names)
         if not self._mesh_dim_names or (len(names), {*names}) != (self.ndim, {*self._mesh_dim_names}):
-            raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
+            own = self._mesh_dim_names or "none"
+            raise ValueError(f"permute needs each name of the mesh once; it has {own}, got {names}")
         return make_view(self, select(self, names), names, select_groups(self, names))
 
     def submesh_at(self: DeviceMesh, mesh_dim_names: str | tuple[str, ...], at: Mapping[str, int]) -> DeviceMesh:
@@ -204,7 +205,7 @@ class _DeviceMesh:
 
         Args:
             mesh_dim_names: the axes to show.
-            at: the coordinate on other axes of the mesh; this rank's own where not given.
+            at: the coordinate on other axes of the mesh; this rank's own where not given, 0 on a rank outside the mesh.
 
         Returns:
             A root mesh of its own; its groups are there on the ranks that it holds.
@@ -220,7 +221,7 @@ class _DeviceMesh:
             return traced_view(self, "submesh_at", mesh_dim_names, at)
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         layout, own = select(self, names), select_groups(self, names)
-        start = start_at(self, names, at)
+        start = start_at(self, names, layout, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
         return make_window(self, layout, start, names, own if inside or own is None else [])
@@ -317,11 +318,13 @@ class _DeviceMesh:
         dim: int | str,
         mesh_sizes: tuple[int, ...],
         mesh_dim_names: _Names,
-        backend_override: dict[str, Any] | None = None,
+        backend_override: dict[int | str, Any] | None = None,
     ) -> DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)
+        if isinstance(dim, str) and dim not in (self._mesh_dim_names or ()):
+            raise ValueError(f"No axis {dim!r} in this mesh to unflatten. Its axes are {self._mesh_dim_names}.")
         return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
 
     # --- groups

@@ -146,7 +146,7 @@ def _why_not_run(mesh: DeviceMesh, local: torch.Tensor) -> str | None:
 
 
 def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
-    """Why there is no plan, whatever the tensor; None if one may be asked for."""
+    """Why no plan may be asked for, whatever the local tensor; None if one may."""
     if why := why_not(mesh, source, target):
         return why
     if stands_for_many_ranks(mesh):
