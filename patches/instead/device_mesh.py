@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from ._mesh_axes import dim_of
 from ._mesh_traced import is_traced, traced_view
 
 
@@ -61,6 +62,4 @@ class _DeviceMesh(...):
         """
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)
-        if isinstance(dim, str) and dim not in (self._mesh_dim_names or ()):
-            raise ValueError(f"No axis {dim!r} in this mesh to unflatten. Its axes are {self._mesh_dim_names}.")
-        return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
+        return self._unflatten(dim_of(self, dim), mesh_sizes, mesh_dim_names, backend_override)

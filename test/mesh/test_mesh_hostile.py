@@ -361,6 +361,12 @@ def test_a_name_need_not_be_a_string(mesh, names):
     assert flat.mesh_dim_names == (names[1],) and mesh[(names[1],)] == flat
 
 
+@needs_overlay
+def test_names_to_permute_need_no_order_of_their_own(mesh):
+    made = grid(3, 4, mesh_dim_names=(Axis.DP, 1))
+    assert made.permute((1, Axis.DP)).shape == (4, 3)
+
+
 @pytest.mark.parametrize("names", [(0, 1), (Axis.DP, Axis.TP), (None, "q")], ids=repr)
 def test_a_name_that_is_no_string_closes_the_way_for_nobody(mesh, names):
     """Meshes over the same groups, made before and after, under names of the other kind."""

@@ -80,6 +80,16 @@ def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> 
     return axis.composition(_MeshLayout.from_sizes_strides(tuple(sizes))), all_names
 
 
+def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
+    """The number of an axis, given by number or name. Raises ValueError for a name that the mesh doesn't have."""
+    if not isinstance(dim, str):
+        return dim
+    own = mesh._mesh_dim_names or ()
+    if dim not in own:
+        raise ValueError(f"No axis {dim!r} in this mesh to unflatten. It has {own or 'no names'}.")
+    return own.index(dim)
+
+
 def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
     """Whether the root has a flattened view of this name and layout. Raises ValueError for a name that says another."""
     taken = root._mesh_dim_names or ()

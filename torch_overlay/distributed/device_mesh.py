@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initia
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._mesh_abort import abort_groups
-from ._mesh_axes import ascending, cut_axis, is_flattened, select, select_groups, side_by_side, start_at
+from ._mesh_axes import ascending, cut_axis, dim_of, is_flattened, select, select_groups, side_by_side, start_at
 from ._mesh_group_names import group_names
 from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups, mark_apart, mark_beside
 from ._mesh_input import (
@@ -194,10 +194,9 @@ class _DeviceMesh:
         """
         if is_traced():
             return traced_view(self, "permute", mesh_dim_names)
-        names = tuple(mesh_dim_names)
-        if not self._mesh_dim_names or (len(names), {*names}) != (self.ndim, {*self._mesh_dim_names}):
-            own = self._mesh_dim_names or "none"
-            raise ValueError(f"permute needs each name of the mesh once; it has {own}, got {names}")
+        names, own = tuple(mesh_dim_names), self._mesh_dim_names or ()
+        if not own or (len(names), {*names}) != (len(own), {*own}):
+            raise ValueError(f"permute needs each name of the mesh once; it has {own or 'none'}, got {names}")
         return make_view(self, select(self, names), names, select_groups(self, names))
 
     def submesh_at(self: DeviceMesh, mesh_dim_names: str | tuple[str, ...], at: Mapping[str, int]) -> DeviceMesh:
@@ -323,9 +322,7 @@ class _DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)
-        if isinstance(dim, str) and dim not in (self._mesh_dim_names or ()):
-            raise ValueError(f"No axis {dim!r} in this mesh to unflatten. Its axes are {self._mesh_dim_names}.")
-        return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
+        return self._unflatten(dim_of(self, dim), mesh_sizes, mesh_dim_names, backend_override)
 
     # --- groups
 
