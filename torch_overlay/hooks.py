@@ -42,16 +42,18 @@ def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
 
 
 # Members of a mesh that compiled code may call: read by dynamo, or run once, when the code is compiled.
-_READ = ("permute", "submesh_at", "flatten", "unflatten", "_beside")
+_READ = ("permute", "submesh_at", "flatten", "unflatten", "concatenate", "_beside")
 _RUN = ("_trace_view", "_traced_views")
 
 
 def trace_views() -> tuple[dict[str, Any], Any, Any]:
     """Register the methods that give views with dynamo, which refuses any member of a mesh that it doesn't know, and
-    let it compare all that makes two meshes unequal before it runs the code of one with the other."""
+    let it compare all that makes two meshes unequal, and their groups, before it runs code of one with the other."""
     from torch.distributed.device_mesh import DeviceMesh
 
     from torch_overlay.distributed._mesh_state import whose_groups
+    from torch_overlay.distributed._mesh_traced import whose_views
+    from torch_overlay.distributed._universe import making_private
 
     try:
         from torch._library.opaque_object import _OPAQUE_TYPES as known
@@ -65,7 +67,8 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     torchs: Any = getattr(info, "guard_fn", None)
 
     def compared(mesh: DeviceMesh) -> list[Any]:
-        return [*torchs(mesh), mesh._preserve_rank_order, *whose_groups(mesh)]
+        whose = (*whose_groups(mesh), *whose_views(mesh), making_private.get())
+        return [*torchs(mesh), mesh._preserve_rank_order, *whose]
 
     if info is not None and torchs is not None:
         info.guard_fn = compared

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from ._mesh_axes import dim_of
 from ._mesh_traced import is_traced, traced_view
 
 
@@ -26,8 +27,8 @@ class _DeviceMesh(...):
         return DeviceMesh._concatenate(device_mesh_list)
 
     def flatten(self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Any = None) -> DeviceMesh:
-        """All axes as one. Makes the group of a view that wasn't there, so all ranks of the root mesh call this; where
-        members can't make groups alone, all ranks of the world.
+        """All axes as one. Makes its group, unless the root has this view already, so all ranks of the root mesh must
+        call this, or all ranks of the world where members can't make groups alone.
 
         Args:
             mesh_dim_name: what the root and its views call it from then on; the names joined with "_" unless given.
@@ -43,11 +44,11 @@ class _DeviceMesh(...):
         self: DeviceMesh,
         dim: int | str,
         mesh_sizes: tuple[int, ...],
-        mesh_dim_names: _Names,
-        backend_override: dict[str, Any] | None = None,
+        mesh_dim_names: tuple[str, ...],
+        backend_override: dict[int | str, Any] | None = None,
     ) -> DeviceMesh:
-        """One axis as several. Makes their groups, so all ranks of the root mesh call this, and all compile it; all
-        ranks of the world where members can't make groups alone.
+        """One axis as several. Makes their groups, so all ranks of the root mesh must call this (in compiled code:
+        compile it), or all ranks of the world where members can't make groups alone.
 
         Args:
             dim: the axis, by number or name.
@@ -58,8 +59,7 @@ class _DeviceMesh(...):
         Raises:
             RuntimeError: not one name for each size.
             ValueError: no such axis, sizes with another product, or a name that another axis has.
-            IndexError: a number that says no axis from the end.
         """
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)
-        return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
+        return self._unflatten(dim_of(self, dim), mesh_sizes, mesh_dim_names, backend_override)

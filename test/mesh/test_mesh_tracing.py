@@ -1,5 +1,6 @@
 """Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, threads, subclasses."""
 
+import copy
 import threading
 
 import pytest
@@ -273,8 +274,8 @@ def test_compiled_code_reduces_partial_sums(world):
     assert compiled(lambda x: x.redistribute(placements=[Shard(0), Shard(0)]).to_local(), partial).shape == (2,)
 
 
-def test_another_mesh_recompiles_and_an_equal_one_does_not(world):
-    """Guards see the mesh's value."""
+def test_another_mesh_recompiles_and_a_copy_does_not(world):
+    """Guards see the mesh's value and its groups."""
     graphs = []
 
     def counting(graph, inputs):
@@ -283,8 +284,9 @@ def test_another_mesh_recompiles_and_an_equal_one_does_not(world):
 
     torch._dynamo.reset()
     fast = torch.compile(lambda x, mesh: x + mesh["a"].size() + local_rank(mesh, "c"), backend=counting, fullgraph=True)
-    fast(torch.ones(1), cube())
-    fast(torch.ones(1), cube())
+    mesh = cube()
+    fast(torch.ones(1), mesh)
+    fast(torch.ones(1), copy.deepcopy(mesh))
     assert len(graphs) == 1
     fast(torch.ones(1), init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "c")))
     assert len(graphs) == 2

@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """With sharing off, too, the members of a group make it, in the order of the mesh."""
 
+import pickle
 from unittest import mock
 
 import torch.distributed as dist
@@ -41,6 +42,12 @@ class TestOneWay(TestCase):
         one, other = (mesh._unflatten(0, (4, 4), ("a", "b")) for _ in range(2))
         for name in ("a", "b"):
             self.assertNotEqual(one.get_group(name), other.get_group(name))
+
+    def test_a_loaded_mesh_finds_a_users_group_in_any_order(self) -> None:
+        dp, tp = dist.new_group([5, 7]), dist.new_group([5, 4])
+        mesh = DeviceMesh.from_group([dp, tp], "cpu", mesh=[[5, 4], [7, 6]], mesh_dim_names=("dp", "tp"))
+        self.assertEqual(dist.get_process_group_ranks(tp), [4, 5], msg="new_group sorts")
+        self.assertEqual(pickle.loads(pickle.dumps(mesh)).get_group("tp"), tp)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
@@ -43,7 +44,9 @@ class TestTracedViews(TestCase):
     def test_an_equal_mesh_of_another_root_compiles_anew_in_one_graph(self) -> None:
         """Each has a view of its own, with its own groups."""
         graphs = CompileCounterWithBackend("aot_eager")
-        compiled = torch.compile(lambda x, mesh: x + mesh.permute(("tp", "pp", "dp")).ndim, backend=graphs)
+        compiled = torch.compile(
+            lambda x, mesh: x + mesh.permute(("tp", "pp", "dp")).ndim, backend=graphs, fullgraph=True
+        )
         torch._dynamo.reset()
         other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
         self.assertEqual(self.mesh, other)
@@ -53,6 +56,23 @@ class TestTracedViews(TestCase):
             self.assertEqual(graphs.frame_count, count)
             (view,) = vars(mesh._traced_views).values()
             self.assertEqual(view.get_group("tp"), mesh.get_group("tp"))
+
+    def test_a_view_of_a_slice_has_the_groups_of_the_mesh_that_was_given_in_one_graph(self) -> None:
+        """The graph has their names in it, and so is the given mesh's alone."""
+
+        def ask(x, mesh):
+            group = mesh["dp", "tp"].permute(("tp", "dp")).get_group("tp")
+            return funcol.all_reduce(x, "sum", group.group_name).wait()
+
+        torch._dynamo.reset()
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(ask, backend=graphs, fullgraph=True)
+        other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+        for count, mesh in enumerate((self.mesh, other), 1):
+            for _ in range(2):
+                compiled(torch.zeros(1), mesh)
+            self.assertEqual(graphs.frame_count, count)
+            self.assertIn(mesh.get_group("tp").group_name, str(graphs.graphs[-1].code))
 
 
 if __name__ == "__main__":

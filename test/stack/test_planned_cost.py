@@ -20,7 +20,7 @@ from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll
 class TestPlannedCost(TestCase):
     """On a mesh of 8 x 8 whose axes are flattened, in a world of 64 of which this process plays one."""
 
-    BY_PLAN = {"plan_redistribution": True, "mesh_share_groups": "names", "redistribute_cost": "plan"}
+    BY_PLAN = {"plan_redistribution": True, "redistribute_cost": "plan"}
 
     def setUp(self) -> None:
         super().setUp()

@@ -59,6 +59,8 @@ class TestPlannedMoves(DTensorOpTestBase):
             moved = held.redistribute(placements=target).to_local()
         expected = chunk(whole, target, mesh.shape, coordinate)
         self.assertEqual(moved, expected, msg=f"{shape}, {source} to {target} at {coordinate}")
+        # Under a mode one even collective runs step by step, without it by plan.
+        self.assertEqual(held.redistribute(placements=target).to_local(), expected)
         return counted.get_total_counts()
 
     def _cases(self, kinds, count: int):
@@ -122,19 +124,6 @@ class TestPlannedMoves(DTensorOpTestBase):
             moved = DTensor.from_local(local, mesh, source, run_check=False).redistribute(placements=target).to_local()
             (moved * chunk(whole, target, mesh.shape, mesh.get_coordinate())).sum().backward()
             self.assertEqual(local.grad, local, msg=f"{source} to {target}")
-
-    @config.patch(plan_redistribution=True)
-    def test_one_even_collective_under_a_mode_and_without(self) -> None:
-        """There the step-by-step path runs, here the plan."""
-        mesh, whole = self._mesh(), torch.arange(64.0).reshape(8, 8)
-        source, target = (Shard(1), Replicate(), Replicate()), (Replicate(),) * 3
-        held = DTensor.from_local(
-            chunk(whole, source, mesh.shape, mesh.get_coordinate()), mesh, source, run_check=False
-        )
-        with CommDebugMode() as counted:
-            moved = held.redistribute(placements=target).to_local()
-        self.assertEqual(counted.get_total_counts(), 1)
-        self.assertEqual([moved, held.redistribute(placements=target).to_local()], [whole, whole])
 
     def _shards(self, mesh: DeviceMesh, whole: torch.Tensor, order) -> torch.Tensor:
         """What this rank holds of rows cut by these mesh dims, outer to inner."""

@@ -6,7 +6,8 @@ statement of torch's function that binds the name. Definitions without an anchor
 Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, each
 ``if`` that asks them, and a ``with`` that is empty then. ``NAME(..., keyword=value)`` gives the keyword to torch's
 calls of NAME that lack it.
-``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that has the key.
+``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that has the key, ``[first, new]`` at
+the end of its list that has the first.
 
 A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
 its statement takes the place of the one before.
@@ -114,9 +115,10 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
             gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
             given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
             found = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
-            entries = tuple(found[0].elements) if found else ()
+            entries, *more = [tuple(one.elements) for one in found] or [()]
             lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
             yield Insertion(source, place, target, anchor, tuple(lines), gone, given, entries)
+            yield from (Insertion(source, place, target, anchor, (), entries=others) for others in more)
     for inner in body:
         yield from _insertions(inner, place, target, source)
 

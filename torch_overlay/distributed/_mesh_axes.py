@@ -80,6 +80,16 @@ def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> 
     return axis.composition(_MeshLayout.from_sizes_strides(tuple(sizes))), all_names
 
 
+def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
+    """The number of an axis, given by number or name. Raises ValueError for a name that the mesh doesn't have."""
+    if not isinstance(dim, str):
+        return dim
+    own = mesh._mesh_dim_names or ()
+    if dim not in own:
+        raise ValueError(f"No axis {dim!r} in this mesh to unflatten. It has {own or 'no names'}.")
+    return own.index(dim)
+
+
 def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
     """Whether the root has a flattened view of this name and layout. Raises ValueError for a name that says another."""
     taken = root._mesh_dim_names or ()
@@ -127,32 +137,29 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
     return layout
 
 
-def start_at(mesh: DeviceMesh, shown: Names, at: Mapping[str, int]) -> int:
-    """The index where the axes in ``shown`` start if the others sit at these coordinates, else at this rank's own.
+def start_at(mesh: DeviceMesh, shown: Names, axes: _MeshLayout, at: Mapping[str, int]) -> int:
+    """The index where the axes in ``shown``, with these layouts, start if the others sit at the coordinates ``at``,
+    else at this rank's own.
 
     Raises:
         KeyError: a name in ``at`` that the mesh doesn't have.
         ValueError: a coordinate outside its axis, or given for an axis that is shown, be it inside a flattened view;
             an axis shown twice, be it once inside a flattened view.
     """
-    layout = view_of(mesh).layout
-    own = _by_name(mesh, layout.axes)
+    own = _by_name(mesh, view_of(mesh).layout.axes)
     unknown = [name for name in at if name not in own]
     if unknown:
         raise KeyError(f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes are {list(own)}.")
-    axes = select(mesh, shown)
     if len(set(shown)) < len(shown) or not axes.collapse().check_orthogonal():
         raise ValueError(f"A view needs axes that have no ranks in common, each once, got {list(shown)}.")
     for name in at:
         if name in shown or not _MeshLayout((*axes.axes, own[name])).collapse().check_orthogonal():
             raise ValueError(f"Axis {name!r} is shown, so it can't sit at one coordinate: give {list(shown)} or `at`.")
-    index = view_of(mesh).rank_map.index(mesh._rank)
-    start = 0 if index is None else layout.origin(index)
-    for name, axis in own.items():
-        if name in at:
-            if not 0 <= at[name] < axis.numel():
-                raise ValueError(f"Axis {name!r} has coordinates 0 to {axis.numel() - 1}, got {at[name]}.")
-            start += axis(at[name])
-        elif name not in shown and index is not None:
-            start += axis(axis.coordinate(index))
+    index = view_of(mesh).rank_map.index(mesh._rank) or 0  # 0 on a rank outside
+    start = index
+    for name, coordinate in at.items():
+        axis = own[name]
+        if not 0 <= coordinate < axis.numel():
+            raise ValueError(f"Axis {name!r} has coordinates 0 to {axis.numel() - 1}, got {coordinate}.")
+        start += axis(coordinate) - axis(axis.coordinate(index))
     return axes.origin(start)

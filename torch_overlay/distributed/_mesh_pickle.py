@@ -255,7 +255,11 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
 
 
 def _open(ranks: list[int]) -> dict[str, str]:
-    """The open groups over these ranks in this order: what each is for, by its name."""
-    books = distributed_c10d._world
-    fitting = [group for group in books.pg_names if list(books.pg_group_ranks[group]) == ranks]
-    return {books.pg_names[group]: getattr(group, "group_desc", "") for group in fitting}
+    """The open groups over these ranks, what each is for by its name: those of meshes in this order, and others in
+    whatever order the user gave them."""
+    books, found = distributed_c10d._world, {}
+    for group, name in books.pg_names.items():
+        held, text = list(books.pg_group_ranks[group]), getattr(group, "group_desc", "")
+        if held == ranks or (sorted(held) == sorted(ranks) and not text.startswith("mesh_")):
+            found[name] = text
+    return found

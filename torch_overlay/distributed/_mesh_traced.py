@@ -24,7 +24,7 @@ def real_mesh(mesh: Any) -> DeviceMesh:
 
 
 def is_traced() -> bool:
-    """Whether dynamo reads this code. It can't make meshes, and must find a view where it can guard it."""
+    """Whether dynamo reads this code. Dynamo can't make meshes; a view must be an attribute that it can guard."""
     return torch.compiler.is_dynamo_compiling()
 
 
@@ -32,6 +32,13 @@ def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
     """What a method of the mesh gives, as an input of the graph: made once, when the code is compiled."""
     name = mesh._trace_view(method, *map(_fixed, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
+
+
+def whose_views(mesh: DeviceMesh) -> tuple[Any, ...]:
+    """What compiled code is guarded by beside the mesh's value: it may have names of groups in it, of views that it
+    made, too. Those of an equal mesh may be others, and are after abort()."""
+    universe = shared_state(mesh).universe
+    return group_names(mesh), universe.serial if universe is not None else None
 
 
 def _fixed(argument: Any) -> Any:

@@ -31,7 +31,8 @@ states: weakref.WeakSet[SharedState] = weakref.WeakSet()  # overlay only
 
 
 class TracedViews:
-    """The views that compiled code made, each an attribute: dynamo reads these anew, and a dict once in a graph."""
+    """The views that compiled code made, each an attribute, which dynamo looks up each time it is read; of a dict it
+    would take what is in it at the first read in a graph."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initia
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._mesh_abort import abort_groups
-from ._mesh_axes import ascending, cut_axis, is_flattened, select, select_groups, side_by_side, start_at
+from ._mesh_axes import ascending, cut_axis, dim_of, is_flattened, select, select_groups, side_by_side, start_at
 from ._mesh_group_names import group_names
 from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups, mark_apart, mark_beside
 from ._mesh_input import (
@@ -192,9 +192,9 @@ class _DeviceMesh:
         """
         if is_traced():
             return traced_view(self, "permute", mesh_dim_names)
-        names = tuple(mesh_dim_names)
-        if not self._mesh_dim_names or (len(names), {*names}) != (self.ndim, {*self._mesh_dim_names}):
-            raise ValueError(f"permute needs each of {self._mesh_dim_names} once, got {names}")
+        names, own = tuple(mesh_dim_names), self._mesh_dim_names or ()
+        if not own or (len(names), {*names}) != (len(own), {*own}):
+            raise ValueError(f"permute needs each name of the mesh once; it has {own or 'none'}, got {names}")
         return make_view(self, select(self, names), names, select_groups(self, names))
 
     def submesh_at(self: DeviceMesh, mesh_dim_names: str | tuple[str, ...], at: Mapping[str, int]) -> DeviceMesh:
@@ -202,7 +202,7 @@ class _DeviceMesh:
 
         Args:
             mesh_dim_names: the axes to show.
-            at: the coordinate on other axes of the mesh; this rank's own where not given.
+            at: the coordinate on other axes of the mesh; this rank's own where not given, 0 on a rank outside the mesh.
 
         Returns:
             A root mesh of its own; its groups are there on the ranks that it holds.
@@ -218,7 +218,7 @@ class _DeviceMesh:
             return traced_view(self, "submesh_at", mesh_dim_names, at)
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         layout, own = select(self, names), select_groups(self, names)
-        start = start_at(self, names, at)
+        start = start_at(self, names, layout, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
         return make_window(self, layout, start, names, own if inside or own is None else [])
@@ -315,12 +315,12 @@ class _DeviceMesh:
         dim: int | str,
         mesh_sizes: tuple[int, ...],
         mesh_dim_names: _Names,
-        backend_override: dict[str, Any] | None = None,
+        backend_override: dict[int | str, Any] | None = None,
     ) -> DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""
         if is_traced():
             return traced_view(self, "unflatten", dim, mesh_sizes, mesh_dim_names, backend_override)
-        return self._unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
+        return self._unflatten(dim_of(self, dim), mesh_sizes, mesh_dim_names, backend_override)
 
     # --- groups
 

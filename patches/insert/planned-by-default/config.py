@@ -8,7 +8,8 @@ mesh_joint_groups: str = Config(
     env_name_default="TORCH_DISTRIBUTED_MESH_JOINT_GROUPS",
 )
 
-# When enabled, a redistribution is planned as a whole: as few collectives as the groups at hand allow.
+# When enabled, a redistribution is planned as a whole: it takes the plan that is
+# estimated to be the fastest over the groups at hand.
 plan_redistribution: bool = Config(
     default=True,
     env_name_default="TORCH_DISTRIBUTED_PLAN_REDISTRIBUTION",

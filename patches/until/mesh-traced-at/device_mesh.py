@@ -21,7 +21,7 @@ class _DeviceMesh(...):
 
         Args:
             mesh_dim_names: the axes to show.
-            at: the coordinate on other axes of the mesh; this rank's own where not given.
+            at: the coordinate on other axes of the mesh; this rank's own where not given, 0 on a rank outside the mesh.
 
         Returns:
             A root mesh of its own; its groups are there on the ranks that it holds.
@@ -35,7 +35,7 @@ class _DeviceMesh(...):
         """
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         layout, own = select(self, names), select_groups(self, names)
-        start = start_at(self, names, at)
+        start = start_at(self, names, layout, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
         return make_window(self, layout, start, names, own if inside or own is None else [])

@@ -122,7 +122,8 @@ def redistribute_local_tensor(
             is_explicit=is_explicit,
         )
     count_run()  # overlay only
-    # Whoever traces or counts sees just what the step-by-step path does.
+    # Under a dispatch mode (a tracer, CommDebugMode), a plan that is the one collective of the step-by-step path runs
+    # by that path, so that the mode sees the same operations.
     if torch._C._len_torch_dispatch_stack() and found.same_step_by_step(mesh):
         one_step = partial(
             redistribute_by_steps,
@@ -170,7 +171,8 @@ def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, asyn
     if target is not None:
         local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
         spec = target
-    asked = source.requires_grad and local.requires_grad  # else DTensor warns: the two should say the same
+    # As the local tensor does, or DTensor.__new__ warns; taken back below.
+    asked = source.requires_grad and local.requires_grad
     # Its __init__ does nothing, slowly.
     made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
     if asked:
@@ -185,6 +187,7 @@ def _wants_node(source: DTensor) -> bool:
     if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:
         return True
     differentiable = source.requires_grad or local.requires_grad  # a frozen DTensor may hold a tensor that isn't
+    # In inference mode the result keeps requires_grad.
     if differentiable and (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
         return True
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():

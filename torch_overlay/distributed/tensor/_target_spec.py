@@ -31,8 +31,8 @@ def other_spec(
 ) -> DTensorSpec | None:
     """What a tensor is to become, of known placements; None where it is that already.
 
-    It is made once for all tensors of a mesh, but for what tells them apart. Nobody else has this copy, so it may be
-    changed.
+    What follows from the placements is computed once for a mesh; each call makes a new spec, which the caller may
+    change.
     """
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
@@ -47,6 +47,6 @@ def other_spec(
         made = specs[key] = dict(DTensorSpec(mesh, target).__dict__)
         del made["mesh"]  # else the spec would keep it
     spec = object.__new__(DTensorSpec)
-    # This mesh and this meta: what is equal is still another object, and a tuple for a shape another class.
+    # The caller's own mesh and meta, never an equal mesh's.
     spec.__dict__.update(made, mesh=mesh, tensor_meta=meta)
     return spec
