@@ -19,6 +19,7 @@ class TestMeshArguments(TestCase):
         for size in (0, -1, 2.0, "2"):
             with self.assertRaisesRegex(ValueError, "at least 1"):
                 read_sizes((4, size))
+        self.assertEqual(read_names((name for name in "ab"), 2), ("a", "b"))
         for wrong in (("dp",), ("dp", [])):
             with self.assertRaises(ValueError):
                 read_names(wrong, 2)

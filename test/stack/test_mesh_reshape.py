@@ -29,6 +29,8 @@ class TestMeshReshape(TestCase):
         self.assertEqual(shown, [[13, 15], [12, 13]])
         with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
             cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
+        with self.assertRaisesRegex(ValueError, "at least 1"):
+            cut_axis(self.mesh, 2, (-2, -2), ("cp", "sp"))
 
     def test_new_axes_have_groups_and_the_others_keep_theirs(self) -> None:
         cut = self.mesh._unflatten(2, (2, 2), ("cp", "sp"))

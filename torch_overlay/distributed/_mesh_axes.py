@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ._mesh_group_names import group_names
+from ._mesh_input import read_sizes
 from ._mesh_layout import _FlatLayout, _MeshLayout
 from ._mesh_state import shared_state, view_of
 
@@ -65,19 +66,20 @@ def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> 
         ValueError: the sizes don't give the axis, a name is taken, or other axes have none.
     """
     axis = view_of(mesh).layout.axes[dim]
-    if math.prod(sizes) != axis.numel() or min(sizes, default=1) < 1:
+    if math.prod(sizes) != axis.numel():
         raise ValueError(
             f"The product of mesh_sizes={sizes} is {math.prod(sizes)}, "
             f"but the original dimension at dim={dim} has size {axis.numel()}. "
             f"These must be equal for unflatten to work correctly."
         )
+    sizes = read_sizes(sizes)  # two negative ones have a product, too
     if mesh._mesh_dim_names is None and mesh.ndim > 1:
         raise ValueError(f"unflatten names the new axes, so the others need names, too, and {mesh} has none")
     all_names = list(mesh._mesh_dim_names or ())
     all_names[dim : dim + 1] = names
     if len(set(all_names)) != len(all_names):
         raise ValueError(f"unflatten needs names that no other axis of the mesh has, got {names}: {all_names}")
-    return axis.composition(_MeshLayout.from_sizes_strides(tuple(sizes))), all_names
+    return axis.composition(_MeshLayout.from_sizes_strides(sizes)), all_names
 
 
 def dim_of(mesh: DeviceMesh, dim: int | str) -> int:

@@ -48,14 +48,14 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
 
     Raises:
         TypeError: a mesh besides, or only one of the two.
-        AssertionError: overlapping axes, or a rank map that doesn't fit.
+        AssertionError: overlapping axes, or a rank map that doesn't fit; a RankMap isn't looked at.
     """
     if mesh is not None:
         raise TypeError("Cannot provide _layout and/or _rank_map if passing explicit mesh")
-    if isinstance(rank_map, RankMap):
-        return View(rank_map, layout)
     if layout is None or rank_map is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
+    if isinstance(rank_map, RankMap):
+        return View(rank_map, layout)
     axes = from_torch(layout)
     if not axes.collapse().check_orthogonal():
         raise AssertionError("Please use a non-overlapping layout when creating a DeviceMesh.")
@@ -96,16 +96,17 @@ def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
     Raises:
         ValueError: not one for each axis, or one that can't be a key, so that no look-up would ever find it.
     """
+    names = tuple(names or ())
     if not names:
         return None
     if len(names) != ndim:
-        raise ValueError(f"A mesh of {ndim} axes needs as many mesh_dim_names, got {tuple(names)}")
+        raise ValueError(f"A mesh of {ndim} axes needs as many mesh_dim_names, got {names}")
     for name in names:
         try:
             hash(name)
         except TypeError:
             raise ValueError(f"A mesh needs mesh_dim_names that can be hashed, such as strings, got {name!r}") from None
-    return tuple(names)
+    return names
 
 
 def check_in_world(rank_map: RankMap) -> None:
@@ -149,7 +150,8 @@ def _read_override(value: Any, dim: Any) -> Override:
         return None, value
     if isinstance(value, (tuple, list)) and len(value) == 2:
         name, options = value
-        if isinstance(name, (str, type(None))) and isinstance(options, (Backend.Options, type(None))):
+        # A backend that is registered from Python may have options of any class.
+        if isinstance(name, (str, type(None))) and not isinstance(options, (str, int, float)):
             return name, options
     raise TypeError(
         f"backend_override for dim {dim!r} is the name of a backend, its options, or a pair of both, got {value!r}"

@@ -92,7 +92,8 @@ class SharedState:
     def shown(self, layout: _MeshLayout, start: int) -> torch.Tensor:
         """The ranks of the copy of ``layout`` that starts at index ``start``, in its shape.
 
-        A view, and so as quick for a million ranks as for eight, unless an axis has several modes: no stride says it.
+        A view, and so as quick for a million ranks as for eight, unless an axis has several modes, which no single
+        stride can express; then `reshape` copies.
         """
         shape = [size for axis in layout.axes for size in axis.shape]
         stride = [step for axis in layout.axes for step in axis.stride]

@@ -33,9 +33,10 @@ class _DeviceMesh(...):
         """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
-        shared = SharedState(view.rank_map)
-        if _root_mesh is not None and view_of(_root_mesh).rank_map == view.rank_map:
-            shared = shared_state(_root_mesh)
+        theirs = shared_state(_root_mesh) if _root_mesh is not None else None
+        shared = theirs if theirs is not None and theirs.rank_map == view.rank_map else SharedState(view.rank_map)
+        if theirs is not None:
+            shared.registry = theirs.registry  # where its groups are looked for
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
