@@ -210,6 +210,15 @@ def test_a_slice_of_a_private_view_uses_no_joint_group_whoever_comes_first():
         assert (found[0], found[1]) == (frozenset(), {(0, 1)})
 
 
+def test_ranks_compare_whether_a_view_is_made_in_a_private_block():
+    """Else the rank that is alone in the block would wait for the others."""
+    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+    asked = mesh, view_of(mesh).layout, ("world",), [(None, None)]
+    outside = _describe(*asked)
+    with torch_overlay.private_groups():
+        assert _describe(*asked) == f"{outside}, private"
+
+
 @needs_package
 def test_a_view_made_in_a_private_block_gets_no_joint_groups_when_asked():
     import torch_overlay

@@ -9,6 +9,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
+from torch_overlay.distributed._group_table import find_group
 
 
 class TestMeshAbort(TestCase):
@@ -39,6 +40,16 @@ class TestMeshAbort(TestCase):
         self.assertLessEqual(named, set(aborted))
         self.assertNotIn(dist.group.WORLD.group_name, aborted)
         self.assertNotIn(view._flatten("model").get_group().group_name, aborted, msg="made anew")
+
+    def test_what_is_known_of_the_groups_goes_if_their_end_fails(self) -> None:
+        """As it may where a peer died."""
+        ends = mock.Mock(_group_end=mock.Mock(side_effect=RuntimeError("a peer died")))
+        before = self.mesh.get_group("tp")
+        with mock.patch.object(dist.ProcessGroup, "_get_backend", lambda group, device: ends):
+            with self.assertRaisesRegex(RuntimeError, "a peer died"):
+                self.mesh.abort()
+        self.assertNotIn(before.group_name, self.mesh._pg_registry)
+        self.assertIsNone(find_group(before.group_name))
 
     def test_a_submesh_is_refused(self) -> None:
         """One that shows other ranks, too: the groups that it has are those of the mesh that it is a part of."""

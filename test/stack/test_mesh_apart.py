@@ -70,6 +70,9 @@ class TestPrivateView(TestCase):
             inside = mesh._unflatten(0, (4, 16), ("a", "b"))
         saved = pickle.dumps(inside)
         self.assertEqual(pickle.loads(saved).get_group("a"), inside.get_group("a"))
+        with config.patch(mesh_share_groups="world"), private_groups():
+            among_all = mesh._unflatten(0, (4, 16), ("a", "b"))
+        self.assertEqual(pickle.loads(pickle.dumps(among_all)).get_group("a"), among_all.get_group("a"))
         dist.destroy_process_group()
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
         mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))

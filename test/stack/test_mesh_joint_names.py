@@ -2,6 +2,7 @@
 """The group over several dims of a mesh is that of a flattened view."""
 
 import datetime
+import pickle
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
@@ -46,6 +47,15 @@ class TestJointNames(TestCase):
         self.assertIsNone(joint_group_name(mesh, (1, 2)))
         mesh["a", "d"]._flatten("ad", backend_override=options)
         self.assertIsNone(joint_group_name(mesh, (0, 2)), msg="nor if the view has one's options")
+
+    def test_a_flattened_view_without_a_group_adds_none(self) -> None:
+        """As that of a loaded mesh whose group isn't here."""
+        self.mesh["b", "c"]._flatten("bc")
+        saved = pickle.dumps(self.mesh)
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+        init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        self.assertIsNone(joint_group_name(pickle.loads(saved), (1, 2)))
 
     def test_a_private_view_uses_no_flattened_view(self) -> None:
         outside = self.mesh["b", "c"]._flatten("bc")._unflatten(0, (2, 2), ("x", "y"))

@@ -50,6 +50,12 @@ class TestSharedPickles(SavedUniverseTest):
         self.assertEqual(loaded.get_group("b"), equal.get_group("b"))
         self.assertEqual(saved_name, others[1].get_group("y").group_name)
 
+    def test_a_submesh_of_a_private_mesh_has_its_groups(self) -> None:
+        with _universe.private_groups():
+            private = self._meshes()[0]
+        (loaded,) = torch.load(self._saved(private._get_all_submeshes("b")[0]), weights_only=False)
+        self.assertEqual(loaded.get_group(), private.get_group("b"))
+
     def test_a_private_mesh_gives_none(self) -> None:
         """Though its group along b has the name that was saved."""
         saved = self._saved(self._meshes()[0])

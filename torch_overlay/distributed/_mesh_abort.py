@@ -35,9 +35,9 @@ def abort_groups(mesh: DeviceMesh) -> None:
                 group.abort()
             except Exception as error:
                 failed.append(error)
-    finally:
         if grouped is not None:
-            grouped._group_end()
+            grouped._group_end()  # raises where a peer died, say
+    finally:
         for group in groups:
             distributed_c10d._cleanup_process_group_global_state(group)
         shared = shared_state(mesh)

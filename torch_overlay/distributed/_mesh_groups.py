@@ -207,7 +207,7 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
     default = None if existing else distributed_c10d._get_default_group().group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         names = group_names(flattened)
-        if not names or names[0] == default or is_apart(flattened):
+        if not names or names[0].startswith(UNBOUND) or names[0] == default or is_apart(flattened):
             continue
         if _joint_key(flattened, shared.universe, (0,)) == key:
             return names[0]
@@ -245,7 +245,7 @@ def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None
     asked = [f"{backend or ''}{'+options' if options else ''}" for backend, options in overrides]
     backends = f", backends {asked}" if any(asked) else ""
     strides = ", ".join(str(axis) for axis in layout.axes)
-    traits = ", private" if shared_state(mesh).private else ""
+    traits = ", private" if shared_state(mesh).private or making_private.get() else ""
     traits += ", preserve_rank_order" if mesh._preserve_rank_order else ""
     return f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} as {strides}{backends}{traits}"
 

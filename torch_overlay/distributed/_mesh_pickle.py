@@ -219,10 +219,10 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
 def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, private: str | None) -> str | None:
     """The name of a live group, from the first of these that has one:
 
-    - groups that no mesh made, as of a mesh that was made from a user's group: that of the saved name;
+    - groups that no table has, a user's or of a mesh that shares none: that of the saved name;
     - of a mesh that isn't private: the default group;
-    - the universe ``like`` the saved one, then the others that aren't private: an axis of the same name;
-    - groups that were made for a mesh and that no table has.
+    - the universe ``like`` the saved one, then the others that are as private: an axis of the same name;
+    - of a mesh that isn't private: groups that were made for a mesh and that no table has.
     """
     world = current_world()
     tables = [*(universe.table for universe in world.universes), world.table]
@@ -230,16 +230,17 @@ def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, 
     others = {name: text for name, text in _open(wanted.ranks).items() if name not in known}
     if wanted.saved_name in others:
         return wanted.saved_name
-    if private is not None or wanted.apart is not None:
+    if wanted.apart is not None:
         return None
-    if wanted.ranks == list(range(get_world_size())):
+    if private is None and wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
-    shared = [universe.table for universe in (like, *world.universes) if universe and universe.private is None]
-    names = [name for table in (*shared, world.table) if (name := _of_table(table, wanted)) and find_group(name)]
+    tables = [universe.table for universe in (like, *world.universes) if universe and universe.private == private]
+    tables += [world.table] if private is None else []
+    names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
     if number is None and wanted.saved_name in names:  # a window has no universe of its own
         return wanted.saved_name
-    made_for_meshes = (name for name, text in others.items() if text.startswith("mesh_"))
-    return next(iter(names), None) or next(made_for_meshes, None)
+    made_for_meshes = [name for name, text in others.items() if text.startswith("mesh_") and private is None]
+    return next(iter([*names, *made_for_meshes]), None)
 
 
 def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:

@@ -141,7 +141,8 @@ def _covers_world(request: Request, world_size: int) -> bool:
 
 
 def _table(universe: Universe) -> GroupTable:
-    return universe.world.table if get_settings().share_groups == "world" and not universe.private else universe.table
+    shared = get_settings().share_groups == "world" and not universe.private and not making_private.get()
+    return universe.world.table if shared else universe.table
 
 
 def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:

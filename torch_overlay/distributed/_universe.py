@@ -185,11 +185,14 @@ def _close_left(world: World) -> None:
         entries = universe.table.entries.values()
         axes = [entry for entry in entries if entry.group_name and entry.serves_axis]
         joint = [entry.group for entry in entries if entry.group is not None and not entry.serves_axis]
-        if universe.held or not (alone and axes and joint):
+        # On other backends all ranks may have to end a communicator together.
+        local = {*map(distributed_c10d.get_backend, joint)} <= {"gloo", "fake"}
+        if universe.held or not (alone and local and axes and joint):
             continue
         if any(entry.group is not None for entry in axes):
             world.left[universe] = None
             continue
         universe.joint.clear()
+        universe.version += 1
         for group in joint:
             distributed_c10d.destroy_process_group(group)

@@ -70,7 +70,9 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
     """The name of the group of a flattened view, that of the first name in order."""
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         names = group_names(flattened)
-        if names and not is_apart(flattened) and _joint_key(flattened, shared.universe, (0,)) == key:
+        if not names or names[0].startswith(UNBOUND) or is_apart(flattened):
+            continue
+        if _joint_key(flattened, shared.universe, (0,)) == key:
             return names[0]
     return None
 
