@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Tensors that are cut evenly and have about as many bytes share a plan, which is one of theirs."""
+"""Tensors that are cut evenly and have about as many bytes share a plan: that of the smallest such tensor."""
 
 import itertools
 from unittest import mock

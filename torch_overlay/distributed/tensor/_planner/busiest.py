@@ -44,8 +44,9 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
 def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: Collection[Digit]) -> int:
     """Along one dim, the most elements that a rank sends, summed over all receivers that differ in what they want.
 
-    On a replica axis that isn't `paired`, sender and receiver have the same coordinate. The receivers have any on the
-    other axes that cut the target, but for the digits of shard axes that are `used`: these follow from their pairs.
+    On a replica axis that isn't `paired`, sender and receiver have the same coordinate. On every other digit that cuts
+    the target (`summed`) the receivers have all values, except the `used` digits of shard axes, whose value follows
+    from the digit that they are paired with.
     """
     cuts = exchange.cuts(exchange.after.orders[dim])
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]
@@ -78,8 +79,11 @@ def _by_overlaps(exchange: Exchange, dim: int, same: Collection[Digit], summed: 
 
 
 def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
-    """`_most_along` where cuts are aligned, without a look at the chunks. The tied digits say which box of the source
-    it is; the others, which part of the box. A new box may be longer than the old one: it can't get more than that."""
+    """`_most_along` where cuts are aligned, without a look at the chunks. Of the digits that differ between receivers
+    (`summed`), a tied one says which box of the source is asked, and each value of the others asks another part of that
+    box. From R·S0 to S0·S0 on (2, 2), four elements: axis 0 is tied, and the same at sender and receiver; axis 1 isn't
+    tied, so rank (0, 0) sends two parts of one element. Never more than the old box, which may be shorter than the new
+    one."""
     before, after = exchange.before, exchange.after
     tied = exchange.tied_digits()
     parts = math.prod([digit.base for digit in summed if digit not in tied])
@@ -87,8 +91,9 @@ def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
 
 
 def _kept(exchange: Exchange) -> int:
-    """What each nearest sender wants of what it holds, where cuts are aligned. 0 if one wants nothing of it: where a
-    shard axis says by another digit which box of the source the new box lies in."""
+    """What each nearest sender wants of what it holds, where cuts are aligned: the shorter of both boxes along each
+    dim. But 0 if a digit of a shard axis stands in the new cut where the old cut has another digit: then some
+    sender's new box lies outside its old one."""
     before, after = exchange.before, exchange.after
     for old, new in zip(before.orders, after.orders):
         for held, wanted in zip(exchange.cuts(old), exchange.cuts(new)):
@@ -104,6 +109,7 @@ def _aligned(exchange: Exchange, dim: int) -> bool:
     if orders[0] == orders[1]:
         return True
     old, new = map(exchange.cuts, orders)
+    # If the primes are the same, the shorter cut is the beginning of the longer one, so that it is even if that one is.
     if before.shape[dim] % max(math.prod([digit.base for digit in cuts]) for cuts in (old, new)):
         return False
     return all(a.base == b.base for a, b in zip(old, new))

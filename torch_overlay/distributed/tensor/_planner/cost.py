@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .regions import Regions
 
 Steps = tuple[Step, ...]
-EXCHANGE = 1.25  # how much longer an all-to-all takes than an all-gather that brings the same bytes
+EXCHANGE = 1.25  # what a byte costs in an all-to-all, if it costs 1 in another collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Cost:
     The defaults are assumptions of the right order for a few hosts, not measurements; give `axes` where they matter.
 
     Attributes:
-        latency: seconds that a collective of two ranks takes without data; half as much more each time their number
+        latency: seconds that a collective of two ranks takes without data, plus half of that each time their number
             doubles.
         axes: (bandwidth, latency) of each axis; a joint group is as slow as its slowest axis.
-        round_bytes: bytes by which the rounds of a large exchange are counted; see `rounds`.
+        round_bytes: a round of a large exchange has more than half as many bytes, sent and received together.
     """
 
     latency: float = 30e-6
@@ -74,7 +74,8 @@ class Cost:
         return min(plans, key=lambda plan: self._key(plan, itemsize))
 
     def by_speed(self, axes: Iterable[int]) -> list[tuple[frozenset[int], ...]]:
-        """The axes in sets of equal speed, the slowest set first, and the fastest first; none if all are alike."""
+        """Two orders in which to cross the axes, each a tuple of sets of equal speed: the slowest set first, and the
+        fastest set first. No order if all are alike. Needs `self.axes`."""
         alike: dict[tuple[float, float], set[int]] = {}
         for axis in axes:
             alike.setdefault(self.axes[axis], set()).add(axis)
@@ -102,7 +103,7 @@ def arriving_by(plan: Iterable[Step]) -> int:
 
 
 def arriving(step: Step) -> int:
-    """The elements that a step brings to the busiest rank, or a little more where ranks differ; 0 for a local step."""
+    """The elements that a step brings to the busiest rank, or more where cuts are uneven; 0 for a local step."""
     if isinstance(step, AllToAll):
         terms = math.prod([step.before.sizes[a] for a in step.reduced])
         return terms * step.after.most - least_overlap(step.before, step.after)

@@ -6,8 +6,8 @@ plan of that smallest tensor, with elements of so many bytes. For example, from 
 (8, 8) elements. With 4 bytes each, tensors of (1024, 64) and (1032, 64) have 4096 and 4128 bytes for each of these, so
 both have the plan for (8, 8) elements of 4096 bytes.
 
-Which plan a tensor has follows from its own sizes alone,
-never from those that were asked for before: ranks with different histories would run different collectives.
+Which plan a tensor has follows from its own sizes alone, never from those that were asked for before: ranks with
+different histories would run different collectives.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Groups:
         return math.prod(self.sizes[a] for a in axes)
 
     def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """All groups over some of these axes, of which there is one at least, the biggest first. Where all groups
+        """All groups over some of these axes (not empty), the biggest first. Where all groups
         exist, only the biggest and those of single axes: of the others none would be taken before the biggest."""
         joint = [tuple(sorted(axes))] if self.axes is None else [g for g in self.axes if set(g).issubset(axes)]
         return sorted({*joint, *((a,) for a in axes)}, key=lambda group: (-self.count(group), group))

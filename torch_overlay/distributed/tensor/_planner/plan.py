@@ -37,7 +37,7 @@ NAMES: Mapping[type[Step], str] = {
     ReduceScatter: "reduce_scatter",
     AllToAll: "all_to_all",
 }
-_KEPT_BY = ("avg", "max", "min")  # reductions of equal values that give the value
+_KEPT_BY = ("avg", "max", "min")  # those for which Partial._partition_value keeps the value
 
 
 def plan(
@@ -127,7 +127,8 @@ def _embed_first(
 ) -> tuple[Step, ...]:
     """The zeros around each shard as soon as no other axis cuts inside of it, then to the target's boxes.
 
-    For example, R·S0 to S0·P on (2, 2): each rank puts zeros around its shard, R·P, and narrows that.
+    For example, R·S0 to S0·P on (2, 2): each rank puts zeros around its shard, R·P, and narrows that. From S0·S0 to
+    P·S0, axis 1 cuts inside of axis 0: an all-gather over axis 1, zeros around what axis 0 cut, then a narrow.
     """
     steps: list[Step] = []
     now = _with_terms(source, target, made)

@@ -1,5 +1,5 @@
 """Reductions: pending values become values, in other boxes if the target asks. At most two collectives if the groups
-are at hand: one that reduces, over all axes together, and one that moves.
+are at hand; the methods say which.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Reduction:
         cut = cut_toward(start, self.after, start.free)
         if not cut.sharded.issuperset(first):
             return
-        if not self.groups.has(self.axes) or not crossed(cut, self.after):  # else it would be a third collective
+        if not self.groups.has(self.axes) or not crossed(cut, self.after):  # else the move after it would be a third
             scattered = self._reduce_scatter(self.before, cut, first)
             yield (*scattered, *self.all_reduce(cut, cut, rest)), cut.without_pending(rest)
 

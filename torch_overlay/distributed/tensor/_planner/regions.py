@@ -1,8 +1,9 @@
 """Regions: from placements, shape and mesh sizes to the box of the global tensor that each coordinate holds.
 
-`Regions` is the planner's view of a DTensor spec: no mesh, no ranks, no torch. It is canonical, so that two specs that
-put the same elements in the same places are one value: axes of size 1 are dropped. Placements come as plain values, one
-for each axis: the dim that the axis shards (None if it shards none) and the pending reduction (None if there is none).
+`Regions` is the planner's view of a DTensor spec: no mesh, no ranks, no torch. An axis of size 1 cuts nothing and has
+nothing pending, whatever its placement says, so that specs that differ only there are one value. Placements come as
+plain values, one for each axis: the dim that the axis shards (None if it shards none) and the pending reduction (None
+if there is none).
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Regions(NamedTuple):
             ops: for each axis, the pending reduction, or None.
             shape: of the global tensor.
             sizes: of the mesh, by axis.
-            shard_order: the axes of every dim that is cut, outer to inner; not given, their order in the mesh.
+            shard_order: the axes of every dim that is cut, outer to inner. Without it, their order in the mesh or, with
+                `factors`, the order that these say. Not both.
             factors: for each axis, the split factor of a strided shard; 1 for any other placement.
 
         Raises:

@@ -1,8 +1,8 @@
 """Rounds: a large exchange runs part by part, so that what is packed and what arrives take no more than the source.
 
 An exchange over several axes at once may bring a rank many times what it holds, as pieces that lie one after the other
-until they are put in their places. One axis at a time has less to hold. So each piece of a large one is cut into equal
-parts, and each round moves one part of every piece: the same elements to the same ranks.
+until they are put in their places. One axis at a time has less to hold. So each piece of a large one is cut into about
+equal parts, and each round moves one part of every piece: the same elements to the same ranks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
         is_view: the step begins with a part of a local tensor.
     """
     if not isinstance(step, (AllToAll, ReduceScatter)) or len(step.axes) == 1:
-        return step  # along one axis nothing needs less
+        return step  # one axis: redistributing one mesh dim after the other holds as much
     if isinstance(step, AllToAll):
         staged, room = arriving(step) + leaving(step), step.before.most
     elif (is_view or cut_last(step.before, step.after, step.axes) != 0) and step.after.is_even:

@@ -53,8 +53,8 @@ class Scatters:
             yield from self.movable(start, self.axes)
 
     def _dims(self) -> list[int]:
-        """The dims that source or target cut, then the others: so that it makes no difference how evenly these can be
-        cut, where those can."""
+        """The dims that source or target cut, then the others: where a dim that source or target cut divides evenly,
+        the lengths of the others make no difference."""
         ends = self.before.orders, self.after.orders
         return sorted(range(len(self.before.shape)), key=lambda dim: not any(orders[dim] for orders in ends))
 

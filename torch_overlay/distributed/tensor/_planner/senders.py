@@ -19,9 +19,10 @@ Two things hold on every diagonal, so that each element comes once: for each coo
 rank, and a rank is its own sender of what it holds.
 
 Which axes make a diagonal? A replica axis is tied if it cuts the target where the source is cut too, as axis 0 above:
-its coordinate says which shard of the source a rank wants. So of the replicas of a shard, only those at one coordinate
-are nearest to anyone who wants it. A tied axis is paired with a shard axis that is not tied, as axis 1: ranks that
-differ along it want the same shard, and its replicas send to one of these ranks each.
+its coordinate says which shard of the source a rank wants. So all ranks that want one shard have the same coordinate on
+this axis, and their nearest senders have it too: the other replicas of that shard would send nothing. A tied axis is
+paired with a shard axis that is not tied, as axis 1: ranks that differ along it want the same shard, and its replicas
+send to one of these ranks each.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Exchange(NamedTuple):
         return found
 
     def cuts(self, order: Iterable[int]) -> list[Digit]:
-        """The digits of the axes that cut a dim, outer to inner."""
+        """The digits of these axes, in their order; those of one axis from the most significant."""
         return [digit for axis in order for digit in self._digits(axis)]
 
     def _digits(self, axis: int) -> Iterator[Digit]:

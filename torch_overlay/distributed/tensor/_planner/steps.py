@@ -39,7 +39,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Divide:
-    """Local: true division by `by`, the number of terms of an average or of the parts a value is split into."""
+    """Local: true division by `by`: the terms of an average, before they are summed, or a value, before equal parts of
+    it become terms of a sum."""
 
     by: int
 
@@ -158,12 +159,13 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True, slots=True)
 class AllToAll(Collective):
-    """Each element to whoever wants and lacks it, once. With `op`, over the axes in `reduced` too: each rank then gets
-    every term of its target box and reduces them.
+    """Each element to whoever wants and lacks it, once. With `op`, it also does the pending reduction over the axes
+    `reduced`: each rank gets every term of its target box and reduces them one after the other. So `op` can't be "avg":
+    that is a `Divide` and then "sum".
 
-    To run it: pack `sends(coordinate)`, in the order of the members; all_to_all_single with their sizes; copy (or, with
-    `op`, reduce) each of `receives(coordinate)` into its box, in the order given. With `rounds`, one part of each piece
-    after the other.
+    To run it: pack `sends(coordinate)`, sorted by `member`; all_to_all_single with their sizes; copy (or, with `op`,
+    reduce) each of `receives(coordinate)` into its box, in the order in which `receives` gives them. With `rounds`, one
+    part of each piece after the other.
 
     Along some axes of the group the ranks may be replicas, which hold the same. A rank exchanges pieces with those of
     its `peers` only: one for each part and term of the source. `diagonals` say which one; see `senders`.

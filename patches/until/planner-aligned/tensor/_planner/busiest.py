@@ -36,8 +36,9 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
 def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: Collection[Digit]) -> int:
     """Along one dim, the most elements that a rank sends, summed over all receivers that differ in what they want.
 
-    On a replica axis that isn't `paired`, sender and receiver have the same coordinate. The receivers have any on the
-    other axes that cut the target, but for the digits of shard axes that are `used`: these follow from their pairs.
+    On a replica axis that isn't `paired`, sender and receiver have the same coordinate. On every other digit that cuts
+    the target (`summed`) the receivers have all values, except the `used` digits of shard axes, whose value follows
+    from the digit that they are paired with.
     """
     cuts = exchange.cuts(exchange.after.orders[dim])
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]

@@ -15,7 +15,8 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups) -> Ite
     more axes is taken if it balances the senders, or if there is no other: where the nearest replicas would send much
     and others nothing, all of them can send; see `senders`.
 
-    Such an axis is `free` in the source and cuts the target. So its placement changes, and its ranks may take part.
+    Only axes are added that are replicated in the source and cut the target: an axis whose placement stays takes no
+    part. `free` is that of the source before it was narrowed.
     """
     before, after, axes, _ = exchange
     nearest = groups.has(axes)

@@ -10,7 +10,7 @@ class Cost(...):
     The defaults are assumptions of the right order for a few hosts, not measurements; give `axes` where they matter.
 
     Attributes:
-        latency: seconds that a collective of two ranks takes without data; half as much more each time their number
+        latency: seconds that a collective of two ranks takes without data, plus half of that each time their number
             doubles.
         axes: (bandwidth, latency) of each axis; a joint group is as slow as its slowest axis.
     """

@@ -12,7 +12,7 @@ class Cost(...):
     The defaults are assumptions of the right order for a few hosts, not measurements.
 
     Attributes:
-        latency: seconds that a collective of two ranks takes without data; half as much more each time their number
+        latency: seconds that a collective of two ranks takes without data, plus half of that each time their number
             doubles.
     """
 
