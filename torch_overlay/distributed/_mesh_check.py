@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.distributed import DistNetworkError, distributed_c10d
 
 from . import _settings
+from ._rank_map import short
 from ._settings import get_settings
 from ._universe import current_world
 
@@ -126,10 +127,10 @@ def _verdict(store: distributed_c10d.Store, prefix: str, size: int, seconds: flo
             said.setdefault(line, []).append(rank)
     if missing:
         return (
-            f"All {size} ranks must build the same meshes in the same order, and ranks {missing} didn't come to this "
+            f"All {size} ranks must build the same meshes in the same order, and ranks {short(missing)} didn't come to "
             f"one within {seconds:g} s. See whether they died or skip it."
         )
     if len(said) == 1:
         return "same"
-    views = "; ".join(f"ranks {ranks} {words.some} {line}" for line, ranks in said.items())
+    views = "; ".join(f"ranks {short(ranks)} {words.some} {line}" for line, ranks in said.items())
     return f"All {size} ranks must {words.all}, and they differ: {views}."

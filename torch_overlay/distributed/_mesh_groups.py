@@ -162,7 +162,8 @@ def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Overr
     """The backend and options that an axis of a mesh has; of a group that wasn't made here, its backend."""
     held = group_names(mesh)
     known = universe.overrides if universe is not None else {}
-    if not held:  # this rank is outside, and asks as members do: all ranks may have to make a group together
+    # A rank outside must ask for the same groups as the members, since all ranks may have to make them together.
+    if not held:
         return known.get(view_of(mesh).layout.axes[axis], (None, None))
     if held[axis] in known:
         return known[held[axis]]
@@ -228,7 +229,7 @@ def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     universe = shared.universe
     made = (universe.serial, universe.version) if universe is not None else ()
     flattened = [(name, *(group_names(v) or ())) for name, v in list(shared.flattened.items())]
-    return (*made, *flattened) if flattened else made
+    return (*made, *flattened)
 
 
 def _describe(mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]) -> str:

@@ -67,7 +67,8 @@ class OfTheRank:
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What a plain DeviceMesh pickles, without what is true only in this process, and the universe."""
+    """What is pickled of a mesh: its attributes, without those that are true only in this process, and which universe
+    it is of."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))

@@ -13,7 +13,6 @@ from ._group_kind import Kind
 from ._group_makers import makes_communicators, members_create, uses_torchcomms
 from ._group_table import Entry, GroupTable, Key, describe
 from ._member_names import compact, for_mesh
-from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
 from ._timeouts import timeout_of
@@ -135,8 +134,6 @@ def _covers_world(request: Request, world_size: int) -> bool:
     view = request.view
     if view.layout.numel() != world_size or request.override != (None, None):
         return False
-    if view.layout.axes[0] == _FlatLayout((world_size,)) and view.rank_map.is_identity:
-        return True
     return view.ranks(view.rank_map[0]) == list(range(world_size))
 
 
@@ -150,8 +147,8 @@ def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
     policy = get_settings().share_groups
     # A group of one rank is no communicator. With one for each name, a loop that destroys the groups of all axes works.
     named = policy in ("names", "off") or request.view.layout.numel() == 1
-    lane = request.name if named and not request.joint else None
-    return [Key(compact(ranks), Kind.of(request.override), lane) for ranks in copies]
+    lane, kind = request.name if named and not request.joint else None, Kind.of(request.override)
+    return [Key(compact(ranks), kind, lane) for ranks in copies]
 
 
 def _shares_nothing(universe: Universe, request: Request) -> bool:

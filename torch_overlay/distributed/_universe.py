@@ -42,7 +42,8 @@ making_private: contextvars.ContextVar[bool] = contextvars.ContextVar("making_pr
 
 @contextlib.contextmanager
 def private_groups() -> Iterator[None]:
-    """Give the meshes that are made inside groups that no other mesh shares, for one block of code.
+    """Give the meshes that are made inside groups that no other mesh shares, for one block of code. A mesh of
+    `from_group` has the groups that it is given, and isn't private.
 
     Privacy belongs to the universe: views of such a mesh that are made later, copies and pickles keep it, and
     redistributions over them use no group from outside, not even the
