@@ -44,7 +44,8 @@ class TestGrids(TestCase):
     def test_a_gather_and_a_scatter_have_the_list_of_pieces(self, cuts) -> None:
         whole = torch.arange(32).reshape(8, 4)
         shards, pending = (
-            Regions.of(*ends, (8, 4), SIZES) for ends in ((cuts, (None,) * 2), ((None,) * 2, ("sum",) * 2))
+            Regions.of(*dims_and_ops, (8, 4), SIZES)
+            for dims_and_ops in ((cuts, (None,) * 2), ((None,) * 2, ("sum",) * 2))
         )
         gather = AllGather(shards, Regions.of((None,) * 2, (None,) * 2, (8, 4), SIZES), (0, 1))
         scatter = ReduceScatter(pending, shards, (0, 1), "sum")

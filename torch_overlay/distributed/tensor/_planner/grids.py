@@ -7,7 +7,8 @@ local tensor. The docstrings below go on with this example.
 
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven or
-empty shards, padding, cuts that part on one dim, free axes that cut the target too).
+empty shards, padding, a dim that source and target cut by different axes at the same depth, axes of the group that
+don't cut the source).
 """
 
 from __future__ import annotations
@@ -63,6 +64,14 @@ class Pattern(NamedTuple):
     >>> piece = (2, 4)  # rows and columns
     >>> pattern.packed(piece).lengths, pattern.unpacked(piece).lengths
     ((2, 3, 4), (3, 2, 4))
+
+    On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(), Shard(1). The first axis doesn't cut the
+    target, so both members along it get the same: the grid repeats each piece before it is packed.
+
+    >>> before, after = ((0, 1), ()), ((), (1,))
+    >>> pattern = _pattern(before, after, sizes=(2, 2), axes=(0, 1), exchanges=True)
+    >>> pattern.alike, pattern.packed((2, 4))
+    ((2,), Grid(lengths=(1, 2, 2, 4), times=(2, 2, 2, 4), order=(0, 2, 1, 3)))
 
     Attributes:
         parts: for each dim, the pieces that the source shard is cut into, and those that the target shard is joined
@@ -149,29 +158,23 @@ def _pattern(
 
 
 def _pack_order(axes: Sequence[int], alike: Sequence[int], taken: Orders) -> tuple[int, ...]:
-    """The members, then the dims of a piece; in the tensor each dim comes after the axes that cut it.
+    """The members, then the dims of a piece; in the tensor each dim comes after the axes that cut it. Here and below an
+    axis is written as its number, a dim as ~dim, so that one list says where each is.
 
     >>> _pack_order(axes=(0,), alike=(), taken=((), (0,)))  # of rows, members, columns
     (1, 0, 2)
     """
-    place = {axis: number for number, axis in enumerate(alike)}
-    inner = []
-    at = len(alike)
-    for cuts in taken:
-        place.update({axis: at + depth for depth, axis in enumerate(cuts)})
-        at += len(cuts)
-        inner.append(at)
-        at += 1
-    return (*[place[axis] for axis in axes], *inner)
+    have = [*alike]
+    for dim, cuts in enumerate(taken):
+        have += [*cuts, ~dim]
+    return tuple([have.index(label) for label in (*axes, *[~dim for dim in range(len(taken))])])
 
 
-def _unpack_order(axes: tuple[int, ...], given: Orders) -> tuple[int, ...]:
+def _unpack_order(axes: Sequence[int], given: Orders) -> tuple[int, ...]:
     """Each dim after the axes that cut it; what came has the members, then the dims of a piece.
 
     >>> _unpack_order(axes=(0,), given=((0,), ()))  # of members, rows, columns
     (0, 1, 2)
     """
-    order = []
-    for dim, cuts in enumerate(given):
-        order += [*map(axes.index, cuts), len(axes) + dim]
-    return tuple(order)
+    came = [*axes, *[~dim for dim in range(len(given))]]
+    return tuple([came.index(label) for dim, cuts in enumerate(given) for label in (*cuts, ~dim)])
