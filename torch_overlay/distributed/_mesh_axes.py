@@ -60,7 +60,7 @@ def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 
 
 def cut_axis(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names) -> tuple[_MeshLayout, list[str]]:
-    """One axis as several, and the names of all axes of the mesh with them.
+    """The layouts of the axes that axis ``dim`` becomes (only these), and the names of all axes of the cut mesh.
 
     Raises:
         ValueError: the sizes don't give the axis, a name is taken, or other axes have none.
@@ -93,7 +93,8 @@ def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
 
 
 def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
-    """Whether the root has a flattened view of this name and layout. Raises ValueError for a name that says another."""
+    """Whether the root has a flattened view of this name and layout. Raises ValueError if the name belongs to an axis
+    of the root or to a flattened view with another layout."""
     taken = root._mesh_dim_names or ()
     if name in taken:
         raise ValueError(

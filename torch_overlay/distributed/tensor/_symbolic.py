@@ -138,7 +138,11 @@ def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bo
 
 def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> None:
     """Ask for guards that tell sizes that share their plan, multiples of `both`, from those that don't: between two
-    sizes of one plan, one of the other kind may have another."""
+    sizes of one plan, one of the other kind may have another.
+
+    For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8).
+    A trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076 on the second being none.
+    """
     dims, shape = _open_dims(trace.shape), trace.shape
     odd = [dim for dim, size in enumerate(trace.found.question.shape) if size % shared[dim]]
     if not odd:

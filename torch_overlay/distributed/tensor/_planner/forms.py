@@ -56,8 +56,9 @@ def shared_plan(
     if parts and 0 not in shape and is_multiple(shape, parts):
         power = _nearest_power(math.prod(shape) // math.prod(parts) * itemsize)
         if power not in known:
-            steps, cut = plan_and_parts(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost)
-            known[power] = steps if is_multiple(parts, cut) else None
+            tried: set[int] = set()
+            steps = plan_at_once(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried)
+            known[power] = steps if all(before.orders[dim] or after.orders[dim] for dim in tried) else None
         form = known[power]
         if form is not None:
             return in_rounds(tuple([step_on_shape(step, shape) for step in form]), itemsize, cost)
