@@ -314,7 +314,7 @@ class _DeviceMesh:
         self: DeviceMesh,
         dim: int | str,
         mesh_sizes: tuple[int, ...],
-        mesh_dim_names: _Names,
+        mesh_dim_names: tuple[str, ...],
         backend_override: dict[int | str, Any] | None = None,
     ) -> DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""

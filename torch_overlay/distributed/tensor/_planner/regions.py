@@ -214,7 +214,8 @@ def _chunks(regions: Regions, dim: int) -> Iterator[tuple[int, int, list[int]]]:
 
 def _check(dims: Sequence[int | None], ops: Sequence[str | None], ndim: int, sizes: tuple[int, ...]) -> None:
     if not len(dims) == len(ops) == len(sizes):
-        raise ValueError(f"one placement for each axis: got {len(dims)} for a mesh of sizes {sizes}")
+        got = f"{len(dims)} dims and {len(ops)} reductions"
+        raise ValueError(f"one placement for each axis: got {got} for a mesh of sizes {sizes}")
     for axis, dim in enumerate(dims):
         if dim is not None and not 0 <= dim < ndim:
             raise ValueError(f"axis {axis} shards dim {dim} of a tensor with {ndim} dims")
