@@ -137,12 +137,13 @@ def read_room(
     Args:
         lacking: the folders of forms for what the tree lacks; a form counts where the module has its definition then.
     """
-    room = parse(file, ours / file, read_words(patches, later))
+    words = read_words(patches, later)
+    room = parse(file, ours / file, words)
     for path in (patches / "instead" / file, *(patches / "until" / name / file for name in reversed(later))):
         if path.exists():
             room = _with(room, parse(file, path), path)
     for path in (home / file for name in lacking for home in _lacking_homes(patches / "lacking" / name, later)):
-        if path.exists() and room.defined & (forms := parse(file, path)).defined:
+        if path.exists() and room.defined & (forms := parse(file, path, words)).defined:
             room = _with(room, forms, path)
     return room
 
