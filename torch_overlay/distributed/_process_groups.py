@@ -13,6 +13,7 @@ from ._group_kind import Kind
 from ._group_makers import makes_communicators, members_create, uses_torchcomms
 from ._group_table import Entry, GroupTable, Key, describe
 from ._member_names import compact, for_mesh
+from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
 from ._timeouts import timeout_of
@@ -134,6 +135,8 @@ def _covers_world(request: Request, world_size: int) -> bool:
     view = request.view
     if view.layout.numel() != world_size or request.override != (None, None):
         return False
+    if view.layout.axes[0] == _FlatLayout((world_size,)) and view.rank_map.is_identity:
+        return True  # without a list as long as the world
     return view.ranks(view.rank_map[0]) == list(range(world_size))
 
 
