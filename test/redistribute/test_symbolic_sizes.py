@@ -4,6 +4,7 @@ A world of one process whose collectives move nothing; values are held by the co
 
 import contextlib
 import itertools
+import math
 import random
 
 import pytest
@@ -234,20 +235,27 @@ def test_shards_that_become_terms_have_the_plan_of_the_traced_sizes_alone(mesh):
     assert isinstance(found, Program) and admitted == [True, False]
 
 
-@pytest.mark.parametrize(("sizes", "source", "target", "local"), [((2, 4), "R1", "1R", (64, 5528))])
+FEW_ROWS = [
+    ((2, 4), "R1", "1R", (64, 5528)),
+    ((2, 2, 2), "R10", "10R", (256, 10621)),  # the other dim is none that could share its plan
+    ((2, 3, 2), "11R", "011", (130, 14460)),  # rows in units of 12 are 2 at least, and 10 remain of the traced ones
+]
+
+
+@pytest.mark.parametrize(("sizes", "source", "target", "local"), FEW_ROWS)
 def test_a_small_batch_has_its_own_plan(sizes, source, target, local):
     """Where rows alone are open, fewer than the mesh has ranks may have another plan than the traced ones."""
-    with fake_world(5, 8):
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b"))
+    torch_overlay.enable(flatten="create")
+    with fake_world(5, math.prod(sizes)):
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b", "c")[: len(sizes)])
         mode = FakeTensorMode(shape_env=(env := ShapeEnv()))
         context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
         traced = mode.from_tensor(torch.empty(local), symbolic_context=context)
-        plans = {}
-        for rows, held in ((None, traced), *((rows, torch.empty(rows, local[1])) for rows in (2, 16, 64))):
+        symbol, plans, lengths = traced.shape[0].node.expr, {}, (2, 14, local[0])
+        for rows, held in ((None, traced), *((rows, torch.empty(rows, local[1])) for rows in lengths)):
             with mode if rows is None else contextlib.nullcontext():
                 given = DTensor.from_local(held, mesh, read(source), run_check=False)
                 spec = DTensorSpec(mesh, read(target), tensor_meta=given._spec.tensor_meta)
                 plans[rows] = without_sizes(find_answer(mesh, held, given._spec, spec, False, None).steps)
-        symbol = traced.shape[0].node.expr
-        admitted = [all(bool(guard.expr.subs({symbol: rows})) for guard in env.guards) for rows in (2, 16, 64)]
-    assert [plans[rows] == plans[None] for rows in (2, 16, 64)] == admitted == [False, True, True]
+        admitted = [all(bool(guard.expr.subs({symbol: rows})) for guard in env.guards) for rows in lengths]
+    assert [plans[rows] == plans[None] for rows in lengths] == admitted == [False, True, True]

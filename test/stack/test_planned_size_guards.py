@@ -15,26 +15,30 @@ from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._answers import find_answer
 from torch_overlay.distributed.tensor._planner.forms import without_sizes
 
+ALL_OPEN = [DimDynamic.DYNAMIC] * 2
+ROWS_OPEN = [DimDynamic.DYNAMIC, DimDynamic.STATIC]
+
 
 def answer_for(mesh, source, target, shape, dynamic):
-    """What is found for a local tensor of this shape, the guards on its sizes, and its sizes as symbols."""
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape)) if dynamic else None
+    """What is found for a local tensor of this shape, the guards on its sizes, and those that are symbols."""
+    context = StatelessSymbolicContext(dynamic_sizes=dynamic) if dynamic else None
     env = ShapeEnv() if dynamic else None
     mode = FakeTensorMode(shape_env=env)
     local = mode.from_tensor(torch.empty(shape, device="meta"), symbolic_context=context)
+    symbols = [size.node.expr for size in local.shape if isinstance(size, torch.SymInt)]
     with mode:
         given = DTensor.from_local(local, mesh, source, run_check=False)
         spec = DTensorSpec(mesh, target, tensor_meta=given._spec.tensor_meta)
         found = find_answer(mesh, local, given._spec, spec, False, None)
-    return found, env.guards if dynamic else [], [size.node.expr for size in local.shape] if dynamic else []
+    return found, env.guards if dynamic else [], symbols
 
 
 def admitted(case, source, target, shape, lengths):
     """Of these lengths of dim 1, those that the guards for a local tensor of this shape admit; they have its plan."""
-    traced, guards, symbols = answer_for(case.mesh, source, target, shape, True)
+    traced, guards, symbols = answer_for(case.mesh, source, target, shape, ALL_OPEN)
     found = []
     for length in lengths:
-        known, _, _ = answer_for(case.mesh, source, target, (shape[0], length), False)
+        known, _, _ = answer_for(case.mesh, source, target, (shape[0], length), None)
         values = dict(zip(symbols, (shape[0], length)))
         if all(bool(guard.expr.subs(values)) for guard in guards):
             found.append(length)
@@ -58,7 +62,7 @@ class TestSizeGuards(TestCase):
     def test_more_elements_have_rounds(self) -> None:
         source, target = (Replicate(), Shard(1), Shard(1)), (Shard(1), Replicate(), Replicate())
         lengths = (4, 16, 256, 512, 1024)  # of dim 1 on each rank; the tensor has four times as many
-        known = [answer_for(self.mesh, source, target, (4096, length), False)[0] for length in lengths]
+        known = [answer_for(self.mesh, source, target, (4096, length), None)[0] for length in lengths]
         plans = {length: without_sizes(program.steps) for length, program in zip(lengths, known)}
         for length, same in ((16, [4, 16, 256]), (1024, [1024])):
             self.assertEqual(admitted(self, source, target, (4096, length), lengths), same)
@@ -68,19 +72,11 @@ class TestSizeGuards(TestCase):
         """Fewer than the mesh has ranks, where only the number of rows is open: a small batch."""
         self.mesh["b", "c"]._flatten("bc")
         ends = (Replicate(), Shard(1), Shard(1)), (Shard(1), Shard(1), Shard(1))
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
-        env = ShapeEnv()
-        mode = FakeTensorMode(shape_env=env)
-        local = mode.from_tensor(torch.empty(64, 9136, device="meta"), symbolic_context=context)
-        with mode:
-            given = DTensor.from_local(local, self.mesh, ends[0], run_check=False)
-            spec = DTensorSpec(self.mesh, ends[1], tensor_meta=given._spec.tensor_meta)
-            traced = find_answer(self.mesh, local, given._spec, spec, False, None)
+        traced, guards, (symbol,) = answer_for(self.mesh, *ends, (64, 9136), ROWS_OPEN)
         for rows, same in ((2, False), (64, True)):
-            known, _, _ = answer_for(self.mesh, *ends, (rows, 9136), False)
-            values = {local.shape[0].node.expr: rows}
+            known, _, _ = answer_for(self.mesh, *ends, (rows, 9136), None)
             self.assertEqual(without_sizes(known.steps) == without_sizes(traced.steps), same)
-            self.assertEqual(all(bool(guard.expr.subs(values)) for guard in env.guards), same)
+            self.assertEqual(all(bool(guard.expr.subs({symbol: rows})) for guard in guards), same)
 
 
 if __name__ == "__main__":

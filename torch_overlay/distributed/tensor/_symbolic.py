@@ -116,12 +116,18 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan."""
     found, units = trace.found, parts
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
-    if shared is not None:
+    if shared is not None and _may_share(trace, shared):
         both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
         if _plans_differ(trace, parts, both):
             _guard_kind(trace, shared, both)
             units = both
-    _guard_elements(trace, units)
+    _guard_elements(trace, parts, units)
+
+
+def _may_share(trace: Trace, shared: Sequence[int]) -> bool:
+    """Whether the sizes that aren't open are such that the tensor shares its plan for some of the open ones."""
+    known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
+    return all(trace.shape[dim] % shared[dim] == 0 for dim in known)
 
 
 def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
@@ -149,17 +155,18 @@ def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> Non
         for dim in dims:
             if both[dim] > 1:
                 _guard(shape[dim] % both[dim] == 0)
-    elif all(dim in dims for dim in odd):  # else no size of the open ones makes the tensor share its plan
+    else:
         _guard(shape[odd[0]] % shared[odd[0]] != 0)
 
 
-def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
+def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) -> None:
     """Ask for guards on the number of elements, where another number would have another plan.
 
     Among sizes of one kind the plan depends on their product alone, so it is enough to vary the first; the others stay
     as traced. A size is counted in its units. What remains beside whole units stays, so that all sizes that are looked
     at are of the traced kind. For example, 66 in units of 4 is 16 units and 2: of 2, 6, 10, ... 66, 70, ... the last
-    with the traced plan is found by bisection.
+    with the traced plan is found by bisection. The least sizes of the kind are one unit each, or one part each where
+    something remains.
 
     Where shards become terms, the plan may change back with more elements: it is that of the traced sizes alone.
     """
@@ -176,18 +183,18 @@ def _guard_elements(trace: Trace, units: Sequence[int]) -> None:
     def sizes(counts: Sequence[int]) -> list[int]:
         return [step * count + more for step, count, more in zip(steps, counts, rest, strict=True)]
 
-    def same(counts: Sequence[int]) -> bool:
-        return trace.steps(sizes(counts)) == plan
+    def same(lengths: Sequence[int]) -> bool:
+        return trace.steps(lengths) == plan
 
     def last_same(bound: int) -> int:
         """The elements with as many units of the first dim, towards this bound, as have the same plan."""
-        count = _last_same(first, bound, lambda number: same((number, *others)))
+        count = _last_same(first, bound, lambda number: same(sizes((number, *others))))
         return math.prod(sizes((count, *others)))
 
     elements = math.prod([trace.shape[dim] for dim in dims])
-    if not same([0 if more else 1 for more in rest]):
+    if not same([parts[dim] for dim in dims] if any(rest) else steps):
         _guard(elements >= last_same(-1))
-    if not same([_FAR] * len(dims)):
+    if not same(sizes([_FAR] * len(dims))):
         _guard(elements <= last_same(_FAR))
 
 
