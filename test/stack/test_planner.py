@@ -81,9 +81,17 @@ class TestPlan(TestCase):
         ends = regions(source, SHAPE), regions(target, SHAPE)
         self.assertEqual(line(*ends, plan(*ends, 4), 4), text)
 
-    def test_an_empty_tensor_is_sent_nowhere(self) -> None:
+    def test_an_empty_tensor_is_sent_nowhere_if_it_is_cut_otherwise(self) -> None:
+        """Else it has the plan of other sizes: who compiles for a size that isn't known doesn't know that it's 0."""
         (step,) = planned(("sum", 0, None), (None, 1, None), (0, 16))
         self.assertIsInstance(step, Narrow)
+        for source, target in ((("sum", "avg", None), (None, None, None)), (("sum", 0, "sum"), (None, 0, "sum"))):
+            for groups in (None, ()):
+                few, many = (
+                    [(type(step), getattr(step, "axes", ())) for step in planned(source, target, (rows, 16), groups)]
+                    for rows in (0, 16)
+                )
+                self.assertEqual(few, many)
 
     def test_what_cannot_be_planned_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "no way from .* to "):

@@ -80,8 +80,8 @@ def find_answer(
 def _answer_open_sizes(
     mesh: DeviceMesh, local: torch.Tensor, source: DTensorSpec, target: DTensorSpec, async_op: bool
 ) -> Answer:
-    """What only ends reductions is one program for all sizes, known or not, but for tensors without elements. What else
-    moves is one for all sizes that are multiples of the number of ranks that cut them."""
+    """What only ends reductions is one program for all sizes, known or not. What else moves is one for all sizes that
+    are multiples of the number of ranks that cut them."""
     if only_reduces(source, target):
         any_shape = (math.prod(mesh.shape),) * len(source.shape)
         return remembered(Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh)

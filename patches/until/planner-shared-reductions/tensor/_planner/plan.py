@@ -43,8 +43,8 @@ def _reduce_and_move(source: Regions, target: Regions, groups: Groups, itemsize:
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
-    if 0 in source.shape:
-        return (Narrow(source, target),)  # nothing to reduce
+    if 0 in source.shape and source.orders != target.orders:
+        return (Narrow(source, target),)  # nothing to reduce; else it's all-reduces, as for all other sizes
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
     # A sum of averages is a sum of terms that were divided by the number of those of the averages. Divided before the
     # sum, as NCCL does it, since the sum of many may be more than a short floating-point number can be.
