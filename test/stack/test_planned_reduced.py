@@ -43,10 +43,10 @@ class TestReduced(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _reduced(self, steps, local) -> torch.Tensor:
-        mesh = init_device_mesh("cpu", (4,))
+    def _reduced(self, steps, local, coordinate=None) -> torch.Tensor:
+        mesh, coordinate = init_device_mesh("cpu", (4,)), coordinate or (self.rank,)
         group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
-        for function in runners(steps, (self.rank,), steps[0].before.box((self.rank,)), lambda axes: group):
+        for function in runners(steps, coordinate, steps[0].before.box(coordinate), lambda axes: group):
             local = function(local)
         return local
 
@@ -62,6 +62,15 @@ class TestReduced(DTensorOpTestBase):
             self.assertEqual(mine, part(whole, rows.box((self.rank,))))
             terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
             self.assertEqual(self._reduced(terms, part(whole, rows.box((self.rank,)))), whole)
+
+    def test_equal_pieces_of_two_dims_are_permuted(self) -> None:
+        """Over both axes of a 2 x 2 mesh."""
+        for shape in ((4, 6), (3, 5)):  # the second by pieces, padded
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
+            pending = Regions.of((None, None), ("sum", "sum"), shape, (2, 2))
+            blocks = Regions.of((0, 1), (None, None), shape, (2, 2))
+            mine = self._reduced([ReduceScatter(pending, blocks, (0, 1), "sum")], whole, divmod(self.rank, 2))
+            self.assertEqual(mine, part(whole * 4, blocks.box(divmod(self.rank, 2))))
 
     def test_in_rounds(self) -> None:
         whole = torch.arange(64.0).reshape(8, 8)

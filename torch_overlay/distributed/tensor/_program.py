@@ -129,12 +129,12 @@ class Program:
 
         That path cuts into a copy with the same order of strides, and gathers into a contiguous tensor.
         """
-        is_view = {*map(type, self.steps)} <= {Narrow}
         if not collectives(self.steps) and 1 in self.question.sizes and gathers_step_by_step(self.question):
             return _copied
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None
-        return torch.Tensor.clone if is_view else _copied
+        only_cuts = all(isinstance(step, Narrow) for step in self.steps)
+        return torch.Tensor.clone if only_cuts else _copied
 
 
 def _copied(view: torch.Tensor) -> torch.Tensor:

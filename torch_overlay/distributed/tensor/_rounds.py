@@ -93,9 +93,7 @@ def _one_round(step: AllToAll, sends: Sequence[Piece], receives: Sequence[Piece]
 
 def reduce_scatter_in_rounds(step: ReduceScatter, place: Place, group: Group) -> Local:
     """The whole of a reduce-scatter whose pieces are all alike."""
-    boxes = [Box((), ())] * step.ranks
-    for piece in step.pieces(place.coordinate):
-        boxes[group.places[piece.member]] = piece.box
+    pieces = sorted(step.pieces(place.coordinate), key=lambda piece: group.places[piece.member])
     rounds = parts(place.wanted.length, step.rounds)
     op, size, name = step.op, step.ranks, group.name
 
@@ -106,7 +104,7 @@ def reduce_scatter_in_rounds(step: ReduceScatter, place: Place, group: Group) ->
         whole = local.new_empty(place.wanted.length)
         for some in rounds:
             target = part(whole, some)
-            target.copy_(reduced([part(local, _placed(some, box)) for box in boxes]).view(target.shape))
+            target.copy_(reduced([part(local, _placed(some, piece.box)) for piece in pieces]).view(target.shape))
         return whole
 
     return run
