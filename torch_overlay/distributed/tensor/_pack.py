@@ -118,12 +118,12 @@ def assembled(
     flat: torch.Tensor, pieces: Pieces, shape: Sequence[int], kept: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`. It is a
-    view of the flat one where the blocks lie in place there."""
+    view of the flat one where the blocks lie in place there and at most as much lies behind them."""
     if not pieces:
         return nothing_of(flat, shape)
     dim = _row(pieces, shape)
     if dim is not None and flat.numel() <= 2 * math.prod(shape) and _in_place(pieces, dim, shape):
-        return flat.narrow(0, 0, math.prod(shape)).view(shape)  # a view that keeps the padding
+        return flat.narrow(0, 0, math.prod(shape)).view(shape)  # keeps the padding in memory, too
     views = [view_of(flat, at, box, kept) for at, box in pieces]
     if dim is None:
         whole = flat.new_empty(shape)
