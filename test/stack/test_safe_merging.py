@@ -6,6 +6,7 @@ import itertools
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
@@ -66,11 +67,8 @@ class TestSafeMerging(Moves):
     def test_every_pair_on_every_length(self) -> None:
         self._check_all(flattened_mesh(2, 2), range(1, 10), (Replicate(), Shard(0), Shard(1), Partial()))
 
-    def test_even_shards_merge_whatever_ran_before(self) -> None:
-        mesh = flattened_mesh(2, 2)
-        for _ in range(10):  # ranks are threads here, and must not decide for each other
-            self._check(mesh, 5, (Shard(0), Shard(0)), (Replicate(), Replicate()))
-        held = DTensor.from_local(torch.ones(2, 3), mesh, (Shard(0), Shard(0)), run_check=False)
+    def test_even_shards_merge(self) -> None:
+        held = DTensor.from_local(torch.ones(2, 3), flattened_mesh(2, 2), (Shard(0), Shard(0)), run_check=False)
         with CommDebugMode() as counted:
             held.redistribute(placements=(Replicate(), Replicate())).to_local()
         self.assertEqual(counted.get_total_counts(), 1)
@@ -85,6 +83,17 @@ class TestSafeMergingBelowOtherCuts(Moves):
 
     def test_every_pair_on_even_lengths(self) -> None:
         self._check_all(flattened_mesh(2, 2, 2), (2, 4, 6), (Replicate(), Shard(0), Partial()))
+
+    def test_even_terms_merge_with_either_planner(self) -> None:
+        held = DTensor.from_local(torch.ones(8, 3), flattened_mesh(2, 2, 2), (Replicate(), Partial(), Partial()))
+        source = held._spec
+        target = DTensorSpec(source.mesh, (Shard(0),) * 3, source.tensor_meta)
+        for graph_based in (False, True):
+            with CommDebugMode() as counted:
+                _redistribute.redistribute_local_tensor(
+                    held.to_local(), source, target, use_graph_based_transform=graph_based
+                )
+            self.assertEqual(counted.get_total_counts(), 1, msg=f"graph-based: {graph_based}")
 
 
 if __name__ == "__main__":

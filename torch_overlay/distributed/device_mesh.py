@@ -142,9 +142,7 @@ class _DeviceMesh:
         if not isinstance(other, DeviceMesh):
             return False
         mesh = real_mesh(other)
-        traits = ("_mesh_dim_names", "_device_type", "_thread_id", "_preserve_rank_order")
-        alike = view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
-        return alike and whose_groups(self) == whose_groups(mesh)
+        return self._hash_key() == mesh._hash_key() and self._preserve_rank_order == mesh._preserve_rank_order
 
     def _stable_hash(self: DeviceMesh) -> str:
         """The same in every process, for caches of compiled code."""

@@ -49,47 +49,39 @@ def _optimize_transform_infos(
     for (source, target), run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
         infos = list(run)
         ordered = in_order or (source.is_partial() and target.is_replicate())
-        if ordered and _cuts_evenly(infos, device_mesh, src_placements, dst_placements):
+        if ordered and _cuts_evenly(infos, device_mesh, dst_placements):
             infos = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
         steps += infos
     return steps
 
 
 def _cuts_evenly(
-    infos: Sequence[torch_redistribute._TransformInfo],
-    device_mesh: DeviceMesh,
-    src_placements: Sequence[Placement],
-    dst_placements: Sequence[Placement],
+    infos: Sequence[torch_redistribute._TransformInfo], device_mesh: DeviceMesh, dst_placements: Sequence[Placement]
 ) -> bool:
     """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
 
-    Only then are nested cuts the same as one cut over all their mesh dims.
+    Only then are nested cuts the same as one cut over all their mesh dims: of 6 rows on
+    a 2 x 2 mesh, nested cuts give 2, 1, 2, 1 rows, and one cut 2, 2, 2, 0.
 
-    The logical shape of an info is what its mesh dim cuts: the tensor as the source
-    placements of outer mesh dims left it. S(0), S(0) of 6 rows on a 2 x 2 mesh has 6
-    rows at the outer mesh dim and 3 at the inner, where nested cuts give 2, 1, 2, 1
-    rows, and one cut 2, 2, 2, 0. How mesh dims that aren't merged cut before doesn't
-    matter: the ranks of a merged collective got the same part, so that they agree.
+    The logical shape of an info is the tensor that its mesh dim cuts: S(0), S(0) of 6
+    rows has 6 at the outer mesh dim and 3 at the inner. How mesh dims that aren't
+    merged cut before doesn't matter: the ranks of a merged collective got the same
+    part, so that they agree.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():
         return True
     shard = target if source.is_partial() else source
-    # A strided shard is cut in another order. A dim that the tensor lacks is refused
-    # where the transform runs.
-    if type(shard) is not Shard or not 0 <= shard.dim < len(infos[0].logical_shape):
-        return False
-    if source.is_partial():
-        # The source shapes leave out what this redistribution itself cuts before: in
-        # R, P, P to S(0), S(0), S(0) of 4 rows each mesh dim has 4, but two have 2.
-        cut = [
-            device_mesh.size(mesh_dim)
-            for mesh_dim in range(infos[0].mesh_dim)
-            if src_placements[mesh_dim] != dst_placements[mesh_dim] == shard
-        ]
-        parts = math.prod([*cut, *(device_mesh.size(info.mesh_dim) for info in infos)])
-        return guard_or_false(infos[0].logical_shape[shard.dim] % parts == 0)
-    return all(guard_or_false(info.logical_shape[shard.dim] % device_mesh.size(info.mesh_dim) == 0) for info in infos)
+    if type(shard) is not Shard:
+        return False  # a strided shard is cut in another order
+    lengths = [info.logical_shape[shard.dim] for info in infos]
+    sizes = [device_mesh.size(info.mesh_dim) for info in infos]
+    if source.is_partial() and guard_or_false(lengths[0] == lengths[-1]):
+        # From the greedy planner, which leaves out what the same redistribution cuts:
+        # in R, P, P to S(0), S(0), S(0) of 4 rows each mesh dim has 4, but two have 2.
+        before = [device_mesh.size(i) for i in range(infos[0].mesh_dim) if dst_placements[i] == shard]
+        lengths, sizes = lengths[:1], [math.prod([*before, *sizes])]
+    return all(guard_or_false(length % size == 0) for length, size in zip(lengths, sizes, strict=True))
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:

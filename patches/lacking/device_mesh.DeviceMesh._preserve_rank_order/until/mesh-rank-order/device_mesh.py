@@ -61,6 +61,4 @@ class _DeviceMesh(...):
             return True
         if not isinstance(other, DeviceMesh):
             return False
-        mesh = real_mesh(other)
-        traits = ("_mesh_dim_names", "_device_type", "_thread_id")
-        return view_of(self) == view_of(mesh) and all(getattr(self, name) == getattr(mesh, name) for name in traits)
+        return self._hash_key() == real_mesh(other)._hash_key()
