@@ -9,14 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .boxes import shortest
 from .busiest import most_sent
+from .regions import least_overlap
 from .steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from .regions import Regions
 
 Steps = tuple[Step, ...]
 EXCHANGE = 1.25  # what a byte costs in an all-to-all, if it costs 1 in another collective
@@ -115,14 +113,3 @@ def leaving(step: Step) -> int:
     if isinstance(step, AllToAll):
         return most_sent(step.exchange, step.diagonals, least_overlap(step.before, step.after))
     return arriving(step)
-
-
-def least_overlap(before: Regions, after: Regions) -> int:
-    """The elements that every rank, at least, holds already; dim by dim, so it may be less than the least rank has."""
-    least = 1
-    for length, old, new in zip(before.shape, before.orders, after.orders):
-        longer, shorter = (old, new) if len(old) > len(new) else (new, old)
-        if longer[: len(shorter)] != shorter:
-            return 0  # where the orders part, some rank has the first chunk and wants the last
-        least *= shortest(length, [before.sizes[axis] for axis in longer])
-    return least

@@ -12,7 +12,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .boxes import Box, chunk
+from .boxes import Box, chunk, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -210,6 +210,17 @@ def _chunks(regions: Regions, dim: int) -> Iterator[tuple[int, int, list[int]]]:
         start, length = regions.span(dim, coordinate)
         if length:
             yield start, start + length, coordinate
+
+
+def least_overlap(before: Regions, after: Regions) -> int:
+    """The elements that every rank, at least, holds already; dim by dim, so it may be less than the least rank has."""
+    least = 1
+    for length, old, new in zip(before.shape, before.orders, after.orders):
+        longer, shorter = (old, new) if len(old) > len(new) else (new, old)
+        if longer[: len(shorter)] != shorter:
+            return 0  # where the orders part, some rank has the first chunk and wants the last
+        least *= shortest(length, [before.sizes[axis] for axis in longer])
+    return least
 
 
 def _check(dims: Sequence[int | None], ops: Sequence[str | None], ndim: int, sizes: tuple[int, ...]) -> None:
