@@ -2,7 +2,6 @@
 """A view that is made in a block of private_groups shares no group with other views, nor do its views."""
 
 import itertools
-import pickle
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -62,23 +61,6 @@ class TestPrivateView(TestCase):
             inside = mesh["b", "c"]._flatten("bc")
         self.assertTrue(is_apart(inside))
         self.assertIs(mesh["b", "c"]._flatten("bc"), inside)
-
-    def test_loaded_it_has_its_own_groups_or_none(self) -> None:
-        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
-        mesh._unflatten(0, (4, 16), ("a", "b"))
-        with private_groups():
-            inside = mesh._unflatten(0, (4, 16), ("a", "b"))
-        saved = pickle.dumps(inside)
-        self.assertEqual(pickle.loads(saved).get_group("a"), inside.get_group("a"))
-        with config.patch(mesh_share_groups="world"), private_groups():
-            among_all = mesh._unflatten(0, (4, 16), ("a", "b"))
-        self.assertEqual(pickle.loads(pickle.dumps(among_all)).get_group("a"), among_all.get_group("a"))
-        dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
-        mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
-        mesh._unflatten(0, (4, 16), ("a", "b"))
-        with self.assertRaisesRegex(RuntimeError, "was loaded"):
-            pickle.loads(saved).get_group("a")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,16 @@ def test_two_files_of_ours_may_bring_one_helper():
         joined("test/t.py", both, OURS.replace("TestOurs", "TestMost").replace("count()", "count(1)"))
 
 
+def test_a_later_file_adds_tests_to_a_class():
+    more = OURS.replace("test_it", "test_more")
+    both = joined("test/t.py", joined("test/t.py", THEIRS, OURS), more)
+    assert both.count("class TestOurs") == 1
+    assert both.index("class TestOurs") < both.rindex("test_it") < both.index("test_more") < both.index("if __name__")
+    for other in (more.replace("(TestCase)", "(MoreTest)"), OURS.replace("assertTrue", "assertFalse")):
+        with pytest.raises(StackError, match=r"test/t\.py has a TestOurs of its own"):
+            joined("test/t.py", both, other)
+
+
 def test_a_submodule_is_imported_beside_its_package():
     ours = OURS.replace("import itertools", "import itertools\nimport torch.fx.traceback")
     after = joined(

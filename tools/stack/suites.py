@@ -43,17 +43,21 @@ def joined(path: str, there: str | None, ours: str) -> str:
     defined = {name: s for s in theirs.body for name in bound(s)}
     body: list[cst.BaseStatement] = []
     imports: list[Import] = []
+    grown: dict[str, cst.ClassDef] = {}
     for statement in added.body[1:] if added.get_docstring() is not None else added.body:
         imports += _lacking(path, imports_of(statement, ""), imported, defined)
         taken = sorted(bound(statement) & {*defined, *imported})
-        if taken and not (taken[0] in defined and _same(defined[taken[0]], statement)):
+        if taken and (both := _with_more_tests(defined.get(taken[0]), statement)):
+            grown[taken[0]] = both
+        elif taken and not (taken[0] in defined and _same(defined[taken[0]], statement)):
             raise StackError(f"{path} has a {', '.join(taken)} of its own, so our tests need another name")
         if not (taken or is_import(statement) or matchers.matches(statement, _MAIN)):
             body.append(statement)  # type: ignore[arg-type]
     at = next((i for i, s in enumerate(theirs.body) if matchers.matches(s, _MAIN)), len(theirs.body))
     checks = "TYPE_CHECKING" in imported
+    kept = [grown.get(s.name.value, s) if isinstance(s, cst.ClassDef) else s for s in theirs.body]
     after = theirs.with_changes(
-        body=with_imports([*theirs.body[:at], *body, *theirs.body[at:]], imports, checks)  # type: ignore[list-item]
+        body=with_imports([*kept[:at], *body, *kept[at:]], imports, checks)  # type: ignore[list-item]
     )
     text = after.with_changes(body=()).code + code_of(after.body) if not after.footer else after.code
     _MADE[text] = after
@@ -124,6 +128,19 @@ def _lacking(path: str, wanted, imported, defined) -> list[Import]:  # type: ign
             raise StackError(f"{path} calls something else {one.bound} than {one.line()}")
         found += [] if other is not None else [one]
     return found
+
+
+def _with_more_tests(there: cst.BaseStatement | None, ours: cst.BaseStatement) -> cst.ClassDef | None:
+    """A class of an earlier patch with the tests that a later one adds; None if it isn't the same class."""
+    if not (isinstance(there, cst.ClassDef) and isinstance(ours, cst.ClassDef)):
+        return None
+    known = {name: s for s in there.body.body for name in bound(s)}
+    new = [s for s in ours.body.body if bound(s) - {*known}]
+    both = [(known[name], s) for s in ours.body.body for name in bound(s) & {*known}]
+    heads = [s.with_changes(body=cst.SimpleStatementSuite(())) for s in (there, ours)]
+    if not all(_same(*pair) for pair in (heads, *both)):
+        return None
+    return there.with_changes(body=there.body.with_changes(body=[*there.body.body, *new]))
 
 
 def _same(one: cst.BaseStatement, other: cst.BaseStatement) -> bool:

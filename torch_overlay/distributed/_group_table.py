@@ -47,7 +47,7 @@ class Entry:
         names: of the axes that it serves, in the order in which they asked.
         users: the serials of the universes that they belong to.
         serves_axis: whether an axis asked for it, or only redistributions over several.
-        apart: of a group of a view that shares none, while its root mesh does: whose it is, see `is_apart`.
+        apart: the token of the view of `is_apart` that has the group alone, empty until the view is made; else None.
     """
 
     group_name: str

@@ -51,7 +51,7 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
 
 
 def mark_apart(mesh: DeviceMesh) -> None:
-    """Note of a view with new axes whether they have groups of their own, see `is_apart`, and whose these are."""
+    """Give a view whose new axes have groups of their own a token, see `is_apart`, and note it of these groups."""
     shared, names = shared_state(mesh), group_names(mesh)
     if names is not None and shared.private is None and (making_private.get() or is_apart(mesh)):
         mesh.__dict__["_apart"] = whose = current_world().next_private(shared.rank_map)
@@ -61,7 +61,7 @@ def mark_apart(mesh: DeviceMesh) -> None:
 
 
 def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
-    """The same of views side by side: if they aren't all of one view of `is_apart`, or of none, whose each axis is."""
+    """Give a view of several side by side the token of each axis, unless all have the same, or none."""
     each = [part.__dict__.get("_apart") for part in parts for _ in view_of(part).layout.axes]
     if len(set(each)) > 1:
         mesh.__dict__["_apart"] = ", ".join(map(str, each))
@@ -134,6 +134,7 @@ def prepare(mesh: DeviceMesh) -> None:  # overlay only
 
 
 def _large(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The axes of more than one rank."""
     return tuple(axis for axis, size in enumerate(view_of(mesh).layout.top_level_sizes) if size > 1)
 
 
@@ -144,7 +145,7 @@ def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
 
 
 def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]) -> None:
-    """The groups over these sets of axes, made where there is none."""
+    """Make the group over each of these sets of axes that isn't there. Collective, as `axis_group` is."""
     universe, view = universe_of(shared_state(mesh)), view_of(mesh)
     names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
     for axes in subsets:
@@ -218,9 +219,9 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
 def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     """Part of every cache's key, beside the options: it changes when `joint_group_name` may answer differently.
 
-    A view that is flattened may make no group and still bring one within reach; under the same name an equal mesh may
-    have another view, over other axes or with a group of its own. A view of `is_apart` has none, and a slice of it may
-    be equal to one of the root mesh otherwise.
+    A new flattened view counts even if no group is made for it, since it brings a group that was there. Under the same
+    name an equal mesh may have another view, over other axes or with a group of its own. A view of `is_apart` has no
+    such group, and a slice of it may equal one of the root mesh otherwise.
     """
     if is_apart(mesh):
         return ("apart",)

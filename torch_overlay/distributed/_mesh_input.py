@@ -25,7 +25,7 @@ def read_mesh(mesh: Any) -> View:
 
     Raises:
         TypeError: nothing given, or nothing that can be ranks.
-        ValueError: no rank at all, a rank that isn't a whole number, is too large for int32, or stands there twice.
+        ValueError: no rank at all, a rank that isn't a whole number, doesn't fit in int32, or stands there twice.
     """
     if mesh is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")

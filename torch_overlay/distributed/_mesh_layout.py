@@ -114,7 +114,10 @@ class _FlatLayout:
         return index
 
     def coordinate(self, index: int) -> int:
-        """The coordinate at which an orthogonal layout passes ``index``, whatever the other axes add to it.
+        """The coordinate that ``index`` has on this axis.
+
+        What other axes, orthogonal to this one, add to the index doesn't change it:
+        ``_FlatLayout((4,), (2,)).coordinate(6 + 1)`` is 3, as for index 6.
 
         Law: ``L.coordinate(L(c) + M(d)) == c`` for orthogonal ``L``, ``M`` that together are orthogonal.
 
@@ -274,7 +277,7 @@ class _MeshLayout:
         return self._collapsed  # type: ignore[return-value]
 
     def coordinate(self, index: int) -> tuple[int, ...]:
-        """The coordinates at which an orthogonal mesh passes ``index``, whatever is added from outside the mesh.
+        """The coordinates that ``index`` has on these axes. What axes outside the mesh add to it doesn't change them.
 
         Raises:
             ValueError: the axes aren't orthogonal together, so an index doesn't say where it came from.

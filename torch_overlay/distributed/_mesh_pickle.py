@@ -177,7 +177,7 @@ class _Wanted(NamedTuple):
         ranks: in the group's order.
         lane: the name of the axis.
         saved_name: the name that the group had.
-        apart: of a view that shares no group with others: which, see `is_apart`.
+        apart: the token of a view that has groups of its own, see `is_apart`; else None.
     """
 
     ranks: list[int]
@@ -250,7 +250,7 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
         entry.group_name
         for key, entry in list(table.entries.items())
         if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
-        # A view that is apart has some axes of the mesh that it was made of.
+        # A view of `is_apart` also has axes of the mesh that it was made of: their groups have another token, or none.
         if entry.apart == wanted.apart or (wanted.apart is not None and entry.group_name == wanted.saved_name)
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)

@@ -167,7 +167,7 @@ def _note_override(universe: Universe, request: Request, mine: Entry | None) -> 
 
 
 def _note_apart(entry: Entry, universe: Universe) -> None:
-    """Note that a view has it that shares none with its root mesh; `mark_apart` says which, once there is the view."""
+    """Note that one view alone has the group; `mark_apart` notes which, once the view is made."""
     if making_private.get() and not universe.private:
         entry.apart = ""
 

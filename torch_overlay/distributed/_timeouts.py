@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def timeout_of(group: ProcessGroup) -> timedelta | None:
     """How long the collectives of a group wait; None if that isn't known, or if it is the default of the group's
-    backend, which isn't that of another backend."""
+    backend: a group on another backend has another default."""
     constant = distributed_c10d._get_default_timeout(distributed_c10d.get_backend(group))
     for device in group._device_types:
         try:

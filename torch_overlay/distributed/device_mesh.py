@@ -74,7 +74,7 @@ class _DeviceMesh:
         _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
-        """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is private."""
+        """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
         theirs = shared_state(_root_mesh) if _root_mesh is not None else None
@@ -92,7 +92,7 @@ class _DeviceMesh:
         self._hash: int | None = None
         put_state(self, View(shared.rank_map, view.layout), shared)
         if device_type == "xla":
-            return
+            return  # without rank, coordinates and groups
         if _init_backend:
             self._setup_world_group_and_device()
             check_in_world(shared.rank_map)
@@ -107,7 +107,7 @@ class _DeviceMesh:
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
         """The rank at each index, one dimension, int32; one tensor for the root and all its views.
 
-        No property: a subclass that makes its own mesh may set it.
+        A cached_property and no property, so that a subclass that makes its own mesh may assign it.
         """
         return shared_state(self).tensor
 
@@ -123,7 +123,8 @@ class _DeviceMesh:
         A view of the one tensor that the root and all its views share, wherever strides can say it.
         """
         view = view_of(self)
-        rank = get_rank() if is_initialized() else getattr(self, "_rank", -1)  # xla meshes have none
+        # A mesh for xla has no _rank; with -1 it shows the first copy.
+        rank = get_rank() if is_initialized() else getattr(self, "_rank", -1)
         with _disable_current_modes():  # real ranks under fake tensors, the meta device and while tracing
             return shared_state(self).shown(view.layout, view.start(rank))
 
@@ -250,6 +251,7 @@ class _DeviceMesh:
         if is_flattened(root, mesh_dim_name, layout):
             return
         names, overrides = (mesh_dim_name,), (backend_override,)
+        # A mesh without groups whose view can't have one: there is no world, or the mesh is for xla.
         bare = group_names(self) is None and (self._device_type == "xla" or not is_initialized())
         groups = None if bare else make_groups(self, layout, names, overrides)
         flattened = make_view(self, layout, names, groups)

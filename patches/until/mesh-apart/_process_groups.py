@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ._universe import Universe
 
 _shares_nothing = ...
-_note_apart = ...
 
 
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:

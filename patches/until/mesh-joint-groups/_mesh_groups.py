@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import distributed_c10d
-
-from ._group_table import find_group
 from ._mesh_group_names import group_names
 from ._mesh_state import is_apart, shared_state, view_of
 from ._settings import get_settings
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
     from ._shared_state import SharedState
-    from ._universe import Universe
 
 make_joint_groups = ...
 _make_joint = ...
@@ -37,20 +33,6 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     if making_private.get() and mesh._root_mesh is None and get_settings().share_groups != "off":
         shared.private = current_world().next_private(shared.rank_map)
     mesh._dim_group_names = make_groups(mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides)
-
-
-def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
-    """The backend and options that an axis of a mesh has; of a group that wasn't made here, its backend; nothing on a
-    rank outside."""
-    held = group_names(mesh)
-    if not held:
-        return (None, None)
-    if universe is not None and held[axis] in universe.overrides:
-        return universe.overrides[held[axis]]
-    group = find_group(held[axis])
-    if group is None or group is distributed_c10d._get_default_group():
-        return (None, None)
-    return (distributed_c10d.get_backend(group), None)
 
 
 def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:

@@ -8,6 +8,7 @@ from ._group_table import GroupTable
 
 if TYPE_CHECKING:
     from ._mesh_input import Override
+    from ._mesh_layout import _FlatLayout
     from ._rank_map import RankMap
 
 
@@ -19,7 +20,8 @@ class Universe(...):
         number: counts the universes over this rank map in this world, the same on all its ranks.
         private: what tells a private universe from its equals; None if it isn't private.
         table: the groups that were made for its axes.
-        overrides: the backend and options that were given, by the name of the group that was made with them.
+        overrides: the backend and options that were given, by the name of the group that was made with them; on a
+            rank outside by the axis, as it lies in the rank map.
         serial: differs from every other universe of this process.
     """
 
@@ -29,5 +31,5 @@ class Universe(...):
         self.number = number
         self.private = private
         self.table = GroupTable()
-        self.overrides: dict[str, Override] = {}
+        self.overrides: dict[str | _FlatLayout, Override] = {}
         self.serial = next(_serials)

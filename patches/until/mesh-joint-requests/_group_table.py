@@ -13,7 +13,7 @@ class Entry(...):
         group_name: by which c10d finds it; empty on a rank that isn't in it.
         names: of the axes that it serves, in the order in which they asked.
         users: the serials of the universes that they belong to.
-        apart: of a group of a view that shares none, while its root mesh does: whose it is, see `is_apart`.
+        apart: the token of the view of `is_apart` that has the group alone, empty until the view is made; else None.
     """
 
     group_name: str

@@ -28,7 +28,7 @@ def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str |
 
 
 def _find_elsewhere(wanted: _Wanted) -> str | None:
-    """The name of a live group: that of the saved name, else the first that was made for a mesh."""
+    """The name of a live group: that of the saved name, else the default group, else the first made for a mesh."""
     fitting = _open(wanted.ranks)
     if wanted.saved_name in fitting:
         return wanted.saved_name

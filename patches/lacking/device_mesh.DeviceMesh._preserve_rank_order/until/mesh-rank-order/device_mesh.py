@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import get_rank
 
 from ._mesh_groups import make_own_groups
 from ._mesh_input import check_in_world, read_layout, read_mesh, read_names, read_overrides
-from ._mesh_state import put_state, shared_state, thread_id, view_of
+from ._mesh_state import put_state, shared_state, thread_id
 from ._mesh_traced import real_mesh
 from ._shared_state import SharedState
 from ._view import View
@@ -30,7 +30,7 @@ class _DeviceMesh(...):
         _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
-        """A mesh over the ranks in ``mesh``; ``_layout`` and what follows is private."""
+        """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
         theirs = shared_state(_root_mesh) if _root_mesh is not None else None
@@ -47,7 +47,7 @@ class _DeviceMesh(...):
         self._hash: int | None = None
         put_state(self, View(shared.rank_map, view.layout), shared)
         if device_type == "xla":
-            return
+            return  # without rank, coordinates and groups
         if _init_backend:
             self._setup_world_group_and_device()
             check_in_world(shared.rank_map)

@@ -1,4 +1,4 @@
-"""Before groups over several axes are made."""
+"""Before a rank outside a mesh knows the backends of its axes."""
 
 from __future__ import annotations
 

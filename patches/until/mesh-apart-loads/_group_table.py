@@ -1,4 +1,4 @@
-"""Before single views can be private."""
+"""Before a loaded view finds the groups that it shares with no other."""
 
 from __future__ import annotations
 

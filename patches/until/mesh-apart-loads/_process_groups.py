@@ -1,0 +1,3 @@
+"""Before a loaded view finds the groups that it shares with no other."""
+
+_note_apart = ...
