@@ -364,6 +364,12 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys, tmp_path)
         assert check.check(MESSAGES, [1], checked=checked) == 1, "what differs isn't kept, and runs again"
 
 
+def test_a_patch_between_two_others_makes_no_other_program_of_the_next(monkeypatch):
+    monkeypatch.setattr(check, "_files", lambda states, count: {"a.py": f"x = {states[count]}"})
+    assert check._program((0, 1, 2, 3), 3) == check._program((0, 0, 1, 2, 3), 4)
+    assert check._program((0, 1, 2, 3), 3) not in [check._program((0, 1, 4, 3), 3), check._program((0, 1, 2, 4), 3)]
+
+
 def test_what_torchs_own_files_import_runs_and_other_files_are_idle():
     files = {
         "torch/distributed/mesh.py": "from ._state import state",

@@ -101,9 +101,11 @@ def _commit() -> str:
 
 
 def _program(messages: tuple[PatchMessage, ...], count: int) -> str:
-    """Of the last patch and all below it: what torch's files and the patches' tests do before it and after."""
-    states = {f"{n}/{path}": text for n in (count - 1, count) for path, text in _files(messages, n).items()}
-    return digest({path: text for path, text in states.items() if path.endswith(".py")})
+    """Of the last patch and all below it: what torch's files and the patches' tests do before it and after. How many
+    patches there are doesn't count."""
+    states = {"before": _files(messages, count - 1), "after": _files(messages, count)}
+    texts = {f"{when}/{path}": text for when, files in states.items() for path, text in files.items()}
+    return digest({path: text for path, text in texts.items() if path.endswith(".py")})
 
 
 def _print_row(cells: Sequence[str]) -> None:
