@@ -1,39 +1,16 @@
 # Owner(s): ["oncall: distributed"]
-"""Reductions run on one rank: by the operations that compilers know, in rounds, and with what lies around them."""
+"""All-reduces run on one rank, and what lies around them: averages divide, and shards become terms."""
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
 from torch_overlay.distributed.tensor._joint_groups import Group
 from torch_overlay.distributed.tensor._pack import part
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.steps import AllReduce, Divide, Embed, ReduceScatter
+from torch_overlay.distributed.tensor._planner.steps import AllReduce, Divide, Embed
 from torch_overlay.distributed.tensor._run import runners
-from torch_overlay.distributed.tensor._spelling import scattered
-
-
-class TestScatterSpelling(TestCase):
-    """What goes into a reduce-scatter; no process group."""
-
-    @parametrize("dim", [0, 1])
-    def test_a_scatter_leaves_parts_in_a_row(self, dim) -> None:
-        whole = torch.arange(36).reshape(6, 6)
-        before, after = Regions.of((None,), ("sum",), (6, 6), (3,)), Regions.of((dim,), (None,), (6, 6), (3,))
-        step = ReduceScatter(before, after, (0,), "sum")
-        for rank in range(3):
-            pack = scattered(step, before.box((0,)), after.box((rank,)))
-            self.assertEqual(pack(whole).chunk(3)[rank], part(whole, after.box((rank,))))
-
-    def test_uneven_parts_have_no_spelling(self) -> None:
-        before, after = Regions.of((None,), ("sum",), (7, 6), (3,)), Regions.of((0,), (None,), (7, 6), (3,))
-        step = ReduceScatter(before, after, (0,), "sum")
-        self.assertIsNone(scattered(step, before.box((0,)), after.box((0,))))
-
-
-instantiate_parametrized_tests(TestScatterSpelling)
 
 
 class TestReduced(DTensorOpTestBase):
@@ -43,14 +20,14 @@ class TestReduced(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _reduced(self, steps, local, coordinate=None) -> torch.Tensor:
-        mesh, coordinate = init_device_mesh("cpu", (4,)), coordinate or (self.rank,)
+    def _reduced(self, steps, local) -> torch.Tensor:
+        mesh, coordinate = init_device_mesh("cpu", (4,)), (self.rank,)
         group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
         for function in runners(steps, coordinate, steps[0].before.box(coordinate), lambda axes: group):
             local = function(local)
         return local
 
-    def test_reductions(self) -> None:
+    def test_all_reduces(self) -> None:
         for shape in ((8, 8), (5, 7)):
             whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
             pending, replicas, rows = (
@@ -58,29 +35,8 @@ class TestReduced(DTensorOpTestBase):
             )
             summed = self._reduced([AllReduce(pending, replicas, (0,), "sum"), Divide(4)], whole)
             self.assertEqual(summed, whole)
-            mine = self._reduced([ReduceScatter(pending, rows, (0,), "sum")], whole / 4)
-            self.assertEqual(mine, part(whole, rows.box((self.rank,))))
             terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
             self.assertEqual(self._reduced(terms, part(whole, rows.box((self.rank,)))), whole)
-
-    def test_equal_pieces_of_two_dims_are_permuted(self) -> None:
-        """Over both axes of a 2 x 2 mesh."""
-        for shape in ((4, 6), (3, 5)):  # the second by pieces, padded
-            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-            pending = Regions.of((None, None), ("sum", "sum"), shape, (2, 2))
-            blocks = Regions.of((0, 1), (None, None), shape, (2, 2))
-            mine = self._reduced([ReduceScatter(pending, blocks, (0, 1), "sum")], whole, divmod(self.rank, 2))
-            self.assertEqual(mine, part(whole * 4, blocks.box(divmod(self.rank, 2))))
-
-    def test_in_rounds(self) -> None:
-        whole = torch.arange(64.0).reshape(8, 8)
-        pending = Regions.of((None,), ("sum",), (8, 8), (4,))
-        for dim in (0, 1):
-            parts = Regions.of((dim,), (None,), (8, 8), (4,))
-            with CommDebugMode() as counted:
-                summed = self._reduced([ReduceScatter(pending, parts, (0,), "sum", 2)], whole * (self.rank + 1))
-            self.assertEqual(summed, part(whole * 10, parts.box((self.rank,))), msg=f"{dim} on rank {self.rank}")
-            self.assertEqual(counted.get_total_counts(), 2)
 
 
 if __name__ == "__main__":

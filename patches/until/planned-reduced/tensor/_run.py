@@ -25,8 +25,8 @@ def runners(
     """What takes the local tensor of the source, the box `held`, to that of the target, one function after the other.
 
     With `async_op` the last collective isn't waited for here: its result is an `AsyncCollectiveTensor`, for which
-    whatever reads it waits. Only a gather that joins a dim other than the first, or uneven shards, and an exchange in
-    rounds wait at once.
+    whatever reads it waits. Where something reads it here, an unpack that copies or a step after it, it is waited for
+    at once, and so is what runs in rounds.
     """
     last = max([number for number, step in enumerate(steps) if isinstance(step, Collective)], default=-1)
     made: list[Local] = []
@@ -46,5 +46,3 @@ _COLLECTIVES: dict[type, Callable[..., Stages]] = {AllGather: _all_gather, AllTo
 _divide = ...
 _embed = ...
 _all_reduce = ...
-_reduce_scatter = ...
-_pack_padded = ...

@@ -37,44 +37,25 @@ def _exchanges(asked: Reduction, then: Regions) -> Iterator[Beginning]:
         yield (*mean, step), then
 
 
-def exchanged(asked: Reduction) -> Iterator[Beginning]:
-    """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
-    no other rank has, and adds them up itself; then the parts move.
-
-    For example, a (64, 64) tensor of 4-byte elements goes from P·P·S0 to S0·R·S1 on (2, 2, 2). With all joint groups
-    that is reduce_scatter(a,b) 6144 B, all_to_all(a,b,c) 4096 B. With (0, 1, 2) alone it is all_to_all(a,b,c) sum
-    8192 B, all_gather(b) 2048 B; `in_one` would bring 16384 B.
-    """
-    group = asked.axes | asked.crossed
-    if asked.groups.has(asked.axes) or not asked.groups.has(group):
-        return
-    orders = zip(asked.before.orders, asked.after.orders)
-    start = asked.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(asked.axes)
-    like = cut_toward(start, asked.after, start.free)
-    cuts = [asked.scatters.spread(like, sorted(group - like.sharded)), *asked.scatters.movable(start, group)]
-    for cut in dict.fromkeys(cuts):
-        if asked.groups.has(asked.axes | crossed(asked.before, cut)):
-            yield from _exchanges(asked, cut)
-
-
 def one_group_at_a_time(asked: Reduction) -> Iterator[Beginning]:
-    """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce the `early` axes, else move on until one
-    does; what doesn't cut the target is all-reduced in the end.
+    """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce at once, or move on until one does; what
+    doesn't cut the target is all-reduced in the end.
 
-    In the example of `exchanged`, without joint groups: all_to_all(c), reduce_scatter(a), all_reduce(b), 4096 B each.
+    For example, a (64, 64) tensor of 4-byte elements goes from P·P·S0 to S0·R·S1 on (2, 2, 2). Without joint groups
+    that is all_to_all(c), reduce_scatter(a), all_reduce(b), 4096 B each.
     """
     if asked.groups.has(asked.axes | asked.crossed):
         return  # the other ways take no more than two
-    for early in dict.fromkeys((asked.axes, asked.axes - asked.after.sharded, frozenset[int]())):
+    for early in (True, False):
         steps: list[Step] = []
         now = asked.before
         while asked.axes & now.pending:
-            made, now = _next_collective(asked, now, early)
+            made, now = _reduce_or_move(asked, now, early)
             steps += made
         yield tuple(steps), now
 
 
-def _next_collective(asked: Reduction, now: Regions, early: frozenset[int]) -> Beginning:
+def _reduce_or_move(asked: Reduction, now: Regions, early: bool) -> Beginning:
     narrow = cut_toward(now, asked.after, now.free)
     first = () if narrow == now else (Narrow(now, narrow),)
     left = asked.axes & now.pending
@@ -82,8 +63,26 @@ def _next_collective(asked: Reduction, now: Regions, early: frozenset[int]) -> B
         then = cut_toward(narrow.without_pending(group), asked.after, narrow.free.union(group))
         if then.sharded.issuperset(group):
             return (*first, ReduceScatter(narrow, then, group, asked.op)), then
-    reduced = left if left.isdisjoint(asked.after.sharded) else left & early
-    if reduced:
-        return (*first, *asked.all_reduce(narrow, narrow, reduced)), narrow.without_pending(reduced)
+    if early or left.isdisjoint(asked.after.sharded):
+        return (*first, *asked.all_reduce(narrow, narrow, left)), narrow.without_pending(left)
     made, then = next_collective(narrow, asked.after, asked.groups, asked.itemsize, asked.cost)
     return (*first, *made), then
+
+
+def exchanged(asked: Reduction) -> Iterator[Beginning]:
+    """Where only a group over all axes that talk is at hand: by that group, each rank gets all terms of a part that
+    no other rank has, and adds them up itself; then the parts move.
+
+    In the example of `one_group_at_a_time`, with all joint groups: reduce_scatter(a,b) 6144 B, all_to_all(a,b,c)
+    4096 B. With (0, 1, 2) alone: all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B; `in_one` would bring 16384 B.
+    """
+    group = asked.axes | asked.crossed
+    if asked.groups.has(asked.axes) or not asked.groups.has(group):
+        return
+    orders = zip(asked.before.orders, asked.after.orders)
+    start = asked.before.cut([old[: common(old, new)] for old, new in orders]).without_pending(asked.axes)
+    like = cut_toward(start, asked.after, start.free)
+    first = asked.scatters.spread(like, sorted(group - like.sharded))
+    for cut in dict.fromkeys((first, *asked.scatters.movable(start, group))):
+        if asked.groups.has(asked.axes | crossed(asked.before, cut)):
+            yield from _exchanges(asked, cut)

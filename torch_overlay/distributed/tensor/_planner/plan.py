@@ -9,7 +9,8 @@ P·S0 → R·R: all_reduce(a) 64 B, all_gather(b) 64 B
 
 A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The first step starts in the boxes of
 `source`, each other one where the one before it ended, and the last one ends in the boxes of `target`. Keep a plan, and
-for each step the lists of one's own coordinate, for as long as the arguments are the same: all of them are hashable.
+for each step the lists of one's own coordinate, for as long as the arguments are the same: all of them are hashable,
+if `groups` is.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def plan_at_once(
     """`plan`, with no step in rounds.
 
     Args:
-        tried: gets the dims that plans were made to cut on the way, anywhere but where source and target are cut.
+        tried: gets the dims that some candidate was made to cut by `Scatters`, those of source and target among them.
     """
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
@@ -90,8 +91,9 @@ def _with_reductions(
         return _reduce_and_move(source, target, have, itemsize, cost, tried)
     last = _embed_last(source, target, made, have, itemsize, cost)
     first = _embed_first(source, target, made, have, itemsize, cost) if made & source.sharded else last
-    # No more collectives than it takes one axis at a time with the new terms made where the shards are. One of
-    # both is always found: each collective of `first` ends a reduction over one more of these axes, or moves one more.
+    # At most one collective for each reduction that ends, and one for each cut that has to go and becomes no term.
+    # `first` has no more: each of its collectives ends one of these reductions or gives up one of these cuts, and none
+    # of them comes back. So one of both stays.
     most = min(collectives(last), len((source.pending - target.pending) | (misplaced(source, target) - made)))
     steps = cost.fastest([found for found in (last, first) if collectives(found) <= most], itemsize)
     parts = math.prod(source.sizes[a] for a in made - source.sharded if target.partial[a] == "sum")
@@ -172,8 +174,8 @@ def _reduce_and_move(
     if 0 in source.shape and source.orders != target.orders:
         return (Narrow(source, target),)  # nothing to reduce; else it's all-reduces, as for all other sizes
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
-    # A sum of averages is a sum of terms that were divided by the number of those of the averages. Divided before the
-    # sum, as NCCL does it, since the sum of many may be more than a short floating-point number can be.
+    # Sums and averages mix: all terms are divided by the number of ranks that are averaged, and then summed. They are
+    # divided before the sum, as NCCL does it: the sum of many may be more than a short floating-point number can be.
     op, terms = ops.pop(), 1
     if ops:
         op, terms = "sum", math.prod(source.sizes[a] for a in ended if source.partial[a] == "avg")

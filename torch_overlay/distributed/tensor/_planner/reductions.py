@@ -72,8 +72,15 @@ class Reduction:
 
     def _ways(self) -> Ways:
         """Of plans that cost the same, that of the first way is taken."""
-        ways = self.whole, self.part_whole, self.scattered, self.moved_first
-        return (*ways, partial(in_one, self), partial(exchanged, self), partial(one_group_at_a_time, self))
+        return (
+            self.whole,
+            self.part_whole,
+            self.scattered,
+            self.moved_first,
+            partial(in_one, self),
+            partial(one_group_at_a_time, self),
+            partial(exchanged, self),
+        )
 
     def _most_collectives(self) -> int:
         """As many as it takes one axis at a time, and no more than two where one group has all that talk."""
@@ -105,7 +112,8 @@ class Reduction:
         cut = cut_toward(start, self.after, start.free)
         if not cut.sharded.issuperset(first):
             return
-        if not self.groups.has(self.axes) or not crossed(cut, self.after):  # else the move after it would be a third
+        # Else the move after it would be a third collective.
+        if not self.groups.has(self.axes) or not crossed(cut, self.after):
             scattered = self._reduce_scatter(self.before, cut, first)
             yield (*scattered, *self.all_reduce(cut, cut, rest)), cut.without_pending(rest)
 

@@ -42,8 +42,8 @@ def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:
 
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
-    """In so many rounds that none holds more than the rank has, or for a reduce-scatter half of what it would pack, but
-    with so many bytes in each that it is worth one.
+    """In so many rounds that none holds more than the rank has (about as much where cuts are uneven), or for a
+    reduce-scatter half of what it would pack, but with so many bytes in each that it is worth one.
 
     Args:
         is_view: the step begins with a part of a local tensor.

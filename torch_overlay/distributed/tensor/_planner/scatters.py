@@ -70,12 +70,14 @@ class Scatters:
         return min(cuts, key=lambda cut: cut.most)
 
     def movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
-        """Cuts of `start` along all these axes from which one collective leads on, with the groups at hand. Whose axes
-        talk in it depends on the dim that they cut, and on their order there."""
+        """Different cuts of `start` along all these axes from which one collective leads on, with the groups at hand.
+        Whose axes talk in it depends on the dim that they cut, and on their order there."""
+        found: list[Regions] = []
         for (last, first), dim in itertools.product(_ORDERS, self._dims()):
             order = sorted(axes, key=lambda a: (last and a in self.after.sharded, first and a not in self.axes, a))
             cut = self._cut_on(start, dim, order)
-            if self.groups.has(crossed(cut, self.after)):
+            if cut not in found and self.groups.has(crossed(cut, self.after)):
+                found.append(cut)
                 yield cut
 
     def _cut_on(self, regions: Regions, dim: int, axes: list[int]) -> Regions:

@@ -30,7 +30,8 @@ class Reduction(...):
             return
         start = self.before.without_pending(first)
         cut = cut_toward(start, self.after, start.free)
-        if cut.sharded.issuperset(first) and not crossed(cut, self.after):  # else a move would be a third collective
+        # Else the move after it would be a third collective.
+        if cut.sharded.issuperset(first) and not crossed(cut, self.after):
             scattered = self._reduce_scatter(self.before, cut, first)
             yield (*scattered, *self.all_reduce(cut, cut, rest)), cut.without_pending(rest)
 

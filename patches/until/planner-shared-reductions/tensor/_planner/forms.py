@@ -13,7 +13,6 @@ from .rounds import in_rounds
 from .steps import Step
 
 Steps = tuple[Step, ...]
-plan_and_parts = ...
 
 
 class Forms(NamedTuple):

@@ -1,4 +1,4 @@
-"""Before a group may be lacking."""
+"""Before a reduction over the one group that contains all."""
 
 from __future__ import annotations
 

@@ -1,3 +1,0 @@
-"""Before reductions run."""
-
-reduce_scatter_in_rounds = ...

@@ -1,3 +1,0 @@
-"""Before reductions run."""
-
-scattered = ...

@@ -1,0 +1,3 @@
+"""Before reduce-scatters run."""
+
+reduce_scatter_in_rounds = ...

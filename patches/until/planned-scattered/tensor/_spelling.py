@@ -1,0 +1,3 @@
+"""Before reduce-scatters run."""
+
+scattered = ...

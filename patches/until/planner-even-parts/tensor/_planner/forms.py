@@ -1,0 +1,3 @@
+"""Before it is asked for which sizes all cuts of a plan are even."""
+
+plan_and_parts = ...

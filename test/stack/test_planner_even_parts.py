@@ -1,0 +1,41 @@
+# Owner(s): ["oncall: distributed"]
+"""For which sizes all cuts of a plan are even."""
+
+import contextlib
+
+from torch.testing._internal.common_utils import TestCase, run_tests
+
+from planner_simulator import MOVED, pairs, regions
+from torch_overlay.distributed.tensor._planner.cost import Cost
+from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, step_on_shape
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned
+from torch_overlay.distributed.tensor._planner.steps import Divide, ReduceScatter
+
+
+def ends(source, target, shape):
+    """On a (2, 4) mesh."""
+    return regions(source, shape, (2, 4)), regions(target, shape, (2, 4))
+
+
+class TestEvenParts(TestCase):
+    def test_the_plan_cuts_multiples_of_its_parts_evenly(self) -> None:
+        for source, target in pairs((*MOVED, "sum"), (*MOVED, "sum"), 2):
+            with contextlib.suppress(NotPlanned):
+                steps, parts = plan_and_parts(*ends(source, target, (24, 40)), 4, None, Cost())
+                changes = [step for step in steps if not isinstance(step, Divide)]
+                for factor in (1, 3):
+                    shape = tuple(factor * part for part in parts)
+                    before, after = ends(source, target, shape)
+                    on_shape = [step_on_shape(step, shape) for step in changes]
+                    states = [before, after, *[end for step in on_shape for end in (step.before, step.after)]]
+                    self.assertTrue(all(state.is_even for state in states), msg=f"{source} to {target} of {shape}")
+
+    def test_cuts_by_other_plans_count(self) -> None:
+        """The plan cuts the rows into 4 and the columns into 2. Those that it was chosen from cut each of them into 8,
+        by both mesh dims."""
+        steps, parts = plan_and_parts(*ends(("sum", 0), (1, 0), (24, 40)), 4, None, Cost())
+        self.assertEqual(([*map(type, steps)], parts), ([ReduceScatter], (8, 8)))
+
+
+if __name__ == "__main__":
+    run_tests()
