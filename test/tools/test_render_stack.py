@@ -439,6 +439,12 @@ def test_commits_keep_the_trailers_of_those_before(known, tmp_path):
     assert git(folder, "log", "-1", "--format=%B").endswith(trailer)
 
 
+def test_a_commit_is_read_as_the_files_are(tmp_path):
+    folder, count = repository(tmp_path), [message.name for message in MESSAGES].index("rank-views") + 1
+    lying, committed = (render_stack.rendered(Tree.at(folder, at), MESSAGES, count) for at in (None, "HEAD"))
+    assert lying == committed
+
+
 def test_changes_that_are_not_committed_are_refused(known, tmp_path, capsys):
     folder = repository(tmp_path)
     (folder / TOUCHED[0]).write_text("mine\n")

@@ -88,7 +88,7 @@ class Prefix:
 
     def _packages(self, files: Iterable[str]) -> dict[str, str]:
         """The ``__init__.py`` of each folder of these files that the tree doesn't have."""
-        homes = dict.fromkeys(f"{pathlib.PurePosixPath(file).parent}/__init__.py" for file in files)
+        homes = dict.fromkeys(str(pathlib.PurePosixPath(file).with_name("__init__.py")) for file in files)
         absent = [home for home in homes if not self.tree.exists(f"torch/distributed/{home}")]
         return {f"torch/distributed/{home}": (self.ours / home).read_text(encoding="utf-8") for home in absent}
 
