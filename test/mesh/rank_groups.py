@@ -1,6 +1,7 @@
 """What groups real ranks get: whose, with which timeout, shared with whom, and how they end."""
 
 import datetime
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -135,6 +136,23 @@ class GroupCases:
                 mesh["a", "c"]._flatten("ac")
                 seen.append(len(open_groups()))
         self.assertEqual(seen, [seen[0]] * 5)
+
+    def test_a_world_that_one_rank_has_lost_is_opened_anew_by_all(self):
+        """As the harness opens worlds, for gloo loses a connection now and then."""
+        opened = []
+
+        def open_and_lose(*args, **kwargs):
+            opened.append(init_process_group(*args, **kwargs))
+            if self.rank == 3 and len(opened) == 1:
+                raise RuntimeError("lost")
+
+        init_process_group = dist.init_process_group
+        with mock.patch.object(dist, "init_process_group", open_and_lose):
+            self.reopen_world()
+        self.assertEqual(len(opened), 2)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        self.assertEqual(total.item(), WORLD)
 
     @needs_overlay
     def test_no_group_outlives_its_world(self):
