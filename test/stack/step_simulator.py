@@ -28,8 +28,10 @@ def regions(spec, shape, sizes=SIZES) -> Regions:
 
 def is_right(steps, before, after) -> bool:
     """Whether the steps start in the boxes of ``before``, end in those of ``after``, and give each rank what it should
-    hold there. Where a reduction is pending in ``after``, the terms of all ranks are reduced and compared."""
+    hold there. Where a reduction is pending in ``after``, the terms of all ranks are reduced and compared. Each step
+    must start with the cuts in which the one before it ended; what is pending in between isn't checked."""
     terms = {place: torch.rand(before.shape, dtype=torch.float64) for place in _places(before)}
+    # Replicas hold the same: what was drawn for coordinate 0 on each axis over which nothing is pending.
     whole = {place: terms[tuple(i * (a in before.pending) for a, i in enumerate(place))] for place in terms}
     held, now = {place: cut(whole[place], before.box(place)) for place in terms}, before.orders
     for step in steps:

@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Where cuts are even and of the same primes, digits say what the busiest rank sends, as a count of each rank does."""
+"""Where cuts are aligned, digits say what the busiest rank sends, as a count of each rank does."""
 
 import random
 

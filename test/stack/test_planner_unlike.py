@@ -18,7 +18,8 @@ def exchange(old, new, length: int, sizes) -> Exchange:
 
 
 def sent(asked: Exchange, diagonals) -> int:
-    """What the busiest rank sends, by looking at each: to whom it is the nearest, or on a diagonal, for each shard."""
+    """What the busiest rank sends to others, counted: each rank asks, for each shard, its nearest replica or the one on
+    its diagonal."""
     sizes, most = asked.before.sizes, {}
     for wanting in itertools.product(*map(range, sizes)):
         others = [range(size) if axis in asked.shards else (wanting[axis],) for axis, size in enumerate(sizes)]

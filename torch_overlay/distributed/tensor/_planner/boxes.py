@@ -57,7 +57,7 @@ def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
 
 def shortest(length: int, parts: Sequence[int]) -> int:
     """The length of the shortest piece when `length` elements are cut into `parts[0]` pieces, each of these into
-    `parts[1]`, and so on.
+    `parts[1]`, and so on. It need not come from the shortest one before: 5 in 4 gives a 0, 4 in 4 doesn't.
 
     >>> shortest(9, (2, 2))  # 5 and 4, which are 3, 2, 2 and 2
     2

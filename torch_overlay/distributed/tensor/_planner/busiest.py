@@ -1,7 +1,9 @@
 """The busiest rank of an all-to-all: how much it sends, for the cost model.
 
-What a rank sends is a product. Along one dim it is a part of what the rank holds there (`_most_along`); and each part
-goes once to every coordinate on the axes that make no difference to what is wanted. So no rank is looked at.
+A rank sends to one receiver for each coordinate on the shard axes; the receiver's coordinates on the replica axes
+follow from the sender's, or from the diagonal. To one receiver it sends a product of overlaps, one for each dim. So all
+that it sends is at most a product, too: of what it sends along each dim (`_most_along`), and of the number of receivers
+that want the same. No rank is looked at.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
-    """The elements that the busiest rank sends to others. Never less than that, and exact where all cuts are even and
-    made of the same primes.
+    """The elements that the busiest rank sends to others. Never less than that, and exact where all dims are aligned,
+    see `_aligned`.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
     axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
@@ -32,7 +34,7 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
     paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
     alike = exchange.cuts([axis for axis in exchange.axes if axis in shards and axis not in after.sharded])
     sent = math.prod([digit.base for digit in alike if digit not in used])
-    # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
+    # In a pair of bases 2 (replica) and 5 (shard), one value of the replica digit goes with up to 3 of the shard digit.
     sent *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
     dims = range(len(before.shape))
     for dim in dims:
@@ -52,7 +54,7 @@ def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: C
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]
     summed = [digit for digit in cuts if digit not in same and digit not in used]
     if len(summed) == len(cuts):
-        return exchange.before.longest(dim)  # all of it is wanted by somebody, and by one coordinate only
+        return exchange.before.longest(dim)  # the parts of all receivers cover what a rank holds once
     if _aligned(exchange, dim):
         return _by_digits(exchange, dim, summed)
     return _by_overlaps(exchange, dim, same, summed)
@@ -92,8 +94,8 @@ def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
 
 def _kept(exchange: Exchange) -> int:
     """What each nearest sender wants of what it holds, where cuts are aligned: the shorter of both boxes along each
-    dim. But 0 if a digit of a shard axis stands in the new cut where the old cut has another digit: then some
-    sender's new box lies outside its old one."""
+    dim. But 0 if the new cut has a digit of a shard axis at a place where the old cut has another: from S0·S1 to S1·S0
+    on (2, 2), rank (0, 1) holds the first half of dim 0 and wants the second."""
     before, after = exchange.before, exchange.after
     for old, new in zip(before.orders, after.orders):
         for held, wanted in zip(exchange.cuts(old), exchange.cuts(new)):
@@ -103,7 +105,8 @@ def _kept(exchange: Exchange) -> int:
 
 
 def _aligned(exchange: Exchange, dim: int) -> bool:
-    """Is this dim cut as before, or evenly and by the same primes as far as it is cut before and after?"""
+    """Is this dim cut as before, or evenly and digit by digit by the same bases as far as it is cut before and after?
+    A dim that is cut as before, even if unevenly, scales what is sent and what is kept alike."""
     before, after = exchange.before, exchange.after
     orders = before.orders[dim], after.orders[dim]
     if orders[0] == orders[1]:

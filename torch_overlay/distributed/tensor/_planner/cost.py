@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Steps = tuple[Step, ...]
-EXCHANGE = 1.25  # what a byte costs in an all-to-all, if it costs 1 in another collective
+EXCHANGE = 1.25  # what a byte costs in an all-to-all, if it costs 1 in another collective; assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,8 @@ def arriving(step: Step) -> int:
 
 
 def leaving(step: Step) -> int:
-    """The elements that the busiest rank sends in a step, or more where cuts are uneven; 0 for a local step."""
+    """The elements that the busiest rank sends in a step, or more where not all dims are aligned (see `busiest`); 0
+    for a local step."""
     if isinstance(step, AllToAll):
         return most_sent(step.exchange, step.diagonals, least_overlap(step.before, step.after))
     return arriving(step)

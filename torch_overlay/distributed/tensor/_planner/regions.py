@@ -213,7 +213,8 @@ def _chunks(regions: Regions, dim: int) -> Iterator[tuple[int, int, list[int]]]:
 
 
 def least_overlap(before: Regions, after: Regions) -> int:
-    """The elements that every rank, at least, holds already; dim by dim, so it may be less than the least rank has."""
+    """How many of the elements that it holds after, every rank holds before, at least. Counted dim by dim, so that it
+    may be less than any rank has."""
     least = 1
     for length, old, new in zip(before.shape, before.orders, after.orders):
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)

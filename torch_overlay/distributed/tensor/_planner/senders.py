@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Digit(NamedTuple):
     """A digit of the coordinate on an axis: `coordinate // unit % base`. `base` is a prime factor of the size.
 
-    Axes of different sizes are paired digit by digit: what is said above of axes and coordinates is true of digits,
-    modulo their base.
+    Axes of different sizes are paired digit by digit: what the head of this file says of axes and coordinates is true
+    of digits, and differences are modulo the base.
 
     >>> first = Digit(axis=0, unit=2, base=2)  # of the two digits of an axis of size 4
     >>> [first.of((at,)) for at in range(4)]
@@ -57,7 +57,8 @@ class Digit(NamedTuple):
 
 
 class Diagonal(NamedTuple):
-    """Ranks for which `replica - shard` is the same, modulo the base of `replica`.
+    """Ranks for which `replica - shard` is the same, modulo the base of `replica`. The bases may differ: several values
+    of a longer shard digit then belong to one of the replica digit, and several ranks ask one replica.
 
     From R·S0 to S0·R on (2, 2), rank (0, 1) wants what (0, 0) and (1, 0) hold:
 
@@ -96,9 +97,9 @@ class Exchange(NamedTuple):
         """Each tied digit of a replica axis with a digit of a shard axis that isn't tied, of the same base if there is
         one left; all within the group.
 
-        Where all cuts are even and made of the same primes, and the group has all axes that cut source or target, no
-        rank sends more than the busiest receives: the source is cut by at least as many digits as are tied, so that
-        each tied digit of a replica axis finds a partner.
+        Let all cuts be even, let the digits along each dim have the same bases in source and target as far as both go,
+        and let the group have all axes that cut source or target. Then no rank sends more than the busiest receives:
+        each tied digit has one of the source's at its place, of its base, and these are as many partners as are needed.
         """
         shards, tied = self.shards, self.tied_digits()
         replicas = [digit for digit in tied if digit.axis in self.axes and digit.axis not in shards]

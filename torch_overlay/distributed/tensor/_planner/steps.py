@@ -159,16 +159,17 @@ class ReduceScatter(Collective):
 
 @dataclass(frozen=True, slots=True)
 class AllToAll(Collective):
-    """Each element to whoever wants and lacks it, once. With `op`, it also does the pending reduction over the axes
-    `reduced`: each rank gets every term of its target box and reduces them one after the other. So `op` can't be "avg":
-    that is a `Divide` and then "sum".
+    """Each element to whoever wants and lacks it, once. With `op`, it also ends the reduction over `reduced`, which are
+    some of its axes: each rank gets every term of its target box and reduces them one after the other. So `op` can't be
+    "avg": that is a `Divide` and then "sum".
 
-    To run it: pack `sends(coordinate)`, sorted by `member`; all_to_all_single with their sizes; copy (or, with `op`,
-    reduce) each of `receives(coordinate)` into its box, in the order in which `receives` gives them. With `rounds`, one
-    part of each piece after the other.
+    To run it: pack `sends(coordinate)`, each at the place of its member; all_to_all_single with one size for each
+    member; copy (or, with `op`, reduce) each of `receives(coordinate)` into its box, in the order in which `receives`
+    gives them. With `rounds`, one part of each piece after the other.
 
-    Along some axes of the group the ranks may be replicas, which hold the same. A rank exchanges pieces with those of
-    its `peers` only: one for each part and term of the source. `diagonals` say which one; see `senders`.
+    Along some axes of the group the ranks may be replicas, which hold the same. Of such replicas a rank exchanges
+    pieces with one, for each part and term of the source: its `peers`. Without `diagonals` that is the nearest; see
+    `senders`.
     """
 
     op: str | None = None
@@ -190,7 +191,8 @@ class AllToAll(Collective):
         """The place in `members` and the coordinate of each rank that this one exchanges with, itself included; by
         their coordinates on the axes that cut or reduce the source, so that terms come in one order on all ranks.
 
-        A rank is a peer of its peers: to be on one diagonal is an equivalence.
+        From R·S0 to S0·R on (2, 2), the peers of (0, 1) are (0, 0) and itself; on the diagonal, (1, 0) and itself. A
+        rank is a peer of its peers: to be on one diagonal is an equivalence.
         """
         sizes, shards = self.before.sizes, self.exchange.shards
         cut = [axis for axis in self.axes if axis in shards]
@@ -211,8 +213,8 @@ class AllToAll(Collective):
         return [Piece(peers[i][0], box) for i, box in shared]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
-        """Where what comes from whom goes, itself included; in the order of `peers`. Terms of one sum come in the same
-        order on all ranks, so that all get the same bits; the first is written, the others are added to it."""
+        """Where what comes from whom goes, itself included; in the order of `peers`. Terms of one reduction come in the
+        same order on all ranks, so that all get the same bits; the first is written, the others are reduced into it."""
         peers = self.peers(coordinate)
         found = []
         for i, box in _shared(self.after.box(coordinate), self.before, [who for _, who in peers]):

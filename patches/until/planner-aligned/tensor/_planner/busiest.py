@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
-    """The elements that the busiest rank sends to others, or more where cuts are uneven or a rank keeps more than the
-    least.
+    """The elements that the busiest rank sends to others. Never less than that, and more where cuts are uneven, for
+    example, or where a rank keeps more than the least.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
     axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
@@ -26,7 +26,7 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
     paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
     alike = exchange.cuts([axis for axis in exchange.axes if axis in shards and axis not in after.sharded])
     sent = math.prod([digit.base for digit in alike if digit not in used])
-    # Of a pair with two bases, a coordinate on the replica axis may belong to several on the shard axis.
+    # In a pair of bases 2 (replica) and 5 (shard), one value of the replica digit goes with up to 3 of the shard digit.
     sent *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
     for dim in range(len(after.shape)):
         sent *= _most_along(exchange, dim, paired, used)

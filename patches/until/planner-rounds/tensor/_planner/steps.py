@@ -12,14 +12,17 @@ class ReduceScatter(...):
 
 
 class AllToAll(...):
-    """Each element to whoever wants and lacks it, once. With `op`, over the axes in `reduced` too: each rank then gets
-    every term of its target box and reduces them.
+    """Each element to whoever wants and lacks it, once. With `op`, it also ends the reduction over `reduced`, which are
+    some of its axes: each rank gets every term of its target box and reduces them one after the other. So `op` can't be
+    "avg": that is a `Divide` and then "sum".
 
-    To run it: pack `sends(coordinate)`, in the order of the members; all_to_all_single with their sizes; copy (or, with
-    `op`, reduce) each of `receives(coordinate)` into its box, in the order given.
+    To run it: pack `sends(coordinate)`, each at the place of its member; all_to_all_single with one size for each
+    member; copy (or, with `op`, reduce) each of `receives(coordinate)` into its box, in the order in which `receives`
+    gives them.
 
-    Along some axes of the group the ranks may be replicas, which hold the same. A rank exchanges pieces with those of
-    its `peers` only: one for each part and term of the source. `diagonals` say which one; see `senders`.
+    Along some axes of the group the ranks may be replicas, which hold the same. Of such replicas a rank exchanges
+    pieces with one, for each part and term of the source: its `peers`. Without `diagonals` that is the nearest; see
+    `senders`.
     """
 
     rounds = ...

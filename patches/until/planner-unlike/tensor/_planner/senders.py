@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 
+class Diagonal(...):
+    """Ranks for which `replica - shard`, two digits of one base, is the same modulo this base.
+
+    From R·S0 to S0·R on (2, 2), rank (0, 1) wants what (0, 0) and (1, 0) hold:
+
+    >>> sender = [0, 0]
+    >>> digits = Digit(axis=0, unit=1, base=2), Digit(axis=1, unit=1, base=2)
+    >>> Diagonal(*digits).follow(sender, (0, 1))
+    >>> sender
+    [1, 0]
+    """
+
+
 class Exchange(...):
     def diagonals(self) -> tuple[Diagonal, ...]:
         """Each tied digit of a replica axis with a digit of a shard axis that has its base and isn't tied, if there is
         one left; all within the group.
 
-        Where all cuts are even and made of the same primes, and the group has all axes that cut source or target, no
-        rank sends more than the busiest receives.
+        Let all cuts be even, let the digits along each dim have the same bases in source and target as far as both go,
+        and let the group have all axes that cut source or target. Then no rank sends more than the busiest receives:
+        each tied digit has one of the source's at its place, of its base, and these are as many partners as are needed.
         """
         shards, tied = self.shards, self.tied_digits()
         free = [digit for digit in self.cuts(shards.intersection(self.axes)) if digit not in tied]
