@@ -30,11 +30,21 @@ class TestEvenParts(TestCase):
                     states = [before, after, *[end for step in on_shape for end in (step.before, step.after)]]
                     self.assertTrue(all(state.is_even for state in states), msg=f"{source} to {target} of {shape}")
 
-    def test_cuts_by_other_plans_count(self) -> None:
-        """The plan cuts the rows into 4 and the columns into 2. Those that it was chosen from cut each of them into 8,
-        by both mesh dims."""
+    def test_all_axes_that_take_part_count(self) -> None:
+        """The plan cuts the rows into 4 and the columns into 2. Plans for other sizes may cut each of them into 8, by
+        both mesh dims."""
         steps, parts = plan_and_parts(*ends(("sum", 0), (1, 0), (24, 40)), 4, None, Cost())
         self.assertEqual(([*map(type, steps)], parts), ([ReduceScatter], (8, 8)))
+
+    def test_a_dim_that_the_plan_for_another_size_cuts_counts(self) -> None:
+        """Also where terms are made of a value on a mesh dim more. Of 6 columns the plan cuts none, of 16 it does."""
+        for more in ((), (None,)):
+            source, target, sizes = (0, "sum", "sum", *more), (None, None, 0, *more), (2, 2, 4, 2)[: 3 + len(more)]
+            target = (*target[:3], "sum") if more else target
+            asked = [(regions(source, (80, n, 32), sizes), regions(target, (80, n, 32), sizes)) for n in (6, 16)]
+            found = [plan_and_parts(*ends, 4, frozenset({(0, 1, 2)}), Cost()) for ends in asked]
+            cut = [any(step.after.orders[1] for step in steps if not isinstance(step, Divide)) for steps, _ in found]
+            self.assertEqual((cut, found[0][1][1]), ([False, True], 16))
 
 
 if __name__ == "__main__":

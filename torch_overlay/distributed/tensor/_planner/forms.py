@@ -93,8 +93,10 @@ def plan_and_parts(
     cutting = [frozenset([axis for state in states for axis in state.orders[dim]]) for dim in dims]
     ended = before.pending - after.pending
     if ended:
-        # What is reduced may be cut on the way, by all axes that take part.
+        # What is reduced may be cut on the way, by all axes that take part. Which dims were tried isn't known where new
+        # terms are made, so all may have been.
         talking = ended.union(before.sharded, after.sharded, *cutting)
+        tried.update(dims if after.pending - before.pending else ())
         cutting = [talking if axes or dim in tried else axes for dim, axes in enumerate(cutting)]
     return steps, tuple([math.prod([before.sizes[axis] for axis in axes]) for axes in cutting])
 

@@ -75,7 +75,8 @@ def plan_at_once(
     """`plan`, with no step in rounds.
 
     Args:
-        tried: gets the dims that some candidate was made to cut by `Scatters`, those of source and target among them.
+        tried: gets the dims that some candidate was made to cut by `Scatters`, those of source and target among them;
+            none where new terms are made.
     """
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(f"no way from {source.shape} on {source.sizes} to {target.shape} on {target.sizes}")
