@@ -53,6 +53,17 @@ class TestPrivateView(TestCase):
             self.assertNotEqual(one, other)
         self.assertEqual(inside["a", "c"], inside["a", "c"])
 
+    def test_views_side_by_side_say_it_of_each_axis(self) -> None:
+        mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b"))
+        outside = mesh._unflatten("b", (4, 4), ("c", "d"))
+        with private_groups():
+            inside = mesh._unflatten("b", (4, 4), ("c", "d"))
+        join = DeviceMesh._concatenate
+        one = join([join([mesh["a"], inside["c"]])["a"], outside["c"]])
+        other = join([mesh["a"], join([inside["c"], outside["d"]])["c"]])
+        self.assertNotEqual(one.get_group("c"), other.get_group("c"))
+        self.assertNotEqual(one, other)
+
     def test_a_flattened_view_has_one_name(self) -> None:
         mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))
         outside = mesh["a", "b"]._flatten("ab")

@@ -69,7 +69,17 @@ class TestJointGroups(TestCase):
     def test_a_rank_outside_has_no_group(self) -> None:
         self._choose("whole")
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
-        self.assertFalse(joint_group_name(mesh, (0, 1)))
+        self.assertEqual(joint_group_name(mesh, (0, 1)), "")
+
+    def test_a_rank_outside_asks_for_the_groups_that_members_ask_for(self) -> None:
+        """Those over dims with equal backends, whatever another view has along the same ranks."""
+        self._choose("create")
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
+        mesh._unflatten("b", (2,), ("c",), backend_override={"c": "gloo"})
+        self.assertEqual(joint_group_name(mesh, (0, 1)), "")
+        unlike = (("gloo", None), (None, None))
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=unlike)
+        self.assertIsNone(joint_group_name(mesh, (0, 1)))
 
 
 instantiate_parametrized_tests(TestJointGroups)

@@ -32,6 +32,7 @@ SINCE_2_10 = (
     "_flatten_rank_map",
     "_preserve_rank_order",
     "_apart",
+    "_whose_groups",
     "_named_root",
     *OWN_STATE,
 )

@@ -64,7 +64,7 @@ def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
     """Give a view of several side by side the token of each axis, unless all have the same, or none."""
     each = [part.__dict__.get("_apart") for part in parts for _ in view_of(part).layout.axes]
     if len(set(each)) > 1:
-        mesh.__dict__["_apart"] = ", ".join(map(str, each))
+        mesh.__dict__["_apart"] = repr(each)
 
 
 def make_groups(
@@ -165,7 +165,8 @@ def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Overr
     known = universe.overrides if universe is not None else {}
     # A rank outside must ask for the same groups as the members, since all ranks may have to make them together.
     if not held:
-        return known.get(view_of(mesh).layout.axes[axis], (None, None))
+        axes = view_of(mesh).layout.axes
+        return known.get((axis_names(mesh._mesh_dim_names, len(axes))[axis], axes[axis]), (None, None))
     if held[axis] in known:
         return known[held[axis]]
     group = find_group(held[axis])

@@ -9,9 +9,11 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
 from ._group_table import find_group
+from ._mesh_group_names import group_names
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import (
     axis_names,
+    is_apart,
     lay_aside,
     saved_universe,
     shared_state,
@@ -78,7 +80,21 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     state["_hash"] = None
     # Nothing here that differs from process to process: keys of compiled code are made from it.
     state["_universe"] = saved_universe(shared)
+    _say_whose(mesh, state)
     return state
+
+
+def _say_whose(mesh: DeviceMesh, state: dict[str, Any]) -> None:
+    """Add to the state of a view of `is_apart` whose group each axis has: the token of a view that shares it with no
+    other, or None. On a rank outside that isn't known, and the view's own token stands for all, which finds no group
+    that others share."""
+    if not is_apart(mesh) or "_whose_groups" in state:
+        return
+    world = current_world()
+    tables = [*(universe.table for universe in world.universes), world.table]
+    whose = {entry.group_name: entry.apart for table in tables for entry in list(table.entries.values())}
+    own, names = mesh.__dict__["_apart"], group_names(mesh) or [""] * len(view_of(mesh).layout.axes)
+    state["_whose_groups"] = [whose.get(name, own) if name else own for name in names]
 
 
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
@@ -177,7 +193,7 @@ class _Wanted(NamedTuple):
         ranks: in the group's order.
         lane: the name of the axis.
         saved_name: the name that the group had.
-        apart: the token of a view that has groups of its own, see `is_apart`; else None.
+        apart: the token of the view that has the group alone, see `is_apart`; else None.
     """
 
     ranks: list[int]
@@ -194,8 +210,8 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
     ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
     lanes = axis_names(mesh._mesh_dim_names, len(axes))
     saved = [*saved, *[""] * len(axes)]
-    apart = mesh.__dict__.get("_apart")
-    return [_Wanted(*each, apart) for each in zip(ranks, lanes, saved)]
+    apart = mesh.__dict__.get("_whose_groups", [mesh.__dict__.get("_apart")] * len(axes))
+    return [_Wanted(*each) for each in zip(ranks, lanes, saved, apart)]
 
 
 def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
@@ -221,6 +237,7 @@ def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, 
     """The name of a live group, from the first of these that has one:
 
     - groups that no table has, a user's or of a mesh that shares none: that of the saved name;
+    - of an axis whose group one view alone has: the group with that view's token, in any universe, or none;
     - of a mesh that isn't private: the default group;
     - the universe ``like`` the saved one, then the others that are as private: an axis of the same name;
     - of a mesh that isn't private: groups that were made for a mesh and that no table has.
@@ -232,7 +249,8 @@ def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, 
     if wanted.saved_name in others:
         return wanted.saved_name
     if wanted.apart is not None:
-        return None
+        found = [_of_table(universe.table, wanted) for universe in world.universes]
+        return next((name for name in found if name and find_group(name)), None)
     if private is None and wanted.ranks == list(range(get_world_size())):
         return distributed_c10d._get_default_group().group_name
     tables = [universe.table for universe in (like, *world.universes) if universe and universe.private == private]
@@ -250,8 +268,7 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
         entry.group_name
         for key, entry in list(table.entries.items())
         if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
-        # A view of `is_apart` also has axes of the mesh that it was made of: their groups have another token, or none.
-        if entry.apart == wanted.apart or (wanted.apart is not None and entry.group_name == wanted.saved_name)
+        if entry.apart == wanted.apart
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
 

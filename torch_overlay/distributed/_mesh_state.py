@@ -245,6 +245,7 @@ def hand_back() -> None:  # overlay only
         held["_universe"] = saved_universe(shared)
         del held["_view"]
         held.pop("_apart", None)
+        held.pop("_whose_groups", None)  # of one that was loaded
         held.pop("_traced_views", None)
         held.setdefault("_rank_map", shared.tensor)
         held.setdefault("_flatten_rank_map", shared.ranks)

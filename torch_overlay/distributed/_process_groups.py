@@ -163,7 +163,8 @@ def _shares_nothing(universe: Universe, request: Request) -> bool:
 
 def _note_override(universe: Universe, request: Request, mine: Entry | None) -> None:
     """Note the backend and options of an axis, for groups over several axes, which need equal ones."""
-    universe.overrides[mine.group_name if mine else request.view.layout.axes[0]] = request.override
+    axis = request.name, request.view.layout.axes[0]
+    universe.overrides[mine.group_name if mine else axis] = request.override
 
 
 def _note_apart(entry: Entry, universe: Universe) -> None:

@@ -70,7 +70,7 @@ class Universe:
         joint: the names of the groups over several axes together, by the indices that they hold and what they can do;
             empty names on ranks outside.
         overrides: the backend and options that were given, by the name of the group that was made with them; on a
-            rank outside by the axis, as it lies in the rank map.
+            rank outside by the name of the axis and its layout.
         serial: differs from every other universe of this process.
         version: counts the changes of `joint`; with `serial`, for whoever remembers what is there.
     """
@@ -84,7 +84,7 @@ class Universe:
         self.joint: dict[tuple[_FlatLayout, Kind], str] = {}
         # Of these, those that their owner asked for by `prepare`, instead of the option `flatten`.
         self.asked_for: set[tuple[_FlatLayout, Kind]] = set()  # overlay only
-        self.overrides: dict[str | _FlatLayout, Override] = {}
+        self.overrides: dict[str | tuple[str, _FlatLayout], Override] = {}
         # The axes that the default group serves, for `status()`.
         self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ._group_table import GroupTable
     from ._universe import Universe
 
+_say_whose = ...
+
 
 class _Wanted(NamedTuple):
     """The group of an axis of a loaded mesh.

@@ -21,7 +21,7 @@ class Universe(...):
         private: what tells a private universe from its equals; None if it isn't private.
         table: the groups that were made for its axes.
         overrides: the backend and options that were given, by the name of the group that was made with them; on a
-            rank outside by the axis, as it lies in the rank map.
+            rank outside by the name of the axis and its layout.
         serial: differs from every other universe of this process.
     """
 
@@ -31,5 +31,5 @@ class Universe(...):
         self.number = number
         self.private = private
         self.table = GroupTable()
-        self.overrides: dict[str | _FlatLayout, Override] = {}
+        self.overrides: dict[str | tuple[str, _FlatLayout], Override] = {}
         self.serial = next(_serials)

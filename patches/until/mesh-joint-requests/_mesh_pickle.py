@@ -13,8 +13,6 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
     alike = [
         entry.group_name
         for key, entry in list(table.entries.items())
-        if wanted.lane in entry.names and list(key.ranks) == wanted.ranks
-        # A view of `is_apart` also has axes of the mesh that it was made of: their groups have another token, or none.
-        if entry.apart == wanted.apart or (wanted.apart is not None and entry.group_name == wanted.saved_name)
+        if wanted.lane in entry.names and list(key.ranks) == wanted.ranks and entry.apart == wanted.apart
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
