@@ -37,7 +37,8 @@ class TestEmbedFirst(TestCase):
                 self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
 
     def test_it_takes_no_more_collectives(self) -> None:
-        """Though a gather of the shards over the third mesh dim, too, would leave less to move."""
+        """Zeros last would be three collectives that bring less: gathers over the third and the second mesh dim, then
+        an all-to-all."""
         ends = ((0, 0, 0), (None, 0, "sum"))
         before, after = (regions(spec, (1 << 10, 1 << 10), (2, 2, 2)) for spec in ends)
         self.assertEqual([*map(type, plan(before, after, 4, ()))], [Embed, AllGather, AllToAll])

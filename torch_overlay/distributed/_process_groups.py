@@ -155,7 +155,7 @@ def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
 
 
 def _shares_nothing(universe: Universe, request: Request) -> bool:
-    """Whether an axis gets a group that no other axis ever gets, be it in the same universe."""
+    """Whether an axis gets a group that no other axis ever gets, not even one of the same universe."""
     if request.joint:
         return False
     return get_settings().share_groups == "off" or (making_private.get() and not universe.private)

@@ -47,7 +47,7 @@ def private_groups() -> Iterator[None]:
 
     Privacy belongs to the universe: views of such a mesh that are made later, copies and pickles keep it, and
     redistributions over them use no group from outside, not even the
-    default one. A view with new axes that is made inside of a mesh from outside gets groups of their own for these.
+    default one. A view with new axes, made inside of a mesh from outside, gets groups of its own for these.
 
     >>> with private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh

@@ -64,9 +64,11 @@ def _cuts_evenly(
     a 2 x 2 mesh, nested cuts give 2, 1, 2, 1 rows, and one cut 2, 2, 2, 0.
 
     The logical shape of an info is the tensor that its mesh dim cuts: S(0), S(0) of 6
-    rows has 6 at the outer mesh dim and 3 at the inner. How mesh dims that aren't
-    merged cut before doesn't matter: the ranks of a merged collective got the same
-    part, so that they agree.
+    rows has 6 at the outer mesh dim and 3 at the inner. Cuts by mesh dims that aren't
+    merged need not be even, since all ranks of a merged collective hold the same part.
+    From the greedy planner they must be, which doesn't say how long that part is: in
+    R, P, P to S(0), S(0), S(0) of 8 rows on 2 x 2 x 2 it says 8 and 8 at the last two
+    mesh dims, where the graph-based one says 4 and 2.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():
@@ -77,8 +79,7 @@ def _cuts_evenly(
     lengths = [info.logical_shape[shard.dim] for info in infos]
     sizes = [device_mesh.size(info.mesh_dim) for info in infos]
     if source.is_partial() and guard_or_false(lengths[0] == lengths[-1]):
-        # From the greedy planner, which leaves out what the same redistribution cuts:
-        # in R, P, P to S(0), S(0), S(0) of 4 rows each mesh dim has 4, but two have 2.
+        # From the greedy planner, which leaves out what the same redistribution cuts.
         before = [device_mesh.size(i) for i in range(infos[0].mesh_dim) if dst_placements[i] == shard]
         lengths, sizes = lengths[:1], [math.prod([*before, *sizes])]
     return all(guard_or_false(length % size == 0) for length, size in zip(lengths, sizes, strict=True))

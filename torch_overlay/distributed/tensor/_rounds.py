@@ -1,6 +1,7 @@
 """Run a large exchange in rounds: one part of each piece is packed, sent and put in its place before the next one.
 
-The result is made first, and each part goes straight where it belongs; what a rank keeps for itself isn't sent.
+The result is made first, and each part goes straight where it belongs. Of an all-to-all, what a rank keeps for itself
+isn't sent.
 """
 
 from __future__ import annotations

@@ -131,14 +131,16 @@ def _may_share(trace: Trace, shared: Sequence[int]) -> bool:
 
 
 def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
-    """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others: for
-    that sizes must be multiples of `both`."""
+    """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others, as
+    it does where all sizes are multiples of `both`. Of one kind, a plan that the least and a far size have is that of
+    all sizes between them."""
     dims = _open_dims(trace.shape)
 
     def plan_of(count: int, more: int) -> tuple[Step, ...]:
         steps = trace.steps([count * both[dim] + more * parts[dim] for dim in dims])
         return in_one_round(steps, AllToAll, ReduceScatter)
 
+    # The least and a far size of each kind: (1, 0) and (_FAR, 0) share their plan, (0, 1) and (_FAR, 1) don't.
     return len({plan_of(*size) for size in ((1, 0), (0, 1), (_FAR, 0), (_FAR, 1))}) > 1
 
 

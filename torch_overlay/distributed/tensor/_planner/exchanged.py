@@ -74,7 +74,8 @@ def exchanged(asked: Reduction) -> Iterator[Beginning]:
     no other rank has, and adds them up itself; then the parts move.
 
     In the example of `one_group_at_a_time`, with all joint groups: reduce_scatter(a,b) 6144 B, all_to_all(a,b,c)
-    4096 B. With (0, 1, 2) alone: all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B; `in_one` would bring 16384 B.
+    4096 B. With the group over a, b and c alone: all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B; `in_one` would
+    bring 16384 B.
     """
     group = asked.axes | asked.crossed
     if asked.groups.has(asked.axes) or not asked.groups.has(group):

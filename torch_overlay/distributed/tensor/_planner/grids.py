@@ -8,7 +8,7 @@ local tensor. The docstrings below go on with this example.
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven or
 empty shards, padding, a dim that source and target cut by different axes at the same depth, axes of the group that
-don't cut the source).
+don't cut the source, cuts by axes that aren't of the group).
 """
 
 from __future__ import annotations

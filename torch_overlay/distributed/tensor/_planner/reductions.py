@@ -48,7 +48,7 @@ class Reduction:
 
     def best(self) -> Steps:
         """Of the plans that bring the fewest elements, the fastest. No other plan is made where the first can't be
-        beaten: one all-reduce and nothing moves, or one reduce-scatter, without padding, that leaves each rank what the
+        beaten: all-reduces and nothing moves, or one reduce-scatter, without padding, that leaves each rank what the
         target wants."""
         if self.axes.isdisjoint(self.after.sharded) and not self.crossed:
             return next(self._plans())

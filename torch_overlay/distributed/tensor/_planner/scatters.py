@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .groups import Groups
     from .regions import Regions
 
-# axes that cut the target last, pending axes first
+# Of a cut by several axes: do those that cut the target come last, and do the pending ones come first?
 _ORDERS = ((False, False), (False, True), (True, False), (True, True))
 
 
