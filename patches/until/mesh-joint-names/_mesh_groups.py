@@ -1,0 +1,3 @@
+"""Before anybody asks for the backend and options of an axis."""
+
+override_of = ...
