@@ -5,7 +5,9 @@ It stays here: upstream the steps have the first patch of the stack.
 
 from unittest import mock
 
-from torch.distributed.tensor import Partial, Replicate, Shard
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 import test_safe_merging
 from torch_overlay.distributed.tensor import _redistribute
@@ -34,3 +36,12 @@ class TestMergedSteps(test_safe_merging.Moves):
         mesh = test_safe_merging.flattened_mesh(2, 2, 2)
         self._check_all(mesh, (2, 4, 6), (Replicate(), Shard(0), Partial()))
         assert _redistribute.merge_transform_infos.called == merges()
+
+    def test_even_shards_merge_whatever_ran_before(self) -> None:
+        mesh, shards = test_safe_merging.flattened_mesh(2, 2, 2), (Shard(0),) * 3
+        for _ in range(10):  # ranks are threads here, and must not decide for each other
+            self._check(mesh, 5, shards, (Replicate(),) * 3)
+        held = DTensor.from_local(torch.ones(1, 3), mesh, shards, run_check=False)
+        with CommDebugMode() as counted:
+            held.redistribute(placements=(Replicate(),) * 3).to_local()
+        self.assertEqual(counted.get_total_counts(), 1 if merges() else 3)
