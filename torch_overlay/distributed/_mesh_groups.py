@@ -50,23 +50,6 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     make_joint_groups(mesh)
 
 
-def mark_apart(mesh: DeviceMesh) -> None:
-    """Give a view whose new axes have groups of their own a token, see `is_apart`, and note it of these groups."""
-    shared, names = shared_state(mesh), group_names(mesh)
-    if names is not None and shared.private is None and (making_private.get() or is_apart(mesh)):
-        mesh.__dict__["_apart"] = whose = current_world().next_private(shared.rank_map)
-        for entry in list(universe_of(shared).table.entries.values()):
-            if entry.apart == "" and entry.group_name in names:
-                entry.apart = whose
-
-
-def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
-    """Give a view of several side by side the token of each axis, unless all have the same, or none."""
-    each = [part.__dict__.get("_apart") for part in parts for _ in view_of(part).layout.axes]
-    if len(set(each)) > 1:
-        mesh.__dict__["_apart"] = repr(each)
-
-
 def make_groups(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:

@@ -18,9 +18,10 @@ from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initia
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._mesh_abort import abort_groups
+from ._mesh_apart import mark_apart, mark_beside, mark_slice
 from ._mesh_axes import ascending, cut_axis, dim_of, is_flattened, select, select_groups, side_by_side, start_at
 from ._mesh_group_names import group_names
-from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups, mark_apart, mark_beside
+from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups
 from ._mesh_input import (
     check_device_type,
     check_in_world,
@@ -105,10 +106,8 @@ class _DeviceMesh:
 
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
-        """The rank at each index, one dimension, int32; one tensor for the root and all its views.
-
-        A cached_property and no property, so that a subclass that makes its own mesh may assign it.
-        """
+        """The rank at each index, one dimension, int32; one tensor for the root and all its views. A cached_property
+        and no property, so that a subclass that makes its own mesh may assign it."""
         return shared_state(self).tensor
 
     @cached_property
@@ -118,10 +117,8 @@ class _DeviceMesh:
 
     @property
     def mesh(self: DeviceMesh) -> torch.Tensor:
-        """The ranks as a tensor of the mesh's shape; a rank outside the mesh sees the first copy.
-
-        A view of the one tensor that the root and all its views share, wherever strides can say it.
-        """
+        """The ranks as a tensor of the mesh's shape; a rank outside the mesh sees the first copy. A view of the one
+        tensor that the root and all its views share, wherever strides can say it."""
         view = view_of(self)
         # A mesh for xla has no _rank; with -1 it shows the first copy.
         rank = get_rank() if is_initialized() else getattr(self, "_rank", -1)
@@ -173,13 +170,14 @@ class _DeviceMesh:
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if names == self._mesh_dim_names:
             return self
-        return make_view(self, ascending(self, names), names, select_groups(self, names))
+        return mark_slice(make_view(self, ascending(self, names), names, select_groups(self, names)), self, names)
 
     def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: _Names) -> Any:
         return to_torch(ascending(self, mesh_dim_names))
 
     def _create_sub_mesh(self: DeviceMesh, layout: Any, submesh_dim_names: _Names) -> DeviceMesh:
-        return make_view(self, from_torch(layout), submesh_dim_names, select_groups(self, submesh_dim_names))
+        names = submesh_dim_names
+        return mark_slice(make_view(self, from_torch(layout), names, select_groups(self, names)), self, names)
 
     def permute(self: DeviceMesh, mesh_dim_names: Sequence[str]) -> DeviceMesh:
         """The same ranks with the axes in another order, any order; no groups are made.
@@ -221,7 +219,8 @@ class _DeviceMesh:
         start = start_at(self, names, layout, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
-        return make_window(self, layout, start, names, own if inside or own is None else [])
+        own = own if inside or own is None else []
+        return mark_slice(make_window(self, layout, start, names, own), self, names)
 
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
         """Every copy of one axis over the whole universe, each a root mesh."""

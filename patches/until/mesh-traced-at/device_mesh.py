@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import get_rank, is_initialized
 
+from ._mesh_apart import mark_slice
 from ._mesh_axes import select, select_groups, start_at
 from ._mesh_state import make_window, view_of
 
@@ -38,4 +39,5 @@ class _DeviceMesh(...):
         start = start_at(self, names, layout, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
-        return make_window(self, layout, start, names, own if inside or own is None else [])
+        own = own if inside or own is None else []
+        return mark_slice(make_window(self, layout, start, names, own), self, names)

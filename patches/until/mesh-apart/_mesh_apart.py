@@ -1,0 +1,3 @@
+"""Before single views can be private."""
+
+mark_apart = ...
