@@ -33,7 +33,8 @@ class TestPrivateView(TestCase):
         with private_groups():
             inside, again = (mesh._unflatten("b", (4, 4), ("c", "d")) for _ in range(2))
         join = DeviceMesh._concatenate
-        for one, other in itertools.combinations([join([mesh["a"], view["c"]]) for view in (outside, inside, again)], 2):
+        beside = [join([mesh["a"], view["c"]]) for view in (outside, inside, again)]
+        for one, other in itertools.combinations(beside, 2):
             self.assertNotEqual(one.get_group("c"), other.get_group("c"))
             self.assertNotEqual(one, other)
         both = join([mesh["a"], inside["c"]])

@@ -186,8 +186,7 @@ def is_apart(mesh: DeviceMesh) -> bool:
     """Whether it is a view with new axes of a mesh that isn't private, made in a block of `private_groups`, or has an
     axis of such a view. Its token tells it from other views.
 
-    The new axes have groups of their own, the others those that they had.
-    Redistributions over it are planned without the groups over several axes that other views share.
+    The new axes have groups of their own, the others those that they had. Plans share none over several axes.
     """
     return "_apart" in mesh.__dict__
 
