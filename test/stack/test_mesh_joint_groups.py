@@ -4,6 +4,7 @@
 import itertools
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -80,6 +81,21 @@ class TestJointGroups(TestCase):
         unlike = (("gloo", None), (None, None))
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=unlike)
         self.assertIsNone(joint_group_name(mesh, (0, 1)))
+
+    def test_ranks_ask_for_the_same_groups_where_sharing_is_off(self) -> None:
+        """For those of the dims alone. The backends of these, which differ here, aren't known outside."""
+        self._choose("create", share="off")
+        asked = []
+        for rank in (1, 5):  # a member and one outside
+            dist.destroy_process_group()
+            dist.init_process_group("cpu:fake,cuda:fake", store=FakeStore(), rank=rank, world_size=8)
+            before = distributed_c10d._world.group_count
+            given = (("fake", None), (None, None))
+            with config.patch(mesh_create_groups="world"):
+                mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=given)
+            asked.append(distributed_c10d._world.group_count - before)
+            self.assertIsNone(joint_group_name(mesh, (0, 1)))
+        self.assertEqual(asked, [4, 4])
 
 
 instantiate_parametrized_tests(TestJointGroups)
