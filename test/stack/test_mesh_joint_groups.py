@@ -4,7 +4,6 @@
 import itertools
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -32,7 +31,7 @@ class TestJointGroups(TestCase):
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
 
-    @parametrize("joint, there", [("existing", []), ("whole", [(0, 1, 2)]), ("create", SETS)])
+    @parametrize("joint, there", [("existing", []), ("whole", [(0, 1, 2)])])
     def test_what_a_mesh_brings(self, joint, there) -> None:
         self._choose(joint)
         mesh = self._mesh()
@@ -71,31 +70,6 @@ class TestJointGroups(TestCase):
         self._choose("whole")
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
         self.assertEqual(joint_group_name(mesh, (0, 1)), "")
-
-    def test_a_rank_outside_asks_for_the_groups_that_members_ask_for(self) -> None:
-        """Those over dims with equal backends, whatever another view has along the same ranks."""
-        self._choose("create")
-        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
-        mesh._unflatten("b", (2,), ("c",), backend_override={"c": "gloo"})
-        self.assertEqual(joint_group_name(mesh, (0, 1)), "")
-        unlike = (("gloo", None), (None, None))
-        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=unlike)
-        self.assertIsNone(joint_group_name(mesh, (0, 1)))
-
-    def test_ranks_ask_for_the_same_groups_where_sharing_is_off(self) -> None:
-        """For those of the dims alone. The backends of these, which differ here, aren't known outside."""
-        self._choose("create", share="off")
-        asked = []
-        for rank in (1, 5):  # a member and one outside
-            dist.destroy_process_group()
-            dist.init_process_group("cpu:fake,cuda:fake", store=FakeStore(), rank=rank, world_size=8)
-            before = distributed_c10d._world.group_count
-            given = (("fake", None), (None, None))
-            with config.patch(mesh_create_groups="world"):
-                mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=given)
-            asked.append(distributed_c10d._world.group_count - before)
-            self.assertIsNone(joint_group_name(mesh, (0, 1)))
-        self.assertEqual(asked, [4, 4])
 
 
 instantiate_parametrized_tests(TestJointGroups)

@@ -104,7 +104,8 @@ def make_joint_groups(mesh: DeviceMesh) -> None:
         return
     if policy == "create":
         _make_joint(mesh, sets_of_axes(mesh))
-    elif not makes_communicators(distributed_c10d._get_default_group()):  # elsewhere it would take memory at once
+    # A communicator takes memory as soon as it is made, unasked.
+    elif not makes_communicators(distributed_c10d._get_default_group()):
         _make_joint(mesh, [large])
 
 
