@@ -257,10 +257,20 @@ def test_mesh_without_names_has_no_call_to_tell(mesh, monkeypatch):
     assert "would be 1 collective with a group over axes (0, 1) of a mesh without names" in text
 
 
-@pytest.mark.parametrize("flatten, collectives", [("whole", 1), ("existing", 3), ("create", 1)])
-def test_which_groups_it_may_use_is_the_options_say(mesh, flatten, collectives, monkeypatch):
+USABLE = [
+    ("whole", "names", 1),
+    ("existing", "names", 3),
+    ("create", "names", 1),
+    ("whole", "off", 3),
+    ("create", "off", 3),
+]
+
+
+@pytest.mark.parametrize("flatten, share, collectives", USABLE)
+def test_which_groups_it_may_use_is_the_options_say(mesh, flatten, share, collectives, monkeypatch):
     """Also while the overlay is off, for what it would do with a mesh made under it. Nobody flattened the mesh."""
     monkeypatch.setenv("TORCH_OVERLAY_FLATTEN", flatten)
+    monkeypatch.setenv("TORCH_OVERLAY_SHARE_GROUPS", share)
     placements = [Shard(0), Shard(0), Shard(1)]
     assert torch_overlay.explain(tensor(mesh, placements), "S1,S1,S0").overlay.collectives == collectives
     with torch_overlay.enabled():

@@ -31,7 +31,7 @@ class TestJointGroups(TestCase):
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
 
-    @parametrize("joint, there", [("existing", []), ("whole", [(0, 1, 2)]), ("create", SETS)])
+    @parametrize("joint, there", [("existing", []), ("whole", [(0, 1, 2)])])
     def test_what_a_mesh_brings(self, joint, there) -> None:
         self._choose(joint)
         mesh = self._mesh()
@@ -70,16 +70,6 @@ class TestJointGroups(TestCase):
         self._choose("whole")
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
         self.assertEqual(joint_group_name(mesh, (0, 1)), "")
-
-    def test_a_rank_outside_asks_for_the_groups_that_members_ask_for(self) -> None:
-        """Those over dims with equal backends, whatever another view has along the same ranks."""
-        self._choose("create")
-        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
-        mesh._unflatten("b", (2,), ("c",), backend_override={"c": "gloo"})
-        self.assertEqual(joint_group_name(mesh, (0, 1)), "")
-        unlike = (("gloo", None), (None, None))
-        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=unlike)
-        self.assertIsNone(joint_group_name(mesh, (0, 1)))
 
 
 instantiate_parametrized_tests(TestJointGroups)

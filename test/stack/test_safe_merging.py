@@ -34,7 +34,8 @@ def flattened_mesh(*sizes: int) -> DeviceMesh:
 
 class Moves(DTensorOpTestBase):
     def setUp(self) -> None:
-        # Keyed by meshes, which belong to threads; the next threads may have the numbers of those before.
+        # Both caches are keyed by meshes, whose hash has the thread's id, and a later test's thread may get the
+        # same id.
         _redistribute._gen_transform_infos.cache_clear()
         _redistribute.clear_redistribute_planner_cache()
         super().setUp()

@@ -78,16 +78,18 @@ def _find_or_make(
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """The groups over several axes of a new mesh that `options.flatten` asks for; none of a view of `is_apart`."""
+    """The groups over several axes of a new mesh that `options.flatten` asks for; none of a view of `is_apart`.
+
+    With sharing off there are none, either: all views of a universe would share them.
+    """
     policy, large = get_settings().flatten, _large(mesh)
-    if len(large) < 2 or is_apart(mesh):
+    if policy == "existing" or get_settings().share_groups == "off" or len(large) < 2 or is_apart(mesh):
         return
     if policy == "create":
         _make_joint(mesh, sets_of_axes(mesh))
-    # With sharing off, views of one universe share nothing unasked, and they would share this one.
-    elif policy == "whole" and get_settings().share_groups != "off":
-        takes_memory = makes_communicators(distributed_c10d._get_default_group())
-        _make_joint(mesh, [] if takes_memory else [large])
+    # A communicator takes memory as soon as it is made, unasked.
+    elif not makes_communicators(distributed_c10d._get_default_group()):
+        _make_joint(mesh, [large])
 
 
 def prepare(mesh: DeviceMesh) -> None:  # overlay only

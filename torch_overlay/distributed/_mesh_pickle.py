@@ -38,7 +38,7 @@ UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
 UNKNOWN = (0, None)
 
-# What a mesh keeps of its universe.
+# Attributes that are never pickled: they are made again from the others.
 OWN_STATE = ("_view", "_shared_state", "_traced_views")
 
 _MISSING = object()
@@ -220,7 +220,7 @@ def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
 
 
 def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
-    """The name of a group over exactly these ranks in this order.
+    """The name of a group over exactly these ranks.
 
     If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
     it is told so.
@@ -274,8 +274,8 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
 
 
 def _open(ranks: list[int]) -> dict[str, str]:
-    """The open groups over these ranks, what each is for by its name: those of meshes in this order, and others in
-    whatever order the user gave them."""
+    """The descriptions of the groups over these ranks, by their names. One that a mesh made counts only in this order;
+    a user's counts in any, since from_group takes a group as it is."""
     books, found = distributed_c10d._world, {}
     for group, name in books.pg_names.items():
         held, text = list(books.pg_group_ranks[group]), getattr(group, "group_desc", "")

@@ -136,14 +136,15 @@ def _groups(mesh: DeviceMesh, settings: Settings, on: bool) -> frozenset[tuple[i
     made under it would have."""
     from ..distributed.tensor._joint_groups import joint_axes
 
-    if settings.flatten == "create":
+    policy = "existing" if settings.share_groups == "off" else settings.flatten
+    if policy == "create":
         return None
     if on:
         return joint_axes(mesh)
     root = mesh._get_root_mesh()
     known = {from_torch(flat._layout).collapse().ascending() for flat in root._flatten_mapping.values()}
     layout = from_torch(mesh._layout)
-    if settings.flatten == "whole":
+    if policy == "whole":
         known.add(from_torch(root._layout).collapse().ascending())
     return frozenset(
         subset

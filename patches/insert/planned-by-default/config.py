@@ -1,8 +1,10 @@
 """On by default."""
 
 # Which groups over several axes of a mesh redistributions may use: "existing" views
-# that somebody flattened; "whole" also one over all axes, made with the mesh;
-# "create" also one over each set of axes.
+# that somebody flattened; "whole" also one over all axes of more than one rank, made
+# with the mesh or by _unflatten, unless the world is bound to a device or uses
+# torchcomms; "create" also one over each set of two or more. Both need
+# mesh_share_groups other than "off".
 mesh_joint_groups: str = Config(
     default="whole",
     env_name_default="TORCH_DISTRIBUTED_MESH_JOINT_GROUPS",

@@ -89,8 +89,8 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
 
 
 def _find(ranks: list[int], saved_name: str) -> str | None:
-    """The name of a live group over exactly these ranks in this order: that of the saved name, else the default group,
-    else the first that was made for a mesh.
+    """The name of a live group over exactly these ranks: that of the saved name, else, over the whole world in rank
+    order, the default group, else the first that was made for a mesh.
 
     For example, rank 5 saved a mesh whose group along tp was "7", over ranks 4 to 7, and rank 10 loads it. Here no
     group "7" has the ranks 8 to 11, so this gives the first group of a mesh that has them.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
-    """The name of a group over exactly these ranks in this order.
+    """The name of a group over exactly these ranks.
 
     If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
     it is told so.

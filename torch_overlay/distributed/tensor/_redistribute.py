@@ -60,15 +60,17 @@ def _cuts_evenly(
 ) -> bool:
     """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
 
-    Only then are nested cuts the same as one cut over all their mesh dims: of 6 rows on
-    a 2 x 2 mesh, nested cuts give 2, 1, 2, 1 rows, and one cut 2, 2, 2, 0.
+    Then nested cuts are the same as one cut over all their mesh dims; else they may
+    differ: of 6 rows on a 2 x 2 mesh, nested cuts give 2, 1, 2, 1 rows, and one cut
+    2, 2, 2, 0.
 
     The logical shape of an info is the tensor that its mesh dim cuts: S(0), S(0) of 6
     rows has 6 at the outer mesh dim and 3 at the inner. Cuts by mesh dims that aren't
     merged need not be even, since all ranks of a merged collective hold the same part.
-    From the greedy planner they must be, which doesn't say how long that part is: in
-    R, P, P to S(0), S(0), S(0) of 8 rows on 2 x 2 x 2 it says 8 and 8 at the last two
-    mesh dims, where the graph-based one says 4 and 2.
+    The greedy planner leaves out of these shapes what the same redistribution cuts.
+    There the cuts that it makes further out are counted as if merged, and must be even,
+    too: in R, P, P to S(0), S(0), S(0) of 8 rows on 2 x 2 x 2 the last two mesh dims
+    have 8 and 8 rows, where the graph-based planner gives them 4 and 2.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():

@@ -1,4 +1,4 @@
-"""One cut over a flattened mesh is the nested cuts only if each of them is even."""
+"""One cut over a flattened mesh is sure to be the nested cuts only if each of them is even."""
 
 from __future__ import annotations
 

@@ -1,0 +1,13 @@
+"""There may be one over each set of axes."""
+
+# Which groups over several axes of a mesh redistributions may use: "existing" views
+# that somebody flattened; "whole" also one over all axes of more than one rank, made
+# with the mesh or by _unflatten, unless the world is bound to a device or uses
+# torchcomms; "create" also one over each set of two or more. Both need
+# mesh_share_groups other than "off".
+mesh_joint_groups: str = Config(
+    default="existing",
+    env_name_default="TORCH_DISTRIBUTED_MESH_JOINT_GROUPS",
+)
+
+use_torchcomms = ...
