@@ -9,7 +9,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
+from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective, ReduceScatter
 from torch_overlay.distributed.tensor._program import Program, make_program
 from torch_overlay.distributed.tensor._question import Question
 
@@ -21,13 +23,16 @@ class TestRefused(TestCase):
         super().setUp()
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
         self.addCleanup(dist.destroy_process_group)
+        shared = config.patch(mesh_share_groups="names")
+        shared.__enter__()
+        self.addCleanup(shared.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         self.mesh._flatten("ab")
 
-    def _program(self, source, target, dtype) -> Program:
-        meta = TensorMeta(torch.Size((4, 4)), (4, 1), dtype)
+    def _program(self, source, target, dtype, shape=(4, 4)) -> Program:
+        meta = TensorMeta(torch.Size(shape), (shape[1], 1), dtype)
         specs = [DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)]
-        return make_program(Question.of(self.mesh, *specs, (4, 4), dtype), self.mesh)
+        return make_program(Question.of(self.mesh, *specs, shape, dtype), self.mesh)
 
     def test_averages_of_whole_numbers(self) -> None:
         terms, replicas = (Partial("avg"), Replicate()), (Replicate(), Replicate())
@@ -51,6 +56,19 @@ class TestRefused(TestCase):
         for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex32):
             with self.assertRaisesRegex(NotPlanned, "only a backend reduces"):
                 self._program(*ends, dtype)
+
+    def test_what_is_refused_is_so_for_all_sizes(self) -> None:
+        """With the joint group the last two cases have other plans; compiled code may have one program for both."""
+        for source, target, rows, kinds in (
+            ((Partial(), Replicate()), (Shard(0), Replicate()), 4, [ReduceScatter]),
+            ((Partial(), Shard(0)), (Shard(0), Shard(0)), 64, [AllToAll]),
+            ((Partial(), Shard(0)), (Shard(0), Shard(0)), 4096, [ReduceScatter, AllToAll]),
+        ):
+            added = self._program(source, target, torch.uint8, (rows, rows))
+            self.assertEqual([type(step) for step in added.steps if isinstance(step, Collective)], kinds)
+            with self.assertRaisesRegex(NotPlanned, "only a backend reduces"):
+                self._program(source, target, torch.float8_e5m2, (rows, rows))
+        self._program((Shard(0), Partial()), (Shard(1), Partial()), torch.float8_e5m2)  # nothing ends
 
 
 if __name__ == "__main__":

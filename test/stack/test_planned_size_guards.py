@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.testing._internal.common_utils import TestCase, run_tests
@@ -77,6 +77,14 @@ class TestSizeGuards(TestCase):
             known, _, _ = answer_for(self.mesh, *ends, (rows, 9136), None)
             self.assertEqual(without_sizes(known.steps) == without_sizes(traced.steps), same)
             self.assertEqual(all(bool(guard.expr.subs({symbol: rows})) for guard in guards), same)
+
+    def test_shards_that_become_terms_have_their_plan_alone(self) -> None:
+        """It changes with more elements, and changes back."""
+        ends = (Shard(0), Partial(), Shard(0)), (Partial(), Shard(0), Partial())
+        lengths = (1680, 3360, 16384, 65536)
+        plans = [without_sizes(answer_for(self.mesh, *ends, (18, length), None)[0].steps) for length in lengths]
+        self.assertEqual([plan == plans[0] for plan in plans], [True, True, False, True])
+        self.assertEqual(admitted(self, *ends, (18, 1680), lengths), [1680])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
-from ._planner.steps import AllToAll, Narrow, ReduceScatter, Step, last_collective
+from ._planner.steps import Narrow, ReduceScatter, Step, last_collective
 from ._run import runners
 from ._specs import gathers_step_by_step, read_ends
 from ._spelling import same_step_by_step
@@ -155,18 +155,17 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
         # and so is an all-to-all in rounds, as on the step-by-step path.
         last = last_collective(steps)
         steps = (*steps[:last], *in_one_round(steps[last:], ReduceScatter))
-    for step in steps:
-        if isinstance(step, AllToAll) and step.reduced and dtype not in _REDUCED:
-            raise NotPlanned("terms of a type that only a backend reduces")
     held = before.box(question.site.coordinate)
     return Program(question, held, before, after, steps, groups, ends.norm)
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
     """Raise NotPlanned for what the step-by-step path refuses, or leaves to the backend: a plan might give something
-    else."""
+    else. It doesn't depend on the size, since compiled code has one program for many sizes."""
     ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
     if dtype.is_complex and ended.intersection(_NOT_OF_COMPLEX):
         raise NotPlanned("complex numbers have no greatest or least, and no backend multiplies them")
     if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
         raise NotPlanned("an average of whole numbers, which only a backend can give")
+    if ended and dtype not in _REDUCED:
+        raise NotPlanned("terms of a type that only a backend reduces")

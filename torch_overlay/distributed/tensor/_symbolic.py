@@ -89,7 +89,7 @@ def _with_symbols(found: Program, mesh: DeviceMesh, shape: tuple[Any, ...]) -> P
 
 # --- which sizes have the plan of the traced ones ---
 
-_FAR = 1 << 40  # so many units are looked at
+_FAR = 1 << 40  # the far size, in parts; larger ones are taken to have its plan
 
 
 class Trace(NamedTuple):
@@ -104,8 +104,8 @@ class Trace(NamedTuple):
         """Those that are open, as traced."""
         return [self.found.question.shape[dim] for dim in _open_dims(self.shape)]
 
-    def steps(self, sizes: Sequence[int]) -> tuple[Step, ...]:
-        """What the plan would be were the open sizes these, without sizes."""
+    def plan_of(self, sizes: Sequence[int]) -> tuple[Step, ...]:
+        """The steps of the plan for these open sizes, without sizes."""
         shape = list(self.found.question.shape)
         for dim, size in zip(_open_dims(self.shape), sizes, strict=True):
             shape[dim] = size
@@ -114,11 +114,11 @@ class Trace(NamedTuple):
 
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan."""
-    found, units = trace.found, parts
+    found, units, dims = trace.found, parts, _open_dims(trace.shape)
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
     if shared is not None and _may_share(trace, shared):
         both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
-        if _plans_differ(trace, parts, both):
+        if any(both[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, both):
             _guard_kind(trace, shared, both)
             units = both
     _guard_elements(trace, parts, units)
@@ -131,17 +131,12 @@ def _may_share(trace: Trace, shared: Sequence[int]) -> bool:
 
 
 def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
-    """Whether the plan, apart from its rounds, depends on the size, or on whether the tensor shares it with others, as
-    it does where all sizes are multiples of `both`. Of one kind, a plan that the least and a far size have is that of
-    all sizes between them."""
+    """Whether two of the open sizes have different plans, apart from rounds. Of one kind (multiples of `both`, which
+    share their plan, or not) the least and a far size are enough: if they have one plan, so do all between them."""
     dims = _open_dims(trace.shape)
-
-    def plan_of(count: int, more: int) -> tuple[Step, ...]:
-        steps = trace.steps([count * both[dim] + more * parts[dim] for dim in dims])
-        return in_one_round(steps, AllToAll, ReduceScatter)
-
-    # The least and a far size of each kind: (1, 0) and (_FAR, 0) share their plan, (0, 1) and (_FAR, 1) don't.
-    return len({plan_of(*size) for size in ((1, 0), (0, 1), (_FAR, 0), (_FAR, 1))}) > 1
+    shares = [[many * both[dim] for dim in dims] for many in (1, _FAR)]
+    others = [[many * both[dim] + parts[dim] for dim in dims] for many in (0, _FAR)]
+    return len({in_one_round(trace.plan_of(sizes), AllToAll, ReduceScatter) for sizes in (*shares, *others)}) > 1
 
 
 def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> None:
@@ -175,18 +170,17 @@ def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) ->
     dims, plan = _open_dims(trace.shape), without_sizes(trace.found.steps)
     before, after = trace.found.before, trace.found.after
     if (after.pending - before.pending) & before.sharded:
-        for dim, size in zip(dims, trace.sizes, strict=True):
-            _guard(trace.shape[dim] == size)
+        _guard_exact(trace)
         return
-    steps = [units[dim] for dim in dims]
-    first, *others = [size // step for size, step in zip(trace.sizes, steps, strict=True)]
-    rest = [size % step for size, step in zip(trace.sizes, steps, strict=True)]
+    parts, units = ([many[dim] for dim in dims] for many in (parts, units))
+    first, *others = [size // unit for size, unit in zip(trace.sizes, units, strict=True)]
+    rest = [size % unit for size, unit in zip(trace.sizes, units, strict=True)]
 
     def sizes(counts: Sequence[int]) -> list[int]:
-        return [step * count + more for step, count, more in zip(steps, counts, rest, strict=True)]
+        return [unit * count + more for unit, count, more in zip(units, counts, rest, strict=True)]
 
     def same(lengths: Sequence[int]) -> bool:
-        return trace.steps(lengths) == plan
+        return trace.plan_of(lengths) == plan
 
     def last_same(bound: int) -> int:
         """The elements with as many units of the first dim, towards this bound, as have the same plan."""
@@ -194,10 +188,17 @@ def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) ->
         return math.prod(sizes((count, *others)))
 
     elements = math.prod([trace.shape[dim] for dim in dims])
-    if not same([parts[dim] for dim in dims] if any(rest) else steps):
-        _guard(elements >= last_same(-1))
+    if not same(parts if any(rest) else units):
+        # no whole unit is a size, too, if something remains
+        _guard(elements >= last_same(-1 if rest[0] else 0))
     if not same(sizes([_FAR] * len(dims))):
         _guard(elements <= last_same(_FAR))
+
+
+def _guard_exact(trace: Trace) -> None:
+    """Ask for guards that only the traced sizes meet."""
+    for dim, size in zip(_open_dims(trace.shape), trace.sizes, strict=True):
+        _guard(trace.shape[dim] == size)
 
 
 def _last_same(here: int, there: int, same: Callable[[int], bool]) -> int:

@@ -1,0 +1,71 @@
+"""Before tensors that don't share their plan have one for a range of sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ._planner.forms import is_multiple, shared_parts, without_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
+    """Ask for guards where other sizes, multiples of these parts, would have another plan.
+
+    Between two sizes that share a plan, one that doesn't share it may have another, and the other way round. For
+    example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8). A
+    trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076, which can't share, on these sizes.
+    """
+    found, dims = trace.found, _open_dims(trace.shape)
+    shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
+    if shared is not None and _may_share(trace, shared):
+        both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
+        if any(both[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, both):
+            if not is_multiple(found.question.shape, shared):
+                _guard_exact(trace)
+                return
+            for dim in dims:
+                if both[dim] > 1:
+                    _guard(trace.shape[dim] % both[dim] == 0)
+            parts = both
+    _guard_elements(trace, parts)
+
+
+_guard_kind = ...
+
+
+def _guard_elements(trace: Trace, parts: Sequence[int]) -> None:
+    """Ask for guards on the number of elements, where another number would have another plan.
+
+    The plan depends on the product of the sizes alone, so it is enough to vary the first; the others stay as traced. A
+    size is counted in its parts. For example, 64 in parts of 4 is 16 of them: of 4, 8, ... 64, 68, ... the last with
+    the traced plan is found by bisection. The least sizes are one part each.
+
+    Where shards become terms, the plan may change back with more elements: it is that of the traced sizes alone.
+    """
+    dims, plan = _open_dims(trace.shape), without_sizes(trace.found.steps)
+    before, after = trace.found.before, trace.found.after
+    if (after.pending - before.pending) & before.sharded:
+        _guard_exact(trace)
+        return
+    parts = [parts[dim] for dim in dims]
+    first, *others = [size // part for size, part in zip(trace.sizes, parts, strict=True)]
+
+    def sizes(counts: Sequence[int]) -> list[int]:
+        return [part * count for part, count in zip(parts, counts, strict=True)]
+
+    def same(counts: Sequence[int]) -> bool:
+        return trace.plan_of(sizes(counts)) == plan
+
+    def last_same(bound: int) -> int:
+        """The elements with as many parts of the first dim, towards this bound, as have the same plan."""
+        count = _last_same(first, bound, lambda number: same((number, *others)))
+        return math.prod(sizes((count, *others)))
+
+    elements = math.prod([trace.shape[dim] for dim in dims])
+    if not same([1] * len(dims)):
+        _guard(elements >= last_same(0))
+    if not same([_FAR] * len(dims)):
+        _guard(elements <= last_same(_FAR))
