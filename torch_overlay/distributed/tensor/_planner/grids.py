@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .steps import AllGather, AllToAll, ReduceScatter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .boxes import Box
 
-    Orders = Sequence[tuple[int, ...]]
+Orders = Sequence[tuple[int, ...]]
 
 
 class Grid(NamedTuple):
@@ -81,7 +80,8 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
 
 
 def _given_and_taken(step: AllGather | ReduceScatter | AllToAll) -> tuple[Orders, Orders] | None:
-    """For each dim the axes by which only the source is cut, and those by which only the target is."""
+    """For each dim the axes by which only the source is cut, and those by which only the target is; None if the
+    pieces aren't alike for these."""
     given, taken = [], []
     for old, new in zip(step.before.orders, step.after.orders):
         common = min(len(old), len(new))
