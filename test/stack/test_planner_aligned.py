@@ -1,11 +1,13 @@
 # Owner(s): ["oncall: distributed"]
-"""Where cuts are aligned, digits say what the busiest rank sends, as a count of each rank does."""
+"""Where cuts are aligned, digits say what the busiest rank sends, as the overlaps of chunks do."""
 
 import random
+from unittest import mock
 
-from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch.testing._internal.common_utils import TestCase, run_tests
 
 from test_planner_unlike import sent
+from torch_overlay.distributed.tensor._planner import busiest
 from torch_overlay.distributed.tensor._planner.busiest import _aligned, most_sent
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.senders import Exchange
@@ -21,24 +23,22 @@ def drawn(rng: random.Random) -> Exchange:
 
 
 class TestAligned(TestCase):
-    def test_digits_say_what_a_count_says(self) -> None:
+    def test_digits_say_what_overlaps_say(self) -> None:
         rng, aligned = random.Random(1), 0
         for _ in range(100):
             asked = drawn(rng)
             for diagonals in ((), asked.diagonals()):
-                said, counted = most_sent(asked, diagonals, 0), sent(asked, diagonals)
+                kept = asked.before.most  # no rank keeps more, so that it is all that is taken off
+                said = most_sent(asked, diagonals, kept)
+                with mock.patch.object(busiest, "_aligned", return_value=False):
+                    self.assertEqual(said, most_sent(asked, diagonals, kept), msg=f"{asked}, {diagonals}")
+                self.assertGreaterEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{asked}")
                 if _aligned(asked, 0):
                     aligned += 1
-                    self.assertEqual(said, counted, msg=f"{asked}, {diagonals}")
-                self.assertGreaterEqual(said, counted, msg=f"{asked}, {diagonals}")
+                    with mock.patch.object(busiest, "overlaps", side_effect=AssertionError):
+                        most_sent(asked, diagonals, 0)  # looks at no chunks
         self.assertGreater(aligned, 50)
 
-    @parametrize("new, most", [((0, 0), 5), ((0, None), 30)])
-    def test_the_nearest_sender_keeps_what_it_wants_itself(self, new, most) -> None:
-        asked = Exchange(*(Regions.of(dims, (None,) * 2, (36,), (6, 6)) for dims in ((None, 0), new)), (1,))
-        self.assertEqual(most_sent(asked, (), 0), most)
 
-
-instantiate_parametrized_tests(TestAligned)
 if __name__ == "__main__":
     run_tests()

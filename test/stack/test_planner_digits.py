@@ -6,15 +6,8 @@ from collections import Counter
 
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner.regions import Regions
+from test_planner_senders import exchange
 from torch_overlay.distributed.tensor._planner.senders import Digit, Exchange, primes
-
-
-def exchange(length: int, sizes, old=(None, 0), new=(0, None)) -> Exchange:
-    """Of a tensor of one dim; ``old`` and ``new`` have 0 for each mesh dim that shards it."""
-    nothing = (None,) * len(sizes)
-    before, after = (Regions.of(dims, nothing, (length,), sizes) for dims in (old, new))
-    return Exchange(before, after, tuple(range(len(sizes))))
 
 
 class TestDigits(TestCase):
@@ -37,19 +30,19 @@ class TestDigits(TestCase):
 
     @parametrize("sizes", [(2, 4), (4, 2), (6, 2), (6, 6), (12, 12)])
     def test_of_even_cuts_no_rank_sends_more_than_one_receives(self, sizes) -> None:
-        self.check(exchange(sizes[0] * sizes[1], sizes))
+        self.check(exchange((None, 0), (0, None), sizes[0] * sizes[1], sizes))
 
     @parametrize("sizes", [(2, 2, 2), (2, 4)])
     def test_nor_does_one_between_any_two_cuts(self, sizes) -> None:
         for old, new in itertools.product(itertools.product((None, 0), repeat=len(sizes)), repeat=2):
-            self.check(exchange(16, sizes, old, new))
+            self.check(exchange(old, new, 16, sizes))
 
     def test_a_digit_is_paired_with_one_of_its_base(self) -> None:
-        (first, *_) = exchange(24, (4, 6)).diagonals()
+        (first, *_) = exchange((None, 0), (0, None), 24, (4, 6)).diagonals()
         self.assertEqual(first, (Digit(0, 2, 2), Digit(1, 3, 2)))
 
     def test_digits_make_up_the_coordinate(self) -> None:
-        asked = exchange(24, (12, 2))
+        asked = exchange((None, 0), (0, None), 24, (12, 2))
         digits = asked.cuts((0,))
         self.assertEqual(digits, [Digit(0, 6, 2), Digit(0, 3, 2), Digit(0, 1, 3)])
         for at in range(12):

@@ -31,7 +31,8 @@ def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: i
         least_kept: what every rank, at least, wants of what it holds already.
     """
     before, after, shards = exchange.before, exchange.after, exchange.shards
-    paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
+    paired = {diagonal.replica for diagonal in diagonals}
+    used = {diagonal.shard for diagonal in diagonals}
     alike = exchange.cuts([axis for axis in exchange.axes if axis in shards and axis not in after.sharded])
     sent = math.prod([digit.base for digit in alike if digit not in used])
     # In a pair of bases 2 (replica) and 5 (shard), one value of the replica digit goes with up to 3 of the shard digit.
@@ -47,8 +48,8 @@ def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: C
     """Along one dim, the most elements that a rank sends, summed over all receivers that differ in what they want.
 
     On a replica axis that isn't `paired`, sender and receiver have the same coordinate. On every other digit that cuts
-    the target (`summed`) the receivers have all values, except the `used` digits of shard axes, whose value follows
-    from the digit that they are paired with.
+    the target (`summed`) all values are counted; on an axis outside the group only the sender's own overlaps. But the
+    value of the `used` digits of shard axes follows from the digit that they are paired with.
     """
     cuts = exchange.cuts(exchange.after.orders[dim])
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]
@@ -95,7 +96,8 @@ def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
 def _kept(exchange: Exchange) -> int:
     """What each nearest sender wants of what it holds, where cuts are aligned: the shorter of both boxes along each
     dim. But 0 if the new cut has a digit of a shard axis at a place where the old cut has another: from S0·S1 to S1·S0
-    on (2, 2), rank (0, 1) holds the first half of dim 0 and wants the second."""
+    on (2, 2), rank (0, 1) holds the first half of dim 0 and wants the second. A dim that is cut as before, even if
+    unevenly, scales what is sent and what is kept alike."""
     before, after = exchange.before, exchange.after
     for old, new in zip(before.orders, after.orders):
         for held, wanted in zip(exchange.cuts(old), exchange.cuts(new)):
@@ -105,8 +107,8 @@ def _kept(exchange: Exchange) -> int:
 
 
 def _aligned(exchange: Exchange, dim: int) -> bool:
-    """Is this dim cut as before, or evenly and digit by digit by the same bases as far as it is cut before and after?
-    A dim that is cut as before, even if unevenly, scales what is sent and what is kept alike."""
+    """Whether this dim is cut as before; or evenly, and the digits of both cuts have the same bases, one after the
+    other, as far as the shorter cut goes."""
     before, after = exchange.before, exchange.after
     orders = before.orders[dim], after.orders[dim]
     if orders[0] == orders[1]:

@@ -3,20 +3,19 @@
 For example, on three ranks an all-to-all takes (6, 12) elements from Shard(0) to Shard(1). A rank has (2, 12), of
 which each gets (2, 4): view it as (2, 3, 4), which is rows, members and columns, and permute by (1, 0, 2): the members
 come first. What arrives is (3, 2, 4): members, rows and columns, and the first two together are the six rows of the new
-local tensor. The docstrings below go on with this example.
+local tensor.
 
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
-runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven or
-empty shards, padding, a dim that source and target cut by different axes at the same depth, axes of the group that
-don't cut the source, cuts by axes that aren't of the group).
+runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven shards,
+padding, a dim that source and target cut by different axes at the same depth, axes of the group that don't cut the
+source, cuts by axes that aren't of the group).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .steps import AllGather, AllToAll, ReduceScatter
@@ -41,7 +40,7 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Is it a plain view, with no copy to make?
+        """Is it a plain view, with no copy to make? In the example above, what arrives is the new local tensor.
 
         >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
         >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
@@ -52,54 +51,6 @@ class Grid(NamedTuple):
         return moved == sorted(moved) and self.times == self.lengths
 
 
-class Pattern(NamedTuple):
-    """The grids of a change of cuts, but for the lengths of the pieces.
-
-    >>> from_rows_to_columns = dict(before=((0,), ()), after=((), (0,)), sizes=(3,))
-    >>> pattern = _pattern(**from_rows_to_columns, axes=(0,), exchanges=True)
-    >>> pattern.parts  # rows are joined from 3 pieces, columns cut into 3
-    ((1, 3), (3, 1))
-    >>> pattern.taken, pattern.members, pattern.pack, pattern.unpack
-    (((), (3,)), (3,), (1, 0, 2), (0, 1, 2))
-    >>> piece = (2, 4)  # rows and columns
-    >>> pattern.packed(piece).lengths, pattern.unpacked(piece).lengths
-    ((2, 3, 4), (3, 2, 4))
-
-    On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(), Shard(1). The first axis doesn't cut the
-    target, so both members along it get the same: the grid repeats each piece before it is packed.
-
-    >>> before, after = ((0, 1), ()), ((), (1,))
-    >>> pattern = _pattern(before, after, sizes=(2, 2), axes=(0, 1), exchanges=True)
-    >>> pattern.alike, pattern.packed((2, 4))
-    ((2,), Grid(lengths=(1, 2, 2, 4), times=(2, 2, 2, 4), order=(0, 2, 1, 3)))
-
-    Attributes:
-        parts: for each dim, the pieces that the source shard is cut into, and those that the target shard is joined
-            from.
-        alike: the sizes of the members' axes that don't cut the target: members that differ along these want the same.
-        taken: for each dim, the sizes of the axes by which only the target cuts it.
-        members: the sizes of the members' axes.
-        pack, unpack: the orders of both grids.
-    """
-
-    parts: tuple[tuple[int, int], ...]
-    alike: tuple[int, ...]
-    taken: tuple[tuple[int, ...], ...]
-    members: tuple[int, ...]
-    pack: tuple[int, ...]
-    unpack: tuple[int, ...]
-
-    def packed(self, piece: Sequence[int]) -> Grid:
-        """From the local tensor to pieces of these lengths. There each dim comes after the axes that cut it."""
-        cut = [length for sizes, inner in zip(self.taken, piece) for length in (*sizes, inner)]
-        return Grid((*[1] * len(self.alike), *cut), (*self.alike, *cut), self.pack)
-
-    def unpacked(self, piece: Sequence[int]) -> Grid:
-        """From pieces of these lengths to the new local tensor. What came has the members in front."""
-        lengths = (*self.members, *piece)
-        return Grid(lengths, lengths, self.unpack)
-
-
 def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) -> tuple[Grid | None, Grid | None]:
     """From the local tensor to what goes to the members, one after the other; and from what came from them to the new
     local tensor. None where a step has no such list of pieces, or the pieces aren't alike.
@@ -107,74 +58,74 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     Args:
         held, wanted: this rank's boxes before the step and after it.
     """
-    if isinstance(step, AllToAll) and step.op is not None:
+    exchanges, sizes = isinstance(step, AllToAll), step.before.sizes
+    cuts = _given_and_taken(step)
+    if cuts is None or (exchanges and step.op is not None):
         return None, None
-    before, after = step.before, step.after
-    pattern = _pattern(before.orders, after.orders, before.sizes, step.axes, isinstance(step, AllToAll))
-    if pattern is None:
-        return None, None
-    piece = []
-    for old, new, (parts, pieces) in zip(held.length, wanted.length, pattern.parts):
-        if old % parts or new % pieces or old // parts != new // pieces:
+    given, taken = cuts
+    # What is sent or received has the members, then the dims of a piece. So that one list can say where each of these
+    # is, an axis is written as its number, a dim as ~dim.
+    wire = {axis: sizes[axis] for axis in step.axes}
+    for dim, (old, new) in enumerate(zip(held.length, wanted.length)):
+        parts, pieces = (math.prod([sizes[axis] for axis in axes[dim]]) for axes in (taken, given))
+        if old % parts or new % pieces:
             return None, None
-        piece.append(old // parts)
-    if not isinstance(step, AllToAll) and math.prod(piece) != step.chunk:
+        wire[~dim] = old // parts
+    if not exchanges and math.prod([wire[~dim] for dim in range(len(given))]) != step.chunk:
         return None, None  # there is padding
     return (
-        None if isinstance(step, AllGather) else pattern.packed(piece),
-        None if isinstance(step, ReduceScatter) else pattern.unpacked(piece),
+        None if isinstance(step, AllGather) else _to_pack(wire, taken),
+        None if isinstance(step, ReduceScatter) else _to_unpack(wire, given),
     )
 
 
-@lru_cache(maxsize=1024)
-def _pattern(
-    before: Orders, after: Orders, sizes: tuple[int, ...], axes: tuple[int, ...], exchanges: bool
-) -> Pattern | None:
-    given, taken = [], []  # by dim, the cuts that only the source has, and that only the target has
-    for old, new in zip(before, after):
+def _given_and_taken(step: AllGather | ReduceScatter | AllToAll) -> tuple[Orders, Orders] | None:
+    """For each dim the axes by which only the source is cut, and those by which only the target is; None if the
+    pieces aren't alike for these."""
+    given, taken = [], []
+    for old, new in zip(step.before.orders, step.after.orders):
         common = min(len(old), len(new))
         if old[:common] != new[:common]:
             return None
         given.append(old[common:])
         taken.append(new[common:])
-    giving, taking = ({*itertools.chain.from_iterable(cuts)} for cuts in (given, taken))
-    if exchanges and not giving.issuperset(axes):
+    giving, taking = ({*itertools.chain(*cuts)} for cuts in (given, taken))
+    if isinstance(step, AllToAll) and not giving.issuperset(step.axes):
         return None  # not every member exchanges pieces with every other one
-    if not (giving | taking).issubset(axes):
-        return None
-
-    def lengths(some: Iterable[int]) -> tuple[int, ...]:
-        return tuple([sizes[axis] for axis in some])
-
-    alike = [axis for axis in axes if axis not in taking]
-    return Pattern(
-        tuple([(math.prod(lengths(new)), math.prod(lengths(old))) for old, new in zip(given, taken)]),
-        lengths(alike),
-        tuple(map(lengths, taken)),
-        lengths(axes),
-        _pack_order(axes, alike, taken),
-        _unpack_order(axes, given),
-    )
+    return (given, taken) if (giving | taking).issubset(step.axes) else None
 
 
-def _pack_order(axes: Sequence[int], alike: Sequence[int], taken: Orders) -> tuple[int, ...]:
-    """The members, then the dims of a piece; in the tensor each dim comes after the axes that cut it. Here and below an
-    axis is written as its number, a dim as ~dim, so that one list says where each is.
+def _to_pack(wire: Mapping[int, int], taken: Orders) -> Grid:
+    """From the local tensor, where each dim comes after the axes that cut it, to the members' pieces. In the example
+    above it has rows, members and columns:
 
-    >>> _pack_order(axes=(0,), alike=(), taken=((), (0,)))  # of rows, members, columns
-    (1, 0, 2)
+    >>> _to_pack({0: 3, ~0: 2, ~1: 4}, taken=((), (0,)))
+    Grid(lengths=(2, 3, 4), times=(2, 3, 4), order=(1, 0, 2))
+
+    On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(), Shard(1). The first axis doesn't cut the
+    target, so both members along it get the same: the grid repeats each piece before it is packed.
+
+    >>> _to_pack({0: 2, 1: 2, ~0: 2, ~1: 4}, taken=((), (1,)))
+    Grid(lengths=(1, 2, 2, 4), times=(2, 2, 2, 4), order=(0, 2, 1, 3))
     """
-    have = [*alike]
-    for dim, cuts in enumerate(taken):
-        have += [*cuts, ~dim]
-    return tuple([have.index(label) for label in (*axes, *[~dim for dim in range(len(taken))])])
+    cut = _labels(taken)
+    alike = [label for label in wire if label not in cut]
+    labels = [*alike, *cut]
+    times = tuple([wire[label] for label in labels])
+    return Grid((*[1] * len(alike), *times[len(alike) :]), times, tuple([labels.index(label) for label in wire]))
 
 
-def _unpack_order(axes: Sequence[int], given: Orders) -> tuple[int, ...]:
-    """Each dim after the axes that cut it; what came has the members, then the dims of a piece.
+def _to_unpack(wire: Mapping[int, int], given: Orders) -> Grid:
+    """From the members' pieces to the new local tensor, where each dim comes after the axes that cut it. In the example
+    above, members, rows and columns stay in this order:
 
-    >>> _unpack_order(axes=(0,), given=((0,), ()))  # of members, rows, columns
-    (0, 1, 2)
+    >>> _to_unpack({0: 3, ~0: 2, ~1: 4}, given=((0,), ()))
+    Grid(lengths=(3, 2, 4), times=(3, 2, 4), order=(0, 1, 2))
     """
-    came = [*axes, *[~dim for dim in range(len(given))]]
-    return tuple([came.index(label) for dim, cuts in enumerate(given) for label in (*cuts, ~dim)])
+    lengths, labels = tuple(wire.values()), [*wire]
+    return Grid(lengths, lengths, tuple([labels.index(label) for label in _labels(given)]))
+
+
+def _labels(cuts: Orders) -> list[int]:
+    """Each dim after the axes that cut it."""
+    return [label for dim, axes in enumerate(cuts) for label in (*axes, ~dim)]

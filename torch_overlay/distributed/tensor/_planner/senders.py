@@ -98,17 +98,19 @@ class Exchange(NamedTuple):
         one left; all within the group.
 
         Let all cuts be even, let the digits along each dim have the same bases in source and target as far as both go,
-        and let the group have all axes that cut source or target. Then no rank sends more than the busiest receives:
-        each tied digit has one of the source's at its place, of its base, and these are as many partners as are needed.
+        and let the group have all axes that cut source or target. Then no rank sends more than the busiest receives: at
+        the place of each tied digit the source has one of the same base, so every tied replica digit finds a partner.
+        The shard digits that are then neither tied nor paired multiply what a rank sends by as much as the new boxes
+        are longer, where the target is cut less than the source.
         """
         shards, tied = self.shards, self.tied_digits()
         replicas = [digit for digit in tied if digit.axis in self.axes and digit.axis not in shards]
         if not replicas:
             return ()
-        free = [digit for digit in self.cuts(shards.intersection(self.axes)) if digit not in tied]
+        free = [digit for digit in self.cuts([axis for axis in self.axes if axis in shards]) if digit not in tied]
         # First those that don't cut the target: all ranks want the same along them, so that it is easier to tell how
         # much a rank sends.
-        free.sort(key=lambda digit: (digit.axis in self.after.sharded, digit.axis, -digit.unit))
+        free.sort(key=lambda digit: digit.axis in self.after.sharded)
         partners: dict[Digit, Digit] = {}
         for alike in (True, False):
             for replica in [digit for digit in replicas if digit not in partners]:
@@ -123,7 +125,8 @@ class Exchange(NamedTuple):
         return frozenset([digit.axis for digit in self.tied_digits()]) - self.shards
 
     def tied_digits(self) -> list[Digit]:
-        """The digits that cut the target where the source is cut too: they say in which box of the source it lies."""
+        """The digits that cut the target where the source is cut too: they say in which chunk of the source the
+        wanted part lies."""
         found = []
         for old, new in zip(self.before.orders, self.after.orders):
             boxes, depth = math.prod([self.before.sizes[a] for a in old]), 1

@@ -167,9 +167,8 @@ class AllToAll(Collective):
     member; copy (or, with `op`, reduce) each of `receives(coordinate)` into its box, in the order in which `receives`
     gives them. With `rounds`, one part of each piece after the other.
 
-    Along some axes of the group the ranks may be replicas, which hold the same. Of such replicas a rank exchanges
-    pieces with one, for each part and term of the source: its `peers`. Without `diagonals` that is the nearest; see
-    `senders`.
+    Several ranks of the group may hold the same part and term of the source. A rank exchanges pieces with one of them
+    for each part and term: these are its `peers`. Without `diagonals` that is the nearest; see `senders`.
     """
 
     op: str | None = None
@@ -189,7 +188,7 @@ class AllToAll(Collective):
 
     def peers(self, coordinate: Coordinate) -> list[tuple[int, tuple[int, ...]]]:
         """The place in `members` and the coordinate of each rank that this one exchanges with, itself included; by
-        their coordinates on the axes that cut or reduce the source, so that terms come in one order on all ranks.
+        their coordinates on the shard axes of the group, which is one order on all ranks.
 
         From R·S0 to S0·R on (2, 2), the peers of (0, 1) are (0, 0) and itself; on the diagonal, (1, 0) and itself. A
         rank is a peer of its peers: to be on one diagonal is an equivalence.

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .senders import Diagonal, Digit, Exchange
-
-
-def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
-    """The elements that the busiest rank sends to others. Never less than that, and more where cuts are uneven, for
-    example, or where a rank keeps more than the least.
-
-    From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
-    axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
-    coordinate on axis 1 follows from that on axis 0: each rank sends what it holds to one.
-
-    Args:
-        least_kept: what every rank, at least, wants of what it holds already.
-    """
-    after, shards = exchange.after, exchange.shards
-    paired, used = ({pair[side] for pair in diagonals} for side in (0, 1))
-    alike = exchange.cuts([axis for axis in exchange.axes if axis in shards and axis not in after.sharded])
-    sent = math.prod([digit.base for digit in alike if digit not in used])
-    # In a pair of bases 2 (replica) and 5 (shard), one value of the replica digit goes with up to 3 of the shard digit.
-    sent *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
-    for dim in range(len(after.shape)):
-        sent *= _most_along(exchange, dim, paired, used)
-    return sent - least_kept
+    from .senders import Digit, Exchange
 
 
 def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: Collection[Digit]) -> int:
     """Along one dim, the most elements that a rank sends, summed over all receivers that differ in what they want.
 
     On a replica axis that isn't `paired`, sender and receiver have the same coordinate. On every other digit that cuts
-    the target (`summed`) the receivers have all values, except the `used` digits of shard axes, whose value follows
-    from the digit that they are paired with.
+    the target (`summed`) all values are counted; on an axis outside the group only the sender's own overlaps. But the
+    value of the `used` digits of shard axes follows from the digit that they are paired with.
     """
     cuts = exchange.cuts(exchange.after.orders[dim])
     same = [digit for digit in cuts if digit.axis not in exchange.shards and digit not in paired]

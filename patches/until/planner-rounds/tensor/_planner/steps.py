@@ -20,9 +20,8 @@ class AllToAll(...):
     member; copy (or, with `op`, reduce) each of `receives(coordinate)` into its box, in the order in which `receives`
     gives them.
 
-    Along some axes of the group the ranks may be replicas, which hold the same. Of such replicas a rank exchanges
-    pieces with one, for each part and term of the source: its `peers`. Without `diagonals` that is the nearest; see
-    `senders`.
+    Several ranks of the group may hold the same part and term of the source. A rank exchanges pieces with one of them
+    for each part and term: these are its `peers`. Without `diagonals` that is the nearest; see `senders`.
     """
 
     rounds = ...
