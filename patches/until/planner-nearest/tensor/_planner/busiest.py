@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from .senders import Diagonal, Exchange
 
+_kept = ...
+
 
 def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
     """The elements that the busiest rank sends to others. Never less than that, and more where cuts are uneven, for
