@@ -144,6 +144,7 @@ def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> Non
     sizes of one plan, one of the other kind may have another.
 
     For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8).
+    64 x 3076 and 64 x 6148 may have one plan, and 64 x 6144 that of 64 x 8192, since bytes are rounded where it shares.
     A trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076 on the second being none.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
@@ -189,7 +190,7 @@ def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) ->
 
     elements = math.prod([trace.shape[dim] for dim in dims])
     if not same(parts if any(rest) else units):
-        # no whole unit is a size, too, if something remains
+        # where something remains, a count of 0 is a size, too: the first that is none is -1
         _guard(elements >= last_same(-1 if rest[0] else 0))
     if not same(sizes([_FAR] * len(dims))):
         _guard(elements <= last_same(_FAR))

@@ -15,8 +15,9 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan.
 
     Between two sizes that share a plan, one that doesn't share it may have another, and the other way round. For
-    example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8). A
-    trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076, which can't share, on these sizes.
+    example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8).
+    64 x 3076 and 64 x 6148 may have one plan, and 64 x 6144 that of 64 x 8192, since bytes are rounded where it shares.
+    A trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076, which can't share, on these sizes.
     """
     found, dims = trace.found, _open_dims(trace.shape)
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)

@@ -94,10 +94,10 @@ def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
 
 
 def _kept(exchange: Exchange) -> int:
-    """What each nearest sender wants of what it holds, where cuts are aligned: the shorter of both boxes along each
-    dim. But 0 if the new cut has a digit of a shard axis at a place where the old cut has another: from S0·S1 to S1·S0
-    on (2, 2), rank (0, 1) holds the first half of dim 0 and wants the second. A dim that is cut as before, even if
-    unevenly, scales what is sent and what is kept alike."""
+    """The least that a rank which sends at all wants of what it holds, by nearest senders and where cuts are aligned:
+    the shorter of both boxes along each dim. But 0 if the new cut has a digit of a shard axis at a place where the old
+    cut has another: from S0·S1 to S1·S0 on (2, 2), rank (0, 1) holds the first half of dim 0 and wants the second. A
+    dim that is cut as before, even if unevenly, scales what is sent and what is kept alike."""
     before, after = exchange.before, exchange.after
     for old, new in zip(before.orders, after.orders):
         for held, wanted in zip(exchange.cuts(old), exchange.cuts(new)):

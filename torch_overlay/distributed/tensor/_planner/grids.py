@@ -8,7 +8,7 @@ local tensor.
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven shards,
 padding, a dim that source and target cut by different axes at the same depth, axes of the group that don't cut the
-source, cuts by axes that aren't of the group).
+source, a cut that comes or goes by an axis that isn't of the group).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Grid(NamedTuple):
 
 def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) -> tuple[Grid | None, Grid | None]:
     """From the local tensor to what goes to the members, one after the other; and from what came from them to the new
-    local tensor. None where a step has no such list of pieces, or the pieces aren't alike.
+    local tensor. The first is None for an all-gather and the second for a reduce-scatter, which have no such list; both
+    are None where the pieces aren't alike.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.
@@ -64,7 +65,8 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
         return None, None
     given, taken = cuts
     # What is sent or received has the members, then the dims of a piece. So that one list can say where each of these
-    # is, an axis is written as its number, a dim as ~dim.
+    # is, an axis is written as its number, a dim as ~dim. In the example above: {0: 3, ~0: 2, ~1: 4}, three members and
+    # pieces of (2, 4).
     wire = {axis: sizes[axis] for axis in step.axes}
     for dim, (old, new) in enumerate(zip(held.length, wanted.length)):
         parts, pieces = (math.prod([sizes[axis] for axis in axes[dim]]) for axes in (taken, given))
