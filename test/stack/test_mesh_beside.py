@@ -37,7 +37,7 @@ class TestPrivateView(TestCase):
         for one, other in itertools.combinations(beside, 2):
             self.assertNotEqual(one.get_group("c"), other.get_group("c"))
             self.assertNotEqual(one, other)
-        both = join([mesh["a"], inside["c"]])
+        both = beside[1]
         self.assertEqual(both["a"], mesh["a"])
         self.assertFalse(is_apart(both["a"]))
         self.assertEqual(join([both["a"], outside["c"]]), join([mesh["a"], outside["c"]]))
@@ -53,6 +53,16 @@ class TestPrivateView(TestCase):
         self.assertNotEqual(turned.get_group("c"), other.get_group("c"))
         self.assertNotEqual(turned, other)
         self.assertEqual(turned, join([inside["c"], mesh["a"]]))
+
+    def test_names_need_not_be_strings(self) -> None:
+        mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=(1, 2))
+        outside = mesh._unflatten(1, (4, 4), (3, 4))
+        with private_groups():
+            inside = mesh._unflatten(1, (4, 4), (3, 4))
+        both = DeviceMesh._concatenate([mesh[(1,)], inside[(3,)]])
+        self.assertEqual(both[(3,)], inside[(3,)])
+        self.assertNotEqual(both[(3,)], outside[(3,)])
+        self.assertEqual(both[(1,)], mesh[(1,)])
 
     def test_a_slice_may_show_a_flattened_view(self) -> None:
         mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("a", "b", "c"))

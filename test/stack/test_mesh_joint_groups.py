@@ -57,14 +57,14 @@ class TestJointGroups(TestCase):
         self._choose("whole", share="off")
         self.assertIsNone(joint_group_name(self._mesh(), (0, 1, 2)))
 
-    @parametrize("joint, serves", [("existing", True), ("whole", False)])
-    def test_the_default_group_serves_who_chose_it(self, joint, serves) -> None:
+    @parametrize("joint, share", [("existing", "names"), ("whole", "names"), ("whole", "off")])
+    def test_the_default_group_serves_unless_a_group_is_made_instead(self, joint, share) -> None:
         self._choose("existing")
         mesh = self._mesh()
         self.assertEqual(mesh._flatten("abc").get_group(), dist.group.WORLD)
-        self._choose(joint)
+        self._choose(joint, share)
         name = joint_group_name(mesh, (0, 1, 2))
-        self.assertEqual(name == dist.group.WORLD.group_name, serves)
+        self.assertEqual(name == dist.group.WORLD.group_name, (joint, share) != ("whole", "names"))
 
     def test_a_rank_outside_has_no_group(self) -> None:
         self._choose("whole")

@@ -28,7 +28,7 @@ class TestAligned(TestCase):
         for _ in range(100):
             asked = drawn(rng)
             for diagonals in ((), asked.diagonals()):
-                kept = asked.before.most  # no rank keeps more, so that it is all that is taken off
+                kept = asked.before.most  # as much as a rank can keep, whatever else is found of that
                 said = most_sent(asked, diagonals, kept)
                 with mock.patch.object(busiest, "_aligned", return_value=False):
                     self.assertEqual(said, most_sent(asked, diagonals, kept), msg=f"{asked}, {diagonals}")

@@ -22,7 +22,8 @@ class TestExchangeTerms(TestCase):
                 self.assertTrue(is_right([step], before, after), msg=f"{source} to {target}: {diagonals}")
 
     def test_terms_come_in_one_order_on_all_ranks(self) -> None:
-        """A replica dim and the pending one make a diagonal: by the order of members it would be another."""
+        """A replica dim and the pending one make a diagonal, so that ranks in the order of `members` would reduce in
+        different orders."""
         ends = regions((None, "sum", 0), (16, 4)), regions((0, None, None), (16, 4))
         step = AllToAll(*ends, (0, 1, 2), "sum", (1,), Exchange(*ends, (0, 1, 2), (1,)).diagonals())
         for place in itertools.product(range(2), repeat=3):

@@ -402,6 +402,16 @@ def test_pure_tests_run_where_all_is_there_that_they_ask_for(tmp_path):
     assert found == ["test/pure/test_mesh_layout.py", "test/pure/test_rank_map.py"]
 
 
+def test_what_later_patches_tell_the_compiler_is_not_missed_yet(tmp_path):
+    """With `permute` there, compiled code can't call it until the patch that registers it."""
+    names = [message.name for message in MESSAGES]
+    later = {
+        name: check.Patched(MESSAGES, names.index(name) + 1, tmp_path, frozenset(), frozenset()).later for name in names
+    }
+    assert {"permute", "submesh_at"} < later["mesh-submesh-at"] and "submesh_at" in later["mesh-traced"]
+    assert "permute" not in later["mesh-traced"] and not {"permute", "submesh_at", "_flatten"} & later["mesh-traced-at"]
+
+
 def test_bytes_are_stable(states, tmp_path):
     """Another process, in which sets and dicts of text have another order."""
     code = f"""import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tools")!r}]

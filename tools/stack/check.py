@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .copied import copy_torch, installed_torch
-from .message import ROOT, PatchMessage, StackError
+from .message import PATCHES, ROOT, PatchMessage, StackError
 from .reach import uses_of
 from .record import CHECKED, Record
 from .record import program as digest
@@ -151,8 +151,11 @@ class Patched:
 
     @property
     def later(self) -> set[str]:
-        """The names of members that patches after these bring."""
-        return {row.rpartition(".")[2] for message in self.messages[self.count :] for row in message.rows}
+        """The names of members that patches after these bring, or tell the compiler."""
+        after = self.messages[self.count :]
+        inserted = [path for message in after for path in (PATCHES / "insert" / message.name).glob("*.py")]
+        brought = {row.rpartition(".")[2] for message in after for row in message.rows}
+        return brought.union(*map(_new_keys, inserted))
 
     def has(self, patch: str) -> bool:
         return patch in [message.name for message in self.messages[: self.count]]
@@ -166,6 +169,13 @@ class Patched:
             if there == asked and (self.is_whole or asked & (self.changed | self.idle)):
                 found.append(f"{PURE}/{path.name}")
         return found
+
+
+def _new_keys(path: pathlib.Path) -> set[str]:
+    """The keys that a patch puts into dictionaries of torch's, such as the members of a mesh that dynamo may use."""
+    found = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Dict)]
+    pairs = [pair for node in found for pair in zip(node.keys, node.values, strict=True)]
+    return {ast.literal_eval(key) for key, value in pairs if key is not None and ast.unparse(value) != "..."}
 
 
 def _suite(prefix: Patched, suite: str, plain) -> tuple[Results, list[str]]:  # type: ignore[no-untyped-def]

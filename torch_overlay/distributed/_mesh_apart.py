@@ -33,8 +33,8 @@ def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> Devi
 
 def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
     """Give a view of several side by side the token of each axis."""
-    names = [(part, axis_names(part._mesh_dim_names, len(view_of(part).layout.axes))) for part in parts]
-    _mark_axes(mesh, [_token(part, name) for part, of_part in names for name in of_part])
+    names = [axis_names(part._mesh_dim_names, len(view_of(part).layout.axes)) for part in parts]
+    _mark_axes(mesh, [_token(part, name) for part, held in zip(parts, names, strict=True) for name in held])
 
 
 def _mark_axes(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
@@ -51,4 +51,4 @@ def _mark_axes(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
 def _token(mesh: DeviceMesh, name: str) -> str | None:
     """Of the axis of this name; of two of one name, of the first."""
     held = mesh.__dict__.get("_apart")
-    return dict(reversed(held)).get(name) if isinstance(held, tuple) else held
+    return dict(reversed(held)).get(str(name)) if isinstance(held, tuple) else held

@@ -78,18 +78,20 @@ def _find_or_make(
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """The groups over several axes of a new mesh that `options.flatten` asks for; none of a view of `is_apart`.
+    """The groups over several axes of a new mesh that `options.flatten` asks for; none of a view of `is_apart`."""
+    large = _large(mesh)
+    if len(large) > 1 and not is_apart(mesh) and _brings_joint():
+        _make_joint(mesh, sets_of_axes(mesh) if get_settings().flatten == "create" else [large])
 
-    With sharing off there are none, either: all views of a universe would share them.
-    """
-    policy, large = get_settings().flatten, _large(mesh)
-    if policy == "existing" or get_settings().share_groups == "off" or len(large) < 2 or is_apart(mesh):
-        return
-    if policy == "create":
-        _make_joint(mesh, sets_of_axes(mesh))
-    # A communicator takes memory as soon as it is made, unasked.
-    elif not makes_communicators(distributed_c10d._get_default_group()):
-        _make_joint(mesh, [large])
+
+def _brings_joint() -> bool:
+    """Whether a new mesh brings a group over all its axes. With sharing off it brings none: all views of a universe
+    would share it."""
+    policy = get_settings().flatten
+    if policy == "existing" or get_settings().share_groups == "off":
+        return False
+    # A communicator takes memory as soon as it is made, so it must be asked for.
+    return policy == "create" or not makes_communicators(distributed_c10d._get_default_group())
 
 
 def prepare(mesh: DeviceMesh) -> None:  # overlay only
@@ -173,7 +175,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
     All ranks of the mesh find the same group, or none, since it follows from the mesh calls of this universe and the
     options: a group that was made for redistributions, else that of a view that somebody flattened, on the backend and
-    with the options that the axes have. A rank outside finds no group, and the empty name of one that was made.
+    with the options that the axes have. On a rank outside it is "" for a group that was made, else None.
     """
     shared = shared_state(mesh)
     join_universe(shared)
@@ -190,9 +192,8 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
 def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
     """The name of the group of a flattened view, that of the first name in order."""
-    # What we make a group for doesn't run in the default group, beside the user's own collectives.
-    existing = get_settings().flatten == "existing"
-    default = None if existing else distributed_c10d._get_default_group().group_name
+    # Where a group is made for redistributions, none of them runs in the default group, beside the user's collectives.
+    default = distributed_c10d._get_default_group().group_name if _brings_joint() else None
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         names = group_names(flattened)
         if not names or names[0].startswith(UNBOUND) or names[0] == default or is_apart(flattened):
@@ -205,9 +206,9 @@ def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str 
 def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
     """Part of every cache's key, beside the options: it changes when `joint_group_name` may answer differently.
 
-    A new flattened view counts even if no group is made for it, since it brings a group that was there. Under the same
-    name an equal mesh may have another view, over other axes or with a group of its own. A view of `is_apart` has no
-    such group, and a slice of it may equal one of the root mesh otherwise.
+    A new flattened view changes it even if no group was made, since the group that it has may serve from now on. Under
+    the same name an equal mesh may have another view, over other axes or with a group of its own. A view of `is_apart`
+    has no such group, and a slice of it may equal one of the root mesh otherwise.
     """
     if is_apart(mesh):
         return ("apart",)

@@ -18,13 +18,15 @@ sets_of_axes = ...
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
     """The group over all axes of a new mesh if `torch.distributed.config.mesh_joint_groups` asks for it; none of a
-    view of `is_apart`.
-
-    With sharing off there is none, either: all views of a universe would share it.
-    """
-    policy, large = get_settings().joint_groups, _large(mesh)
-    if policy == "existing" or get_settings().share_groups == "off" or len(large) < 2 or is_apart(mesh):
-        return
-    # A communicator takes memory as soon as it is made, unasked.
-    if not makes_communicators(distributed_c10d._get_default_group()):
+    view of `is_apart`."""
+    large = _large(mesh)
+    if len(large) > 1 and not is_apart(mesh) and _brings_joint():
         _make_joint(mesh, [large])
+
+
+def _brings_joint() -> bool:
+    """Whether a new mesh brings a group over all its axes. With sharing off it brings none: all views of a universe
+    would share it. Nor does it where a group is a communicator, which takes memory as soon as it is made."""
+    if get_settings().joint_groups == "existing" or get_settings().share_groups == "off":
+        return False
+    return not makes_communicators(distributed_c10d._get_default_group())

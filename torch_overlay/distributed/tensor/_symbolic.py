@@ -119,7 +119,7 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     if shared is not None and _may_share(trace, shared):
         both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
         if any(both[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, both):
-            _guard_kind(trace, shared, both)
+            _guard_kind(trace, both)
             units = both
     _guard_elements(trace, parts, units)
 
@@ -139,7 +139,7 @@ def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bo
     return len({in_one_round(trace.plan_of(sizes), AllToAll, ReduceScatter) for sizes in (*shares, *others)}) > 1
 
 
-def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> None:
+def _guard_kind(trace: Trace, both: Sequence[int]) -> None:
     """Ask for guards that tell sizes that share their plan, multiples of `both`, from those that don't: between two
     sizes of one plan, one of the other kind may have another.
 
@@ -148,13 +148,13 @@ def _guard_kind(trace: Trace, shared: Sequence[int], both: Sequence[int]) -> Non
     A trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076 on the second being none.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
-    odd = [dim for dim, size in enumerate(trace.found.question.shape) if size % shared[dim]]
+    odd = [dim for dim in dims if trace.found.question.shape[dim] % both[dim]]
     if not odd:
         for dim in dims:
             if both[dim] > 1:
                 _guard(shape[dim] % both[dim] == 0)
     else:
-        _guard(shape[odd[0]] % shared[odd[0]] != 0)
+        _guard(shape[odd[0]] % both[odd[0]] != 0)
 
 
 def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) -> None:

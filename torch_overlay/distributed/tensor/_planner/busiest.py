@@ -114,7 +114,7 @@ def _aligned(exchange: Exchange, dim: int) -> bool:
     if orders[0] == orders[1]:
         return True
     old, new = map(exchange.cuts, orders)
-    # If the primes are the same, the shorter cut is the beginning of the longer one, so that it is even if that one is.
-    if before.shape[dim] % max(math.prod([digit.base for digit in cuts]) for cuts in (old, new)):
+    if any(a.base != b.base for a, b in zip(old, new)):
         return False
-    return all(a.base == b.base for a, b in zip(old, new))
+    longer = max(old, new, key=len)  # the other is its beginning
+    return before.shape[dim] % math.prod([digit.base for digit in longer]) == 0

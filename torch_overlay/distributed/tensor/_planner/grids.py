@@ -111,10 +111,10 @@ def _to_pack(wire: Mapping[int, int], taken: Orders) -> Grid:
     Grid(lengths=(1, 2, 2, 4), times=(2, 2, 2, 4), order=(0, 2, 1, 3))
     """
     cut = _labels(taken)
-    alike = [label for label in wire if label not in cut]
-    labels = [*alike, *cut]
+    repeated = [label for label in wire if label not in cut]
+    labels = [*repeated, *cut]
     times = tuple([wire[label] for label in labels])
-    return Grid((*[1] * len(alike), *times[len(alike) :]), times, tuple([labels.index(label) for label in wire]))
+    return Grid((*[1] * len(repeated), *times[len(repeated) :]), times, tuple([labels.index(label) for label in wire]))
 
 
 def _to_unpack(wire: Mapping[int, int], given: Orders) -> Grid:

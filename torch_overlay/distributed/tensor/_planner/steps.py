@@ -186,9 +186,9 @@ class AllToAll(Collective):
         """Do some members hold the same? Then not every member is a peer."""
         return not self.exchange.shards.issuperset(self.axes)
 
-    def peers(self, coordinate: Coordinate) -> list[tuple[int, tuple[int, ...]]]:
-        """The place in `members` and the coordinate of each rank that this one exchanges with, itself included; by
-        their coordinates on the shard axes of the group, which is one order on all ranks.
+    def peers(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
+        """The coordinate of each rank that this one exchanges with, itself included; by their coordinates on the shard
+        axes of the group, which is one order on all ranks.
 
         From R·S0 to S0·R on (2, 2), the peers of (0, 1) are (0, 0) and itself; on the diagonal, (1, 0) and itself. A
         rank is a peer of its peers: to be on one diagonal is an equivalence.
@@ -202,24 +202,21 @@ class AllToAll(Collective):
                 peer[axis] = at
             for diagonal in self.diagonals:
                 diagonal.follow(peer, coordinate)
-            found.append((self._place(peer), tuple(peer)))
+            found.append(tuple(peer))
         return found
 
     def sends(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to whom, itself included; in the order of `peers`."""
         peers = self.peers(coordinate)
-        shared = _shared(self.before.box(coordinate), self.after, [who for _, who in peers])
-        return [Piece(peers[i][0], box) for i, box in shared]
+        shared = _shared(self.before.box(coordinate), self.after, peers)
+        return [Piece(self._place(peers[i]), box) for i, box in shared]
 
     def receives(self, coordinate: Coordinate) -> list[Piece]:
         """Where what comes from whom goes, itself included; in the order of `peers`. Terms of one reduction come in the
         same order on all ranks, so that all get the same bits; the first is written, the others are reduced into it."""
         peers = self.peers(coordinate)
-        found = []
-        for i, box in _shared(self.after.box(coordinate), self.before, [who for _, who in peers]):
-            place, who = peers[i]
-            found.append(Piece(place, box, any(who[a] for a in self.reduced)))
-        return found
+        shared = _shared(self.after.box(coordinate), self.before, peers)
+        return [Piece(self._place(peers[i]), box, any(peers[i][a] for a in self.reduced)) for i, box in shared]
 
     def _place(self, coordinate: Coordinate) -> int:
         """The place of a coordinate in `members`."""

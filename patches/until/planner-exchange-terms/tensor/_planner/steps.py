@@ -37,5 +37,5 @@ class AllToAll(...):
     def receives(self, coordinate: Coordinate) -> list[Piece]:
         """Where what comes from whom goes, itself included; in the order of `peers`."""
         peers = self.peers(coordinate)
-        shared = _shared(self.after.box(coordinate), self.before, [who for _, who in peers])
-        return [Piece(peers[i][0], box) for i, box in shared]
+        shared = _shared(self.after.box(coordinate), self.before, peers)
+        return [Piece(self._place(peers[i]), box) for i, box in shared]
