@@ -58,13 +58,13 @@ class TestJointGroups(TestCase):
         self.assertIsNone(joint_group_name(self._mesh(), (0, 1, 2)))
 
     @parametrize("joint, share", [("existing", "names"), ("whole", "names"), ("whole", "off")])
-    def test_the_default_group_serves_unless_a_group_is_made_instead(self, joint, share) -> None:
+    def test_the_default_group_serves_who_chose_it(self, joint, share) -> None:
         self._choose("existing")
         mesh = self._mesh()
         self.assertEqual(mesh._flatten("abc").get_group(), dist.group.WORLD)
         self._choose(joint, share)
         name = joint_group_name(mesh, (0, 1, 2))
-        self.assertEqual(name == dist.group.WORLD.group_name, (joint, share) != ("whole", "names"))
+        self.assertEqual(name == dist.group.WORLD.group_name, joint == "existing")
 
     def test_a_rank_outside_has_no_group(self) -> None:
         self._choose("whole")

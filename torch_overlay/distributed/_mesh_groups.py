@@ -192,8 +192,9 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 
 def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
     """The name of the group of a flattened view, that of the first name in order."""
-    # Where a group is made for redistributions, none of them runs in the default group, beside the user's collectives.
-    default = distributed_c10d._get_default_group().group_name if _brings_joint() else None
+    # What we make a group for doesn't run in the default group, beside the user's own collectives.
+    existing = get_settings().flatten == "existing"
+    default = None if existing else distributed_c10d._get_default_group().group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         names = group_names(flattened)
         if not names or names[0].startswith(UNBOUND) or names[0] == default or is_apart(flattened):

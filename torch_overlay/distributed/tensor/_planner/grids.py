@@ -59,9 +59,8 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     Args:
         held, wanted: this rank's boxes before the step and after it.
     """
-    exchanges, sizes = isinstance(step, AllToAll), step.before.sizes
-    cuts = _given_and_taken(step)
-    if cuts is None or (exchanges and step.op is not None):
+    cuts, sizes = _given_and_taken(step), step.before.sizes
+    if cuts is None or (isinstance(step, AllToAll) and step.op is not None):
         return None, None
     given, taken = cuts
     # What is sent or received has the members, then the dims of a piece. So that one list can say where each of these
@@ -73,7 +72,7 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
         if old % parts or new % pieces:
             return None, None
         wire[~dim] = old // parts
-    if not exchanges and math.prod([wire[~dim] for dim in range(len(given))]) != step.chunk:
+    if not isinstance(step, AllToAll) and math.prod([wire[~dim] for dim in range(len(given))]) != step.chunk:
         return None, None  # there is padding
     return (
         None if isinstance(step, AllGather) else _to_pack(wire, taken),
