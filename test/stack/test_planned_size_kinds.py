@@ -49,7 +49,7 @@ def admitted(case, source, target, shape, lengths):
 
 
 class TestSizeKinds(TestCase):
-    """On a 2 x 2 x 2 mesh of which two axes are slow to begin, in a world of 8 of which this process plays one."""
+    """On a 2 x 2 x 2 mesh of which two axes have a latency of 1 ms, in a world of 8 of which this process plays one."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -80,7 +80,7 @@ class TestLeastSizes(TestCase):
         self.mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("a", "b", "c"))
 
     def test_known_columns_keep_a_tensor_from_sharing(self) -> None:
-        """Few rows have another plan, and more are guarded on nothing else."""
+        """Two rows have another plan, so the number of elements is guarded on. That 12 divides the rows is not."""
         ends = (Replicate(), Shard(1), Shard(1)), (Shard(1), Replicate(), Shard(0))
         traced, guards, (symbol,) = answer_for(self.mesh, *ends, (90, 4101), ROWS_OPEN)
         for rows, same in ((2, False), (84, True), (90, True), (96, True)):

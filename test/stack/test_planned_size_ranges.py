@@ -49,7 +49,7 @@ def admitted(case, source, target, shape, lengths):
 
 
 class TestSizeKinds(TestCase):
-    """On a 2 x 2 x 2 mesh of which two axes are slow to begin, in a world of 8 of which this process plays one."""
+    """On a 2 x 2 x 2 mesh of which two axes have a latency of 1 ms, in a world of 8 of which this process plays one."""
 
     def setUp(self) -> None:
         super().setUp()

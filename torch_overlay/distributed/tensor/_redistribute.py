@@ -62,15 +62,18 @@ def _cuts_evenly(
 
     Then nested cuts are the same as one cut over all their mesh dims; else they may
     differ: of 6 rows on a 2 x 2 mesh, nested cuts give 2, 1, 2, 1 rows, and one cut
-    2, 2, 2, 0.
+    2, 2, 2, 0. Cuts by mesh dims that aren't merged need not be even, since all ranks
+    of a merged collective hold the same part.
 
-    The logical shape of an info is the tensor that its mesh dim cuts: S(0), S(0) of 6
-    rows has 6 at the outer mesh dim and 3 at the inner. Cuts by mesh dims that aren't
-    merged need not be even, since all ranks of a merged collective hold the same part.
-    The greedy planner leaves out of these shapes what the same redistribution cuts.
-    There the cuts that it makes further out are counted as if merged, and must be even,
-    too: in R, P, P to S(0), S(0), S(0) of 8 rows on 2 x 2 x 2 the last two mesh dims
-    have 8 and 8 rows, where the graph-based planner gives them 4 and 2.
+    What a mesh dim cuts is in the logical shape of its info. Only the greedy planner
+    doesn't count there what the same redistribution cuts: then the shapes of merged
+    reduce-scatters are equal, where they else shrink from the first to the last, and
+    cuts further out are counted as if they were merged, too. For example, where 8 rows
+    go from R, P, P to S(0), S(0), S(0) on 2 x 2 x 2, the last two mesh dims have
+
+        rows    planner        what must divide what
+        4, 2    graph-based    2 divides 4, and 2 divides 2
+        8, 8    greedy         2 * 2 * 2 divides 8
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():

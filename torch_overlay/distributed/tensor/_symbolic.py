@@ -131,8 +131,9 @@ def _may_share(trace: Trace, shared: Sequence[int]) -> bool:
 
 
 def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
-    """Whether two of the open sizes have different plans, apart from rounds. Of one kind (multiples of `both`, which
-    share their plan, or not) the least and a far size are enough: if they have one plan, so do all between them."""
+    """Whether the plan, apart from its rounds, differs between any sizes that the open dims may have. Two of each kind
+    are asked: the least (`both`; and `parts`, which are no multiples of `both`) and far ones. If these two have the
+    same plan, so have all of that kind between them, see `_last_same`."""
     dims = _open_dims(trace.shape)
     shares = [[many * both[dim] for dim in dims] for many in (1, _FAR)]
     others = [[many * both[dim] + parts[dim] for dim in dims] for many in (0, _FAR)]
@@ -140,12 +141,14 @@ def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bo
 
 
 def _guard_kind(trace: Trace, both: Sequence[int]) -> None:
-    """Ask for guards that tell sizes that share their plan, multiples of `both`, from those that don't: between two
-    sizes of one plan, one of the other kind may have another.
+    """Ask for guards that only sizes of the traced kind meet.
 
-    For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8).
-    64 x 3076 and 64 x 6148 may have one plan, and 64 x 6144 that of 64 x 8192, since bytes are rounded where it shares.
-    A trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076 on the second being none.
+    Sizes are of two kinds: multiples of `both`, whose plan is made once for many sizes, with the bytes rounded to a
+    power of two (see forms.py), and others, whose plan is made for their own bytes. Two sizes of one kind may have the
+    same plan while a size of the other kind between them has another. For example, (R, S0, S1) to (S1, R, R) on
+    (2, 2, 2): all cuts are even for multiples of (2, 4), and multiples of (8, 8) are of the first kind. 64 x 3076 and
+    64 x 6148 may have the same plan, but 64 x 6144 that of 64 x 8192, to which its bytes are rounded. So a trace for
+    64 x 3072 is guarded on both sizes being multiples of 8, and one for 64 x 3076 on the second being none.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
     odd = [dim for dim in dims if trace.found.question.shape[dim] % both[dim]]

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan.
 
-    Between two sizes that share a plan, one that doesn't share it may have another, and the other way round. For
-    example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): its own plan needs multiples of (2, 4), a shared one of (8, 8).
-    64 x 3076 and 64 x 6148 may have one plan, and 64 x 6144 that of 64 x 8192, since bytes are rounded where it shares.
-    A trace for 64 x 3072 is guarded on both being multiples of 8, one for 64 x 3076, which can't share, on these sizes.
+    Sizes are of two kinds: multiples of `shared`, whose plan is made once for many sizes, with the bytes rounded to a
+    power of two (see forms.py), and others, whose plan is made for their own bytes. Two sizes of one kind may have the
+    same plan while a size of the other kind between them has another. For example, (R, S0, S1) to (S1, R, R) on
+    (2, 2, 2): all cuts are even for multiples of (2, 4), and multiples of (8, 8) are of the first kind. 64 x 3076 and
+    64 x 6148 may have the same plan, but 64 x 6144 that of 64 x 8192, to which its bytes are rounded. So a trace for
+    64 x 3072 is guarded on both sizes being multiples of 8, and one for 64 x 3076 on exactly these.
     """
     found, dims = trace.found, _open_dims(trace.shape)
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
