@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 
@@ -86,7 +87,7 @@ class TestSafeMergingBelowOtherCuts(Moves):
         self._check_all(flattened_mesh(2, 2, 2), (2, 4, 6), (Replicate(), Shard(0), Partial()))
 
     def test_even_terms_merge_with_either_planner(self) -> None:
-        held = DTensor.from_local(torch.ones(8, 3), flattened_mesh(2, 2, 2), (Replicate(), Partial(), Partial()))
+        held = DTensor.from_local(torch.ones(16, 3), flattened_mesh(2, 2, 2), (Replicate(), Partial(), Partial()))
         source = held._spec
         target = DTensorSpec(source.mesh, (Shard(0),) * 3, source.tensor_meta)
         for graph_based in (False, True):
@@ -95,6 +96,18 @@ class TestSafeMergingBelowOtherCuts(Moves):
                     held.to_local(), source, target, use_graph_based_transform=graph_based
                 )
             self.assertEqual(counted.get_total_counts(), 1, msg=f"graph-based: {graph_based}")
+
+    def test_terms_below_a_new_strided_shard(self) -> None:
+        """No shard order has this split factor, so the greedy planner is used. Each rank has 6 rows when the last two
+        mesh dims cut them."""
+        source = (Replicate(), Partial(), Partial())
+        target = (_StridedShard(0, split_factor=3), Shard(0), Shard(0))
+        mesh, whole = flattened_mesh(2, 2, 2), torch.arange(12.0)
+        held = DTensor.from_local(whole / 4, mesh, source, run_check=False)
+        outer, *inner = mesh.get_coordinate()
+        strided = whole.reshape(3, 2, 2)[:, outer].flatten()
+        expected = chunk(strided, target[1:], mesh.shape[1:], inner)
+        self.assertEqual(held.redistribute(placements=target).to_local(), expected)
 
 
 if __name__ == "__main__":

@@ -49,14 +49,17 @@ def _optimize_transform_infos(
     for (source, target), run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
         infos = list(run)
         ordered = in_order or (source.is_partial() and target.is_replicate())
-        if ordered and _cuts_evenly(infos, device_mesh, dst_placements):
+        if ordered and _cuts_evenly(infos, device_mesh, src_placements, dst_placements):
             infos = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
         steps += infos
     return steps
 
 
 def _cuts_evenly(
-    infos: Sequence[torch_redistribute._TransformInfo], device_mesh: DeviceMesh, dst_placements: Sequence[Placement]
+    infos: Sequence[torch_redistribute._TransformInfo],
+    device_mesh: DeviceMesh,
+    src_placements: Sequence[Placement],
+    dst_placements: Sequence[Placement],
 ) -> bool:
     """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
 
@@ -65,29 +68,26 @@ def _cuts_evenly(
     2, 2, 2, 0. Cuts by mesh dims that aren't merged need not be even, since all ranks
     of a merged collective hold the same part.
 
-    What a mesh dim cuts is in the logical shape of its info. Only the greedy planner
-    doesn't count there what the same redistribution cuts: then the shapes of merged
-    reduce-scatters are equal, where they else shrink from the first to the last, and
-    cuts further out are counted as if they were merged, too. For example, where 8 rows
-    go from R, P, P to S(0), S(0), S(0) on 2 x 2 x 2, the last two mesh dims have
-
-        rows    planner        what must divide what
-        4, 2    graph-based    2 divides 4, and 2 divides 2
-        8, 8    greedy         2 * 2 * 2 divides 8
+    The logical shape of the first to cut, or the last to be gathered, has the length
+    that all of them cut. Only the greedy planner leaves out of it what the same
+    redistribution cuts further out, so these mesh dims are asked to cut evenly, too: in
+    R, P, P to S(0), S(0), S(0) on 2 x 2 x 2 the last two are merged if the length is a
+    multiple of 2 * 2 * 2. The graph-based planner leaves nothing out, and is asked for
+    more than it needs there.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():
         return True
-    shard = target if source.is_partial() else source
-    if type(shard) is not Shard:
+    shard, outermost = (target, infos[0]) if source.is_partial() else (source, infos[-1])
+    cuts = [(info.mesh_dim, shard) for info in infos]
+    if source.is_partial():
+        ends = zip(src_placements, dst_placements, strict=True)
+        new = [(i, after) for i, (before, after) in enumerate(ends) if before != after]
+        cuts += [(i, cut) for i, cut in new if i < outermost.mesh_dim and getattr(cut, "dim", None) == shard.dim]
+    if any(type(cut) is not Shard for _, cut in cuts):
         return False  # a strided shard is cut in another order
-    lengths = [info.logical_shape[shard.dim] for info in infos]
-    sizes = [device_mesh.size(info.mesh_dim) for info in infos]
-    if source.is_partial() and guard_or_false(lengths[0] == lengths[-1]):
-        # From the greedy planner, which leaves out what the same redistribution cuts.
-        before = [device_mesh.size(i) for i in range(infos[0].mesh_dim) if dst_placements[i] == shard]
-        lengths, sizes = lengths[:1], [math.prod([*before, *sizes])]
-    return all(guard_or_false(length % size == 0) for length, size in zip(lengths, sizes, strict=True))
+    sizes = [device_mesh.size(i) for i, _ in cuts]
+    return guard_or_false(outermost.logical_shape[shard.dim] % math.prod(sizes) == 0)
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:

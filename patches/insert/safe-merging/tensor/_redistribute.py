@@ -6,6 +6,6 @@ from __future__ import annotations
 def _optimize_transform_infos():
     def try_create_flattened(infos):
         del tensor_dim_size, effective_shard_mesh_size
-        if not _cuts_evenly(infos, device_mesh, dst_placements):
+        if not _cuts_evenly(infos, device_mesh, src_placements, dst_placements):
             return None, "uneven_tensor_shape"
         src = ...
