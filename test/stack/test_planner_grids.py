@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """A grid packs the pieces of a step as its list of pieces does, and puts them in their places."""
 
+import dataclasses
 import itertools
 
 import torch
@@ -20,7 +21,7 @@ def cut(tensor, box):
     return tensor
 
 
-def ends(source, target, shape) -> AllToAll:
+def all_to_all(source, target, shape) -> AllToAll:
     before, after = (Regions.of(dims, (None, None), shape, SIZES) for dims in (source, target))
     return AllToAll(before, after, (0, 1))
 
@@ -28,7 +29,7 @@ def ends(source, target, shape) -> AllToAll:
 class TestGrids(TestCase):
     @parametrize("source, target", [((0, 0), (1, 1)), ((0, 0), (None, 1)), ((0, 0), (1, None))])
     def test_a_pack_is_the_list_of_pieces(self, source, target) -> None:
-        step, whole = ends(source, target, (8, 4)), torch.arange(32).reshape(8, 4)
+        step, whole = all_to_all(source, target, (8, 4)), torch.arange(32).reshape(8, 4)
         for place in itertools.product(range(2), repeat=2):
             held = step.before.box(place)
             pack, unpack = grids(step, held, step.after.box(place))
@@ -60,9 +61,23 @@ class TestGrids(TestCase):
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
 
     def test_pieces_that_differ_have_none(self) -> None:
-        for source, target, shape in (((0, 0), (1, 1), (7, 4)), ((0, 1), (1, 0), (8, 4))):
-            step = ends(source, target, shape)
-            self.assertEqual(grids(step, step.before.box((0, 0)), step.after.box((0, 0))), (None, None))
+        uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (8, 4))
+        reducing = dataclasses.replace(all_to_all((0, 0), (1, 1), (8, 4)), op="sum")
+        by_another_axis = dataclasses.replace(all_to_all((0, 0), (1, 1), (8, 4)), axes=(0,))
+        for step in (uneven, crossed, reducing, by_another_axis):
+            self._check_has_none(step, (0, 0))
+
+    def test_a_gather_that_pads_has_none(self) -> None:
+        """The last two of five rows, one from each member, where others send two."""
+        quarters, halves = (Regions.of(dims, (None,) * 2, (5,), SIZES) for dims in ((0, 0), (0, None)))
+        self._check_has_none(AllGather(quarters, halves, (1,)), (1, 0))
+
+    def test_a_gather_by_an_axis_that_does_not_cut_has_none(self) -> None:
+        by_row, whole = (Regions.of(dims, (None,) * 2, (8,), SIZES) for dims in ((0, None), (None, None)))
+        self._check_has_none(AllGather(by_row, whole, (0, 1)), (0, 0))
+
+    def _check_has_none(self, step, place) -> None:
+        self.assertEqual(grids(step, step.before.box(place), step.after.box(place)), (None, None), msg=f"{step}")
 
 
 instantiate_parametrized_tests(TestGrids)

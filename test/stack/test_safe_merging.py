@@ -54,7 +54,7 @@ class Moves(DTensorOpTestBase):
         self.assertEqual(moved, expected, msg=f"length {length}, {source} to {target} at {coordinate}")
 
     def _check_all(self, mesh: DeviceMesh, lengths, kinds) -> None:
-        """Every pair of placements of these kinds, the last of which is pending, on each length."""
+        """Every pair of placements of these kinds, the last of which is Partial() and only a source, on each length."""
         sources = itertools.product(kinds, repeat=mesh.ndim)
         targets = itertools.product(kinds[:-1], repeat=mesh.ndim)
         for length, source, target in itertools.product(lengths, sources, list(targets)):

@@ -8,7 +8,7 @@ local tensor.
 A grid says the same as a step's list of pieces, in the same order on the wire, so each rank may choose for itself; a
 runner asks for the grid first and copies piece by piece where there is none (an all-to-all that reduces, uneven shards,
 padding, a dim that source and target cut by different axes at the same depth, axes of the group that don't cut the
-source, a cut that comes or goes by an axis that isn't of the group).
+source, except in a reduce-scatter, a cut that comes or goes by an axis that isn't of the group).
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     if cuts is None or (isinstance(step, AllToAll) and step.op is not None):
         return None, None
     given, taken = cuts
-    # What is sent or received has the members, then the dims of a piece. So that one list can say where each of these
-    # is, an axis is written as its number, a dim as ~dim. In the example above: {0: 3, ~0: 2, ~1: 4}, three members and
-    # pieces of (2, 4).
+    # `wire` has the lengths of what is sent or received, in this order: the members by axis, then the dims of a piece.
+    # Its keys are the axis, or ~dim for a dim. In the example above: {0: 3, ~0: 2, ~1: 4}.
     wire = {axis: sizes[axis] for axis in step.axes}
     for dim, (old, new) in enumerate(zip(held.length, wanted.length)):
-        parts, pieces = (math.prod([sizes[axis] for axis in axes[dim]]) for axes in (taken, given))
-        if old % parts or new % pieces:
+        # On each dim given or taken is empty. So a piece is old // leaving long, and that is also new // arriving.
+        leaving, arriving = (math.prod([sizes[axis] for axis in axes[dim]]) for axes in (taken, given))
+        if old % leaving or new % arriving:
             return None, None
-        wire[~dim] = old // parts
+        wire[~dim] = old // leaving
     if not isinstance(step, AllToAll) and math.prod([wire[~dim] for dim in range(len(given))]) != step.chunk:
         return None, None  # there is padding
     return (
@@ -81,8 +81,8 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
 
 
 def _given_and_taken(step: AllGather | ReduceScatter | AllToAll) -> tuple[Orders, Orders] | None:
-    """For each dim the axes by which only the source is cut, and those by which only the target is; None if the
-    pieces aren't alike for these."""
+    """For each dim the axes by which only the source is cut, and those by which only the target is; None where these
+    cuts allow no grid."""
     given, taken = [], []
     for old, new in zip(step.before.orders, step.after.orders):
         common = min(len(old), len(new))
@@ -91,8 +91,8 @@ def _given_and_taken(step: AllGather | ReduceScatter | AllToAll) -> tuple[Orders
         given.append(old[common:])
         taken.append(new[common:])
     giving, taking = ({*itertools.chain(*cuts)} for cuts in (given, taken))
-    if isinstance(step, AllToAll) and not giving.issuperset(step.axes):
-        return None  # not every member exchanges pieces with every other one
+    if not isinstance(step, ReduceScatter) and not giving.issuperset(step.axes):
+        return None  # members hold the same, so not all of them exchange pieces
     return (given, taken) if (giving | taking).issubset(step.axes) else None
 
 
