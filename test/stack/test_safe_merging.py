@@ -87,15 +87,27 @@ class TestSafeMergingBelowOtherCuts(Moves):
         self._check_all(flattened_mesh(2, 2, 2), (2, 4, 6), (Replicate(), Shard(0), Partial()))
 
     def test_even_terms_merge_with_either_planner(self) -> None:
-        held = DTensor.from_local(torch.ones(16, 3), flattened_mesh(2, 2, 2), (Replicate(), Partial(), Partial()))
-        source = held._spec
-        target = DTensorSpec(source.mesh, (Shard(0),) * 3, source.tensor_meta)
+        mesh, whole = flattened_mesh(2, 2, 2), torch.arange(8.0)
+        held = DTensor.from_local(whole / 4, mesh, (Replicate(), Partial(), Partial()), run_check=False)
+        shards = (Shard(0),) * 3
+        target = DTensorSpec(mesh, shards, held._spec.tensor_meta)
         for graph_based in (False, True):
             with CommDebugMode() as counted:
-                _redistribute.redistribute_local_tensor(
-                    held.to_local(), source, target, use_graph_based_transform=graph_based
+                moved = _redistribute.redistribute_local_tensor(
+                    held.to_local(), held._spec, target, use_graph_based_transform=graph_based
                 )
             self.assertEqual(counted.get_total_counts(), 1, msg=f"graph-based: {graph_based}")
+            self.assertEqual(moved, chunk(whole, shards, mesh.shape, mesh.get_coordinate()))
+
+    def test_a_strided_shard_that_is_cut_last_keeps_nothing_from_merging(self) -> None:
+        """It has the order of mesh dims 1, 2, 0."""
+        mesh, whole = flattened_mesh(2, 2, 2), torch.arange(16.0)
+        held = DTensor.from_local(whole / 4, mesh, (Replicate(), Partial(), Partial()), run_check=False)
+        with CommDebugMode() as counted:
+            moved = held.redistribute(placements=(_StridedShard(0, split_factor=4), Shard(0), Shard(0))).to_local()
+        self.assertEqual(counted.get_total_counts(), 1)
+        last, first, second = mesh.get_coordinate()
+        self.assertEqual(moved, chunk(whole, (Shard(0),) * 3, (2, 2, 2), (first, second, last)))
 
     def test_terms_below_a_new_strided_shard(self) -> None:
         """No shard order has this split factor, so the greedy planner is used. Each rank has 6 rows when the last two

@@ -6,7 +6,6 @@ What can't be planned runs step by step, with collectives merged only where that
 from __future__ import annotations
 
 import itertools
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,11 @@ from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._target_spec import is_known, other_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
-    from torch.distributed.tensor.placement_types import Placement
 
 redistribute_by_steps = keep(torch_redistribute, "redistribute_local_tensor")
 """One mesh dim after the other, merged where that is exact."""
@@ -46,10 +44,12 @@ def _optimize_transform_infos(
     """
     in_order = _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
+    count = 0
     for (source, target), run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
-        infos = list(run)
+        infos, earlier = list(run), transform_infos[:count]
+        count += len(infos)
         ordered = in_order or (source.is_partial() and target.is_replicate())
-        if ordered and _cuts_evenly(infos, device_mesh, src_placements, dst_placements):
+        if ordered and _cuts_evenly(infos, earlier, device_mesh):
             infos = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
         steps += infos
     return steps
@@ -57,37 +57,37 @@ def _optimize_transform_infos(
 
 def _cuts_evenly(
     infos: Sequence[torch_redistribute._TransformInfo],
+    earlier: Iterable[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
-    src_placements: Sequence[Placement],
-    dst_placements: Sequence[Placement],
 ) -> bool:
     """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
 
-    Then nested cuts are the same as one cut over all their mesh dims; else they may
-    differ: of 6 rows on a 2 x 2 mesh, nested cuts give 2, 1, 2, 1 rows, and one cut
-    2, 2, 2, 0. Cuts by mesh dims that aren't merged need not be even, since all ranks
-    of a merged collective hold the same part.
+    Then chunking by one mesh dim after the other is the same as chunking once by all of
+    them. Else it may differ: 6 rows are 2, 1, 2, 1 on a 2 x 2 mesh, and 2, 2, 2, 0 on four
+    ranks. Only these mesh dims count, since the ranks of the merged collective have the
+    same coordinate along any other.
 
-    The logical shape of the first to cut, or the last to be gathered, has the length
-    that all of them cut. Only the greedy planner leaves out of it what the same
-    redistribution cuts further out, so these mesh dims are asked to cut evenly, too: in
-    R, P, P to S(0), S(0), S(0) on 2 x 2 x 2 the last two are merged if the length is a
-    multiple of 2 * 2 * 2. The graph-based planner leaves nothing out, and is asked for
-    more than it needs there.
+    A Partial() to Shard() also counts what `earlier`, the transforms before these, cut
+    off the same tensor dim. The greedy planner leaves it out of the logical shapes: in
+    R, P, P to S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial() and target.is_replicate():
         return True
-    shard, outermost = (target, infos[0]) if source.is_partial() else (source, infos[-1])
-    cuts = [(info.mesh_dim, shard) for info in infos]
     if source.is_partial():
-        ends = zip(src_placements, dst_placements, strict=True)
-        new = [(i, after) for i, (before, after) in enumerate(ends) if before != after]
-        cuts += [(i, cut) for i, cut in new if i < outermost.mesh_dim and getattr(cut, "dim", None) == shard.dim]
-    if any(type(cut) is not Shard for _, cut in cuts):
+        shard = target
+        cuts = [info for info in earlier if getattr(info.src_dst_placements[1], "dim", None) == shard.dim]
+        innermost_first = [*cuts, *infos][::-1]
+    else:
+        shard, innermost_first = source, infos
+    if type(shard) is not Shard or any(shard not in info.src_dst_placements for info in innermost_first):
         return False  # a strided shard is cut in another order
-    sizes = [device_mesh.size(i) for i, _ in cuts]
-    return guard_or_false(outermost.logical_shape[shard.dim] % math.prod(sizes) == 0)
+    parts = 1
+    for info in innermost_first:
+        parts *= device_mesh.size(info.mesh_dim)
+        if not guard_or_false(info.logical_shape[shard.dim] % parts == 0):
+            return False
+    return True
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:
