@@ -89,5 +89,24 @@ class TestLeastSizes(TestCase):
             self.assertEqual(all(bool(guard.expr.subs({symbol: rows})) for guard in guards), same)
 
 
+class TestNoKinds(TestCase):
+    """On a 2 x 2 mesh of which one axis has a latency of 1 ms, in a world of 4 of which this process plays one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        planned = config.patch(plan_redistribution=True, mesh_topology=TOPOLOGY[:2], **GROUPS)
+        planned.__enter__()
+        self.addCleanup(planned.__exit__, None, None, None)
+        self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+
+    def test_one_plan_for_all_sizes_asks_for_no_guard(self) -> None:
+        """Nor do sizes at which seconds have no digit left for a latency."""
+        for shape in ((3, 3), (5, 3), (4, 4)):
+            _, guards, _ = answer_for(self.mesh, (Shard(0), Shard(1)), (Replicate(),) * 2, shape, ALL_OPEN)
+            self.assertEqual([guard.expr for guard in guards], [], msg=f"{shape}")
+
+
 if __name__ == "__main__":
     run_tests()

@@ -89,7 +89,7 @@ def _with_symbols(found: Program, mesh: DeviceMesh, shape: tuple[Any, ...]) -> P
 
 # --- which sizes have the plan of the traced ones ---
 
-_FAR = 1 << 40  # the far size, in parts; larger ones are taken to have its plan
+_FAR = 1 << 40  # the elements of a far tensor; larger ones are taken to have its plan
 
 
 class Trace(NamedTuple):
@@ -103,6 +103,12 @@ class Trace(NamedTuple):
     def sizes(self) -> list[int]:
         """Those that are open, as traced."""
         return [self.found.question.shape[dim] for dim in _open_dims(self.shape)]
+
+    def enlarged(self, sizes: Sequence[int], unit: int) -> list[int]:
+        """These open sizes, the first by so many units larger that a tensor has about `_FAR` elements."""
+        first, *others = sizes
+        known = math.prod([size for size in self.shape if isinstance(size, int)])
+        return [first + _FAR // (known * math.prod(others) * unit) * unit, *others]
 
     def plan_of(self, sizes: Sequence[int]) -> tuple[Step, ...]:
         """The steps of the plan for these open sizes, without sizes."""
@@ -135,9 +141,9 @@ def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bo
     are asked: the least (`both`; and `parts`, which are no multiples of `both`) and far ones. If these two have the
     same plan, so have all of that kind between them, see `_last_same`."""
     dims = _open_dims(trace.shape)
-    shares = [[many * both[dim] for dim in dims] for many in (1, _FAR)]
-    others = [[many * both[dim] + parts[dim] for dim in dims] for many in (0, _FAR)]
-    return len({in_one_round(trace.plan_of(sizes), AllToAll, ReduceScatter) for sizes in (*shares, *others)}) > 1
+    least = [[unit[dim] for dim in dims] for unit in (both, parts)]
+    far = [trace.enlarged(sizes, both[dims[0]]) for sizes in least]
+    return len({in_one_round(trace.plan_of(sizes), AllToAll, ReduceScatter) for sizes in (*least, *far)}) > 1
 
 
 def _guard_kind(trace: Trace, both: Sequence[int]) -> None:
@@ -195,8 +201,9 @@ def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) ->
     if not same(parts if any(rest) else units):
         # where something remains, a count of 0 is a size, too: the first that is none is -1
         _guard(elements >= last_same(-1 if rest[0] else 0))
-    if not same(sizes([_FAR] * len(dims))):
-        _guard(elements <= last_same(_FAR))
+    far = trace.enlarged(trace.sizes, units[0])
+    if not same(far):
+        _guard(elements <= last_same(far[0] // units[0]))
 
 
 def _guard_exact(trace: Trace) -> None:

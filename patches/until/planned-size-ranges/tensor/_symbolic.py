@@ -70,5 +70,6 @@ def _guard_elements(trace: Trace, parts: Sequence[int]) -> None:
     elements = math.prod([trace.shape[dim] for dim in dims])
     if not same([1] * len(dims)):
         _guard(elements >= last_same(0))
-    if not same([_FAR] * len(dims)):
-        _guard(elements <= last_same(_FAR))
+    first_far, *_ = trace.enlarged(trace.sizes, parts[0])
+    if not same((first_far // parts[0], *others)):
+        _guard(elements <= last_same(first_far // parts[0]))

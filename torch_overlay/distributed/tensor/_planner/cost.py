@@ -80,11 +80,11 @@ class Cost:
         parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: (speed[0], -speed[1])))
         return [parts, parts[::-1]] if len(parts) > 1 else []
 
-    def _key(self, plan: Steps, itemsize: int) -> tuple[int, int, int]:
+    def _key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
         talking = [step for step in plan if isinstance(step, Collective)]
-        # In whole picoseconds, so that equal plans are nearly always equal in spite of the order of sums.
-        picoseconds = round(1e12 * sum([self._time(step, itemsize) for step in talking]))
-        return picoseconds, len(talking), arriving_by(talking)
+        # To twelve digits, so that equal plans are nearly always equal in spite of the order of sums.
+        seconds = float(f"{sum([self._time(step, itemsize) for step in talking]):.12g}")
+        return seconds, len(talking), arriving_by(talking)
 
 
 _ASSUMED = Cost()
