@@ -69,7 +69,7 @@ class OfTheRank:
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What is pickled of a mesh: its attributes, without those that are true only in this process, and which universe
+    """What is pickled of a mesh: its attributes, without its state, its groups and its hash, but with the universe that
     it is of."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
@@ -278,7 +278,7 @@ def _open(ranks: list[int]) -> dict[str, str]:
     a user's counts in any, since from_group takes a group as it is."""
     books, found = distributed_c10d._world, {}
     for group, name in books.pg_names.items():
-        held, text = list(books.pg_group_ranks[group]), getattr(group, "group_desc", "")
+        held, text = list(books.pg_group_ranks.get(group, ())), getattr(group, "group_desc", "")
         if held == ranks or (sorted(held) == sorted(ranks) and not text.startswith("mesh_")):
             found[name] = text
     return found
