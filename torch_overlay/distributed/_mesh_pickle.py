@@ -39,7 +39,7 @@ UNBOUND = "unbound: no process group here has ranks "
 UNKNOWN = (0, None)
 
 # Attributes that are never pickled: they are made again from the others.
-OWN_STATE = ("_view", "_shared_state", "_traced_views")
+OWN_STATE = ("_view", "_shared_state", "_pg_registry", "_traced_views")
 
 _MISSING = object()
 
@@ -74,7 +74,6 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))
-    state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None

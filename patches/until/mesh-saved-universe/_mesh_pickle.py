@@ -21,7 +21,6 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))
-    state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None
