@@ -104,6 +104,15 @@ class TestMeshPickling(SavedMeshTest):
             ranks = dist.get_process_group_ranks(made.get_group("tp"))
             self.assertEqual(dist.get_process_group_ranks(loaded.get_group("tp")), ranks)
 
+    def test_a_group_that_was_registered_without_ranks_is_passed_over(self) -> None:
+        """As other code may do."""
+        self._join(rank=10)
+        books = dist.distributed_c10d._world
+        books.pg_names[dist.ProcessGroup(0, 1)] = "without ranks"
+        here = init_device_mesh("cpu", (4, 4), mesh_dim_names=("dp", "tp"))
+        mesh, _ = torch.load(self.saved, weights_only=False)
+        self.assertEqual(mesh.get_group("tp"), here.get_group("tp"))
+
     def test_a_group_that_is_not_here_is_an_error(self) -> None:
         self._join(rank=10)
         mesh, _ = torch.load(self.saved, weights_only=False)

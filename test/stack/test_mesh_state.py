@@ -1,6 +1,9 @@
 # Owner(s): ["oncall: distributed"]
 """A root mesh and all its views have one state, whoever made them."""
 
+import copy
+import pickle
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -41,6 +44,14 @@ class TestMeshState(TestCase):
         self.assertIs(shared_state(view), shared_state(mesh))
         self.assertEqual(view_of(view).ranks(self.RANK), [15, 14, 13, 12])
         self.assertEqual(view_of(mesh).coordinate(self.RANK), (2, 2))
+
+    def test_a_mesh_of_other_ranks_than_its_roots_keeps_them(self) -> None:
+        for again in (lambda mesh: pickle.loads(pickle.dumps(mesh)), copy.copy):
+            other = DeviceMesh("cpu", [self.RANK, 7], mesh_dim_names=("q",), _root_mesh=self.mesh)
+            other = again(again(other))
+            self.assertEqual(other._flatten_rank_map, (self.RANK, 7))
+            self.assertEqual(view_of(other).ranks(self.RANK), [self.RANK, 7])
+            self.assertIs(shared_state(other).registry, shared_state(other._root_mesh).registry)
 
 
 if __name__ == "__main__":

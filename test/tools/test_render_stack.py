@@ -120,6 +120,14 @@ def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
     assert texts == [1 * (first <= i <= last) for i in range(len(states))]
 
 
+def test_a_statement_of_torchs_stays_where_a_form_says_so(states):
+    """With its comments, until the constructor makes groups in another way."""
+    todo = "# TODO(yeounoh) implement DeviceMesh backend and register XLA backend.\n            if device_type"
+    last = [message.name for message in MESSAGES].index("mesh-making-groups")
+    there = [todo in state["torch/distributed/device_mesh.py"] for state in states]
+    assert there == [i <= last for i in range(len(states))]
+
+
 def test_every_phrase_that_upstream_says_otherwise_is_one_of_ours(states):
     """Else it replaces nothing any more; what names a switch is itself no phrase of ours, so that nothing is left."""
     ours = [path.read_text() for path in (ROOT / "torch_overlay/distributed").rglob("*.py")]
@@ -178,7 +186,7 @@ def test_a_definition_comes_with_its_first_use(states):
     """A file of ours isn't brought whole by the first patch that needs one function of it."""
     tables = [state["torch/distributed/_mesh_groups.py"] or "" for state in states]
     names = [message.name for message in MESSAGES]
-    assert "def make_groups(" in tables[names.index("mesh-views") + 1]
+    assert "def make_groups(" in tables[names.index("mesh-making-groups") + 1]
     first = names.index("mesh-joint-names") + 1
     assert ["def joint_group_name(" in text for text in tables] == [i >= first for i in range(len(states))]
     assert not any("def prepare(" in text for text in tables), "which nothing upstream calls"

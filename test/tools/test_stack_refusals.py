@@ -202,6 +202,17 @@ def test_a_form_for_nothing_is_refused(tmp_path):
         Prefix(tree, MESSAGES, [], patches=tmp_path / "patches").files()
 
 
+def test_a_statement_of_torchs_that_is_not_there_cannot_stay(tmp_path):
+    copied = shutil.copytree(ROOT / "patches", tmp_path / "patches")
+    for form in copied.rglob("until/mesh-making-groups/device_mesh.py"):
+        form.write_text(form.read_text().replace('if device_type != "xla":', "if device_type is None:"))
+    views = 1 + [message.name for message in MESSAGES].index("mesh-views")
+    later = [message.name for message in MESSAGES[views:]]
+    prefix = Prefix(Tree.at(small_tree(tmp_path / "tree")), MESSAGES[:views], later, patches=copied)
+    with pytest.raises(StackError, match=r"__init__ has 0 statements 'if device_type is None:'"):
+        prefix.files()
+
+
 def test_a_folder_without_torch_is_refused(tmp_path, capsys):
     assert render_stack.main(["--onto", str(tmp_path)]) == 1
     assert "Give a PyTorch checkout" in capsys.readouterr().err

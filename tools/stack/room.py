@@ -1,9 +1,10 @@
 """One module of `torch_overlay/distributed` as it stands at one place of the series.
 
 A definition may stand in another form until a later patch lands: `patches/until/<that patch>/<file>` has it, with the
-imports that it needs. `patches/lacking/<file of torch>.<class>.<name>/<file>` has forms for trees without that member,
-or, without a class, that function; it may have an `until` of its own. Lines that end with ``# overlay only`` stay
-here. `patches/instead/words` and `patches/until/LATER/words` have phrases for which upstream has others.
+imports that it needs; in a method there, ``if QUESTION: ...`` leaves torch's statement as it is. `patches/lacking/<file
+of torch>.<class>.<name>/<file>` has forms for trees without that member, or, without a class, that function; it may
+have an `until` of its own. Lines that end with ``# overlay only`` stay here. `patches/instead/words` and
+`patches/until/LATER/words` have phrases for which upstream has others.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ UNBOUND = "unbound: no process group here has ranks "
 UNKNOWN = (0, None)
 
 # Attributes that are never pickled: they are made again from the others.
-OWN_STATE = ("_view", "_shared_state", "_traced_views")
+OWN_STATE = ("_view", "_shared_state", "_pg_registry", "_traced_views")
 
 _MISSING = object()
 
@@ -69,12 +69,11 @@ class OfTheRank:
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What is pickled of a mesh: its attributes, without those that are true only in this process, and which universe
+    """What is pickled of a mesh: its attributes, without its state, its groups and its hash, but with the universe that
     it is of."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))
-    state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None
@@ -278,7 +277,7 @@ def _open(ranks: list[int]) -> dict[str, str]:
     a user's counts in any, since from_group takes a group as it is."""
     books, found = distributed_c10d._world, {}
     for group, name in books.pg_names.items():
-        held, text = list(books.pg_group_ranks[group]), getattr(group, "group_desc", "")
+        held, text = list(books.pg_group_ranks.get(group, ())), getattr(group, "group_desc", "")
         if held == ranks or (sorted(held) == sorted(ranks) and not text.startswith("mesh_")):
             found[name] = text
     return found

@@ -80,19 +80,35 @@ def stored_ranks(held: dict[str, Any]) -> RankMap:
     return RankMap(held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist())
 
 
+def _has_ranks_of(mesh: DeviceMesh, root: DeviceMesh) -> bool:
+    """Whether a mesh that holds only what DeviceMesh stores is over the ranks of its root. One that was made with the
+    private ``_root_mesh`` may be over others."""
+    held = mesh.__dict__
+    stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in held]
+    # Views made or loaded with their root hold the same objects; so nothing is read, however many ranks there are.
+    if not stored or any(held[name] is getattr(root, name, None) for name in stored):
+        return True
+    return stored_ranks(held) == shared_state(root).rank_map
+
+
 def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = getattr(mesh, "_root_mesh", None)
     number, private = held.pop("_universe", (None, None))  # of a loaded mesh, see `saved_state`
-    if root is None or root is mesh:
+    registry = held.setdefault("_pg_registry", {})
+    theirs = None if root is None or root is mesh else shared_state(root)
+    if theirs is not None and _has_ranks_of(mesh, root):
+        shared = theirs
+    else:
         shared = SharedState(stored_ranks(held), private)
         shared.saved_number = number
         join_universe(shared)
+    if theirs is None:
         shared.flattened = held.setdefault("_flatten_mapping", {})
-        shared.registry = held.setdefault("_pg_registry", {})
+        shared.registry = registry
     else:
-        shared = shared_state(root)
-        shared.registry.update(held.setdefault("_pg_registry", {}))
+        theirs.registry.update(registry)
+        shared.registry = theirs.registry
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
     _know_rank(held)  # overlay only

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What is pickled of a mesh, without what is true only in this process."""
+    """What is pickled of a mesh: its attributes, without its state, its groups and its hash."""
     shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
-    state.pop("_pg_registry", None)
     state["_rank_map"] = shared.tensor
     state["_flatten_rank_map"] = shared.ranks
     state["_hash"] = None

@@ -17,12 +17,17 @@ saved_universe = ...
 def _read_state(mesh: DeviceMesh) -> None:
     held = mesh.__dict__
     root = getattr(mesh, "_root_mesh", None)
-    if root is None or root is mesh:
-        shared = SharedState(stored_ranks(held))
-        shared.flattened = held.setdefault("_flatten_mapping", {})
-        shared.registry = held.setdefault("_pg_registry", {})
+    registry = held.setdefault("_pg_registry", {})
+    theirs = None if root is None or root is mesh else shared_state(root)
+    if theirs is not None and _has_ranks_of(mesh, root):
+        shared = theirs
     else:
-        shared = shared_state(root)
-        shared.registry.update(held.setdefault("_pg_registry", {}))
+        shared = SharedState(stored_ranks(held))
+    if theirs is None:
+        shared.flattened = held.setdefault("_flatten_mapping", {})
+        shared.registry = registry
+    else:
+        theirs.registry.update(registry)
+        shared.registry = theirs.registry
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared

@@ -32,11 +32,12 @@ class _DeviceMesh(...):
     ) -> None:
         """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
-        view = read_mesh(mesh) if _layout is _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
         theirs = shared_state(_root_mesh) if _root_mesh is not None else None
         shared = theirs if theirs is not None and theirs.rank_map == view.rank_map else SharedState(view.rank_map)
         if theirs is not None:
-            shared.registry = theirs.registry  # where its groups are looked for
+            # get_group and compiled code look for a view's groups in its root's registry.
+            shared.registry = theirs.registry
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))

@@ -1,0 +1,49 @@
+"""Before the constructor makes groups in another way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from ._mesh_input import read_layout, read_mesh
+from ._mesh_state import put_state, shared_state
+from ._shared_state import SharedState
+from ._view import View
+
+
+class _DeviceMesh(...):
+    def __init__(
+        self: DeviceMesh,
+        device_type: str,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: _Names | None = None,
+        backend_override: tuple[Override, ...] | None = None,
+        preserve_rank_order: bool = False,
+        _init_backend: bool = True,
+        _rank: int | None = None,
+        _layout: Any = None,
+        _rank_map: RankMap | torch.Tensor | None = None,
+        _root_mesh: DeviceMesh | None = None,
+    ) -> None:
+        """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
+        torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
+        view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        theirs = shared_state(_root_mesh) if _root_mesh is not None else None
+        shared = theirs if theirs is not None and theirs.rank_map == view.rank_map else SharedState(view.rank_map)
+        self._device_type = device_type
+        self._mesh_dim_names = tuple(mesh_dim_names) if mesh_dim_names else None
+        self._root_mesh = _root_mesh
+        self._preserve_rank_order = preserve_rank_order
+        self._flatten_mapping = shared.flattened if _root_mesh is None else {}
+        self._pg_registry = shared.registry if _root_mesh is None else {}
+        self._thread_id = None
+        put_state(self, View(shared.rank_map, view.layout), shared)
+        if backend_override is None:
+            ...
+        if device_type != "xla":
+            ...
+
+        self._hash: int | None = None
