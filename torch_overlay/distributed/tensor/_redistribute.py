@@ -24,7 +24,7 @@ from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._target_spec import is_known, other_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
@@ -57,7 +57,7 @@ def _optimize_transform_infos(
 
 def _cuts_evenly(
     infos: Sequence[torch_redistribute._TransformInfo],
-    earlier: Iterable[torch_redistribute._TransformInfo],
+    earlier: Sequence[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
 ) -> bool:
     """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
