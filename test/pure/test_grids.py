@@ -16,8 +16,8 @@ def permuted(grid, flat):
     """What the grid makes of a flat list."""
     assert len(flat) == math.prod(grid.lengths)
     strides = [math.prod(grid.lengths[i + 1 :]) * (grid.lengths[i] > 1) for i in range(len(grid.lengths))]
-    assert all(n in (1, m) for n, m in zip(grid.lengths, grid.times, strict=True))
-    ranges = [range(grid.times[i]) for i in grid.order]
+    assert all(n in (1, m) for n, m in zip(grid.lengths, grid.expanded, strict=True))
+    ranges = [range(grid.expanded[i]) for i in grid.order]
     return [flat[sum(p * strides[i] for p, i in zip(place, grid.order))] for place in itertools.product(*ranges)]
 
 

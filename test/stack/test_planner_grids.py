@@ -11,7 +11,7 @@ from torch_overlay.distributed.tensor._planner.grids import grids
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, ReduceScatter
 
-SIZES = (2, 2)
+SIZES = (2, 3)
 
 
 def cut(tensor, box):
@@ -29,11 +29,11 @@ def all_to_all(source, target, shape) -> AllToAll:
 class TestGrids(TestCase):
     @parametrize("source, target", [((0, 0), (1, 1)), ((0, 0), (None, 1)), ((0, 0), (1, None))])
     def test_a_pack_is_the_list_of_pieces(self, source, target) -> None:
-        step, whole = all_to_all(source, target, (8, 4)), torch.arange(32).reshape(8, 4)
-        for place in itertools.product(range(2), repeat=2):
+        step, whole = all_to_all(source, target, (12, 6)), torch.arange(72).reshape(12, 6)
+        for place in itertools.product(*map(range, SIZES)):
             held = step.before.box(place)
             pack, unpack = grids(step, held, step.after.box(place))
-            local = cut(whole, held).reshape(pack.lengths).expand(pack.times)
+            local = cut(whole, held).reshape(pack.lengths).expand(pack.expanded)
             packed = local.permute(pack.order).reshape(-1)
             pieces = [cut(cut(whole, held), piece.box).reshape(-1) for piece in step.sends(place)]
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
@@ -43,37 +43,37 @@ class TestGrids(TestCase):
 
     @parametrize("cuts", [(0, 0), (0, 1), (1, 0), (1, 1)])
     def test_a_gather_and_a_scatter_have_the_list_of_pieces(self, cuts) -> None:
-        whole = torch.arange(32).reshape(8, 4)
+        whole = torch.arange(72).reshape(12, 6)
         shards, pending = (
-            Regions.of(*dims_and_ops, (8, 4), SIZES)
+            Regions.of(*dims_and_ops, (12, 6), SIZES)
             for dims_and_ops in ((cuts, (None,) * 2), ((None,) * 2, ("sum",) * 2))
         )
-        gather = AllGather(shards, Regions.of((None,) * 2, (None,) * 2, (8, 4), SIZES), (0, 1))
+        gather = AllGather(shards, Regions.of((None,) * 2, (None,) * 2, (12, 6), SIZES), (0, 1))
         scatter = ReduceScatter(pending, shards, (0, 1), "sum")
-        for place in itertools.product(range(2), repeat=2):
+        for place in itertools.product(*map(range, SIZES)):
             shard, all_of_it = shards.box(place), pending.box(place)
             _, unpack = grids(gather, shard, all_of_it)
             flat = torch.cat([cut(whole, piece.box).reshape(-1) for piece in gather.pieces(place)])
-            self.assertEqual(flat.reshape(unpack.lengths).permute(unpack.order).reshape(8, 4), whole)
+            self.assertEqual(flat.reshape(unpack.lengths).permute(unpack.order).reshape(12, 6), whole)
             pack, _ = grids(scatter, all_of_it, shard)
-            packed = whole.reshape(pack.lengths).expand(pack.times).permute(pack.order).reshape(-1)
+            packed = whole.reshape(pack.lengths).expand(pack.expanded).permute(pack.order).reshape(-1)
             pieces = [cut(whole, piece.box).reshape(-1) for piece in scatter.pieces(place)]
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
 
     def test_pieces_that_differ_have_none(self) -> None:
-        uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (8, 4))
-        reducing = dataclasses.replace(all_to_all((0, 0), (1, 1), (8, 4)), op="sum")
-        by_another_axis = dataclasses.replace(all_to_all((0, 0), (1, 1), (8, 4)), axes=(0,))
+        uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (12, 6))
+        reducing = dataclasses.replace(all_to_all((0, 0), (1, 1), (12, 6)), op="sum")
+        by_another_axis = dataclasses.replace(all_to_all((0, 0), (1, 1), (12, 6)), axes=(0,))
         for step in (uneven, crossed, reducing, by_another_axis):
             self._check_has_none(step, (0, 0))
 
     def test_a_gather_that_pads_has_none(self) -> None:
-        """The last two of five rows, one from each member, where others send two."""
-        quarters, halves = (Regions.of(dims, (None,) * 2, (5,), SIZES) for dims in ((0, 0), (0, None)))
-        self._check_has_none(AllGather(quarters, halves, (1,)), (1, 0))
+        """The last three of seven rows, one from each member, where others send two."""
+        sixths, halves = (Regions.of(dims, (None,) * 2, (7,), SIZES) for dims in ((0, 0), (0, None)))
+        self._check_has_none(AllGather(sixths, halves, (1,)), (1, 0))
 
     def test_a_gather_by_an_axis_that_does_not_cut_has_none(self) -> None:
-        by_row, whole = (Regions.of(dims, (None,) * 2, (8,), SIZES) for dims in ((0, None), (None, None)))
+        by_row, whole = (Regions.of(dims, (None,) * 2, (12,), SIZES) for dims in ((0, None), (None, None)))
         self._check_has_none(AllGather(by_row, whole, (0, 1)), (0, 0))
 
     def _check_has_none(self, step, place) -> None:

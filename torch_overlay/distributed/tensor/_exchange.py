@@ -61,7 +61,8 @@ def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Sta
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     if to_pack is not None and to_unpack is not None:
         ranks = len(group.places)
-        exchange = swap([math.prod(to_pack.times) // ranks] * ranks, [wanted.elements // ranks] * ranks, group, finish)
+        sent, received = (elements // ranks for elements in (math.prod(to_pack.expanded), wanted.elements))
+        exchange = swap([sent] * ranks, [received] * ranks, group, finish)
         return packing(to_pack), exchange, unpacking(to_unpack, wanted.length)
     sends, receives = step.sends(coordinate), step.receives(coordinate)
     send_splits, receive_splits = splits(sends, group), splits(receives, group)

@@ -76,11 +76,11 @@ def flattened(local: torch.Tensor) -> torch.Tensor:
 
 def packing(grid: Grid) -> Local:
     """From the local tensor to what goes to the members, flat."""
-    lengths, times, order = grid
+    lengths, expanded, order = grid
     if grid.plain:
         return flattened
-    if times != lengths:
-        return lambda local: flattened(local.reshape(lengths).expand(times).permute(order))
+    if expanded != lengths:
+        return lambda local: flattened(local.reshape(lengths).expand(expanded).permute(order))
     return lambda local: flattened(local.reshape(lengths).permute(order))
 
 
