@@ -1,5 +1,5 @@
 # Owner(s): ["oncall: distributed"]
-"""Sizes that share their plan with others are told from those that do not."""
+"""Sizes whose bytes are rounded are told from others."""
 
 import torch
 import torch.distributed as dist

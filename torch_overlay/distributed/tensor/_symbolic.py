@@ -123,47 +123,47 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     found, units, dims = trace.found, parts, _open_dims(trace.shape)
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
     if shared is not None and _may_share(trace, shared):
-        both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
-        if any(both[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, both):
-            _guard_kind(trace, both)
-            units = both
+        rounded = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
+        if any(rounded[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, rounded):
+            _guard_kind(trace, rounded)
+            units = rounded
     _guard_elements(trace, parts, units)
 
 
 def _may_share(trace: Trace, shared: Sequence[int]) -> bool:
-    """Whether the sizes that aren't open are such that the tensor shares its plan for some of the open ones."""
+    """Whether the known sizes are such multiples that the bytes are rounded for some of the open ones."""
     known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
     return all(trace.shape[dim] % shared[dim] == 0 for dim in known)
 
 
-def _plans_differ(trace: Trace, parts: Sequence[int], both: Sequence[int]) -> bool:
-    """Whether the plan, apart from its rounds, differs between any sizes that the open dims may have. Two of each kind
-    are asked: the least (`both`; and `parts`, which are no multiples of `both`) and far ones. If these two have the
-    same plan, so have all of that kind between them, see `_last_same`."""
+def _plans_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) -> bool:
+    """Whether the plan, apart from its rounds, differs between any sizes that the open dims may have. Of each kind the
+    least and a far one are asked; `parts` are the least that aren't rounded. If both have the same plan, so have all of
+    that kind between them, see `_last_same`."""
     dims = _open_dims(trace.shape)
-    least = [[unit[dim] for dim in dims] for unit in (both, parts)]
-    far = [trace.enlarged(sizes, both[dims[0]]) for sizes in least]
+    least = [[unit[dim] for dim in dims] for unit in (rounded, parts)]
+    far = [trace.enlarged(sizes, rounded[dims[0]]) for sizes in least]
     return len({in_one_round(trace.plan_of(sizes), AllToAll, ReduceScatter) for sizes in (*least, *far)}) > 1
 
 
-def _guard_kind(trace: Trace, both: Sequence[int]) -> None:
+def _guard_kind(trace: Trace, rounded: Sequence[int]) -> None:
     """Ask for guards that only sizes of the traced kind meet.
 
-    Sizes are of two kinds: multiples of `both`, whose plan is made once for many sizes, with the bytes rounded to a
-    power of two (see forms.py), and others, whose plan is made for their own bytes. Two sizes of one kind may have the
-    same plan while a size of the other kind between them has another. For example, (R, S0, S1) to (S1, R, R) on
-    (2, 2, 2): all cuts are even for multiples of (2, 4), and multiples of (8, 8) are of the first kind. 64 x 3076 and
-    64 x 6148 may have the same plan, but 64 x 6144 that of 64 x 8192, to which its bytes are rounded. So a trace for
-    64 x 3072 is guarded on both sizes being multiples of 8, and one for 64 x 3076 on the second being none.
+    A tensor has the plan of its bytes rounded to a power of two if its sizes are multiples of `rounded` (see forms.py),
+    else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
+    larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
+    is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
+    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8, and one for
+    64 x 3076 on the second being none.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
-    odd = [dim for dim in dims if trace.found.question.shape[dim] % both[dim]]
+    odd = [dim for dim in dims if trace.found.question.shape[dim] % rounded[dim]]
     if not odd:
         for dim in dims:
-            if both[dim] > 1:
-                _guard(shape[dim] % both[dim] == 0)
+            if rounded[dim] > 1:
+                _guard(shape[dim] % rounded[dim] == 0)
     else:
-        _guard(shape[odd[0]] % both[odd[0]] != 0)
+        _guard(shape[odd[0]] % rounded[odd[0]] != 0)
 
 
 def _guard_elements(trace: Trace, parts: Sequence[int], units: Sequence[int]) -> None:

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan.
 
-    Sizes are of two kinds: multiples of `shared`, whose plan is made once for many sizes, with the bytes rounded to a
-    power of two (see forms.py), and others, whose plan is made for their own bytes. Two sizes of one kind may have the
-    same plan while a size of the other kind between them has another. For example, (R, S0, S1) to (S1, R, R) on
-    (2, 2, 2): all cuts are even for multiples of (2, 4), and multiples of (8, 8) are of the first kind. 64 x 3076 and
-    64 x 6148 may have the same plan, but 64 x 6144 that of 64 x 8192, to which its bytes are rounded. So a trace for
-    64 x 3072 is guarded on both sizes being multiples of 8, and one for 64 x 3076 on exactly these.
+    A tensor has the plan of its bytes rounded to a power of two if its sizes are multiples of `shared` (see forms.py),
+    else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
+    larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
+    is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
+    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8, and one for
+    64 x 3076 on exactly these.
     """
     found, dims = trace.found, _open_dims(trace.shape)
     shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
     if shared is not None and _may_share(trace, shared):
-        both = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
-        if any(both[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, both):
+        rounded = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
+        if any(rounded[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, rounded):
             if not is_multiple(found.question.shape, shared):
                 _guard_exact(trace)
                 return
             for dim in dims:
-                if both[dim] > 1:
-                    _guard(trace.shape[dim] % both[dim] == 0)
-            parts = both
+                if rounded[dim] > 1:
+                    _guard(trace.shape[dim] % rounded[dim] == 0)
+            parts = rounded
     _guard_elements(trace, parts)
 
 

@@ -104,11 +104,8 @@ def plan_and_parts(
 def shared_parts(
     before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] | None, cost: Cost
 ) -> tuple[int, ...] | None:
-    """For each dim, what its length must be a multiple of for a tensor to share its plan; None if none does.
-
-    Among the tensors that do, each plan serves one range of numbers of elements, and so among those that don't; over
-    both together a plan may serve several ranges. So it may where shards become terms.
-    """
+    """For each dim, what its length must be a multiple of for a tensor to have the plan of its bytes rounded to a power
+    of two; None if none has."""
     return _forms(on_shape(before, ()), on_shape(after, ()), groups, cost).parts
 
 
