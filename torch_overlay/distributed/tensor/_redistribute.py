@@ -79,7 +79,7 @@ def _cuts_evenly(
         cuts = [info for info in earlier if getattr(info.src_dst_placements[1], "dim", None) == shard.dim]
         innermost_first = [*cuts, *infos][::-1]
     else:
-        shard, innermost_first = source, infos
+        shard, innermost_first = source, infos  # type: ignore[assignment]
     if type(shard) is not Shard or any(shard not in info.src_dst_placements for info in innermost_first):
         return False  # a strided shard is cut in another order
     parts = 1
