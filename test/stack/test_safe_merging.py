@@ -75,6 +75,14 @@ class TestSafeMerging(Moves):
             held.redistribute(placements=(Replicate(), Replicate())).to_local()
         self.assertEqual(counted.get_total_counts(), 1)
 
+    def test_nested_strided_shards_are_refused(self) -> None:
+        """No shard order has this split factor. The greedy planner leaves them out of the logical shapes, so that
+        gathering one by one gives other rows."""
+        mesh, strided = flattened_mesh(2, 2), (_StridedShard(0, split_factor=3),) * 2
+        held = DTensor.from_local(torch.ones(3), mesh, strided, run_check=False, shape=(12,), stride=(1,))
+        with self.assertRaisesRegex(AssertionError, "no flattened transforms"):
+            held.redistribute(placements=(Replicate(), Replicate()))
+
 
 class TestSafeMergingBelowOtherCuts(Moves):
     """What is merged may have been cut along an outer axis before, by the same redistribution."""

@@ -6,6 +6,7 @@ What can't be planned runs step by step, with collectives merged only where that
 from __future__ import annotations
 
 import itertools
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed.tensor._api as dtensor
 from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor.placement_types import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .._kept import keep
@@ -45,13 +46,13 @@ def _optimize_transform_infos(
     in_order = _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
     count = 0
-    for (source, target), run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
+    for _, run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
         infos, earlier = list(run), transform_infos[:count]
         count += len(infos)
-        ordered = in_order or (source.is_partial() and target.is_replicate())
-        if ordered and _cuts_evenly(infos, earlier, device_mesh):
-            infos = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
-        steps += infos
+        merge = len(infos) > 1
+        if merge and infos[0]._comm_type_key() in ("all_gather", "reduce_scatter"):
+            merge = in_order and _cuts_evenly(infos, earlier, device_mesh)
+        steps += merge_transform_infos(infos, device_mesh, src_placements, dst_placements) if merge else infos
     return steps
 
 
@@ -60,34 +61,29 @@ def _cuts_evenly(
     earlier: Sequence[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
 ) -> bool:
-    """Whether transforms of one kind cut their tensor dim into equal parts, or cut nothing.
+    """Whether all-gathers or reduce-scatters of one kind cut their tensor dim into equal parts.
 
     Then chunking by one mesh dim after the other is the same as chunking once by all of
     them. Else it may differ: 6 rows are 2, 1, 2, 1 on a 2 x 2 mesh, and 2, 2, 2, 0 on four
     ranks. Only these mesh dims count, since the ranks of the merged collective have the
     same coordinate along any other.
 
-    A Partial() to Shard() also counts what `earlier`, the transforms before these, cut
-    off the same tensor dim. The greedy planner leaves it out of the logical shapes: in
-    R, P, P to S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
+    A reduce-scatter also counts what `earlier`, the transforms before these, cut off the
+    same tensor dim. The greedy planner leaves it out of the logical shapes: in R, P, P to
+    S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
     """
     source, target = infos[0].src_dst_placements
-    if source.is_partial() and target.is_replicate():
-        return True
+    if isinstance(source, _StridedShard):
+        return True  # redistribute_local_tensor() refuses it
+    shard, outermost_first = source, infos[::-1]
     if source.is_partial():
         shard = target
         cuts = [info for info in earlier if getattr(info.src_dst_placements[1], "dim", None) == shard.dim]
-        innermost_first = [*cuts, *infos][::-1]
-    else:
-        shard, innermost_first = source, infos  # type: ignore[assignment]
-    if type(shard) is not Shard or any(shard not in info.src_dst_placements for info in innermost_first):
+        outermost_first = [*cuts, *infos]
+    if any(shard not in info.src_dst_placements for info in outermost_first) or isinstance(shard, _StridedShard):
         return False  # a strided shard is cut in another order
-    parts = 1
-    for info in innermost_first:
-        parts *= device_mesh.size(info.mesh_dim)
-        if not guard_or_false(info.logical_shape[shard.dim] % parts == 0):
-            return False
-    return True
+    parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
+    return guard_or_false(outermost_first[0].logical_shape[shard.dim] % parts == 0)
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:
