@@ -2,6 +2,7 @@
 """Meshes are layouts over one rank map."""
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -26,6 +27,12 @@ class TestMeshViews(TestCase):
         for wrong in ([0, 0], [0, 1.5], []):
             with self.assertRaises(ValueError):
                 DeviceMesh("cpu", wrong)
+
+    def test_coordinates_under_fake_tensors(self) -> None:
+        """As decompositions make a mesh while they trace."""
+        with FakeTensorMode():
+            mesh = DeviceMesh("cpu", [0, 1, 2], _init_backend=False, _rank=2)
+        self.assertEqual(mesh.get_coordinate(), [2])
 
 
 if __name__ == "__main__":
