@@ -61,29 +61,31 @@ def _cuts_evenly(
     earlier: Sequence[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
 ) -> bool:
-    """Whether all-gathers or reduce-scatters of one kind cut their tensor dim into equal parts.
+    """Whether mergeable all-gathers undo, or reduce-scatters make, even cuts only.
 
-    Then chunking by one mesh dim after the other is the same as chunking once by all of
-    them. Else it may differ: 6 rows are 2, 1, 2, 1 on a 2 x 2 mesh, and 2, 2, 2, 0 on four
-    ranks. Only these mesh dims count, since the ranks of the merged collective have the
-    same coordinate along any other.
+    Only then is torch.chunk by all mesh dims at once sure to be torch.chunk by one after
+    the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh. Cuts
+    that the source keeps needn't be even: all ranks of the merged collective have the
+    same of these.
 
-    A reduce-scatter also counts what `earlier`, the transforms before these, cut off the
-    same tensor dim. The greedy planner leaves it out of the logical shapes: in R, P, P to
+    A reduce-scatter also counts the cuts of its dim by `earlier`, the transforms before
+    it, since the greedy planner leaves them out of the logical shapes: in R, P, P to
     S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
     """
     source, target = infos[0].src_dst_placements
     if isinstance(source, _StridedShard):
-        return True  # redistribute_local_tensor() refuses it
-    shard, outermost_first = source, infos[::-1]
+        return True  # merged, redistribute_local_tensor() refuses them
     if source.is_partial():
-        shard = target
-        cuts = [info for info in earlier if getattr(info.src_dst_placements[1], "dim", None) == shard.dim]
-        outermost_first = [*cuts, *infos]
-    if any(shard not in info.src_dst_placements for info in outermost_first) or isinstance(shard, _StridedShard):
-        return False  # a strided shard is cut in another order
+        dim = target.dim
+        outermost_first = [
+            info for info in (*earlier, *infos) if getattr(info.src_dst_placements[1], "dim", None) == dim
+        ]
+        if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
+            return False  # a strided shard is cut in another order
+    else:
+        dim, outermost_first = source.dim, infos[::-1]
     parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
-    return guard_or_false(outermost_first[0].logical_shape[shard.dim] % parts == 0)
+    return guard_or_false(outermost_first[0].logical_shape[dim] % parts == 0)
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:
