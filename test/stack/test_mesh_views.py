@@ -1,6 +1,7 @@
 # Owner(s): ["oncall: distributed"]
 """Meshes are layouts over one rank map."""
 
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,6 +34,23 @@ class TestMeshViews(TestCase):
         with FakeTensorMode():
             mesh = DeviceMesh("cpu", [0, 1, 2], _init_backend=False, _rank=2)
         self.assertEqual(mesh.get_coordinate(), [2])
+
+    def test_slices_on_a_rank_outside(self) -> None:
+        outside = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))["a"]
+        self.assertEqual((outside.size(), outside.get_coordinate()), (2, None))
+
+    def test_what_pickles_hold(self) -> None:
+        """No hash, and a rank map that somebody put there, but not for the root's other views."""
+        piece, ranks = self.mesh["tp"], torch.arange(4096)
+        hash(piece)
+        piece._rank_map = ranks
+        state = piece.__getstate__()
+        self.assertIsNone(state["_hash"])
+        self.assertIs(state["_rank_map"], ranks)
+        self.assertIs(self.mesh.__getstate__()["_rank_map"], self.mesh._rank_map)
+
+    def test_a_mesh_without_ranks_has_no_rank_map(self) -> None:
+        self.assertFalse(hasattr(DeviceMesh.__new__(DeviceMesh), "_rank_map"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Saving and loading meshes: as layout, ranks and names, in the form that DeviceMesh reads and writes."""
+"""Saving and loading meshes: as layout, ranks and names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
 UNKNOWN = (0, None)
 
-# Attributes that are never pickled: they are made again from the others.
+# Attributes that are never pickled; a loaded mesh makes them from the others.
 OWN_STATE = ("_view", "_shared_state", "_pg_registry", "_traced_views")
 
 _MISSING = object()
@@ -71,14 +71,13 @@ class OfTheRank:
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash, but with the universe that
     it is of."""
-    shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))
-    state["_rank_map"] = shared.tensor
-    state["_flatten_rank_map"] = shared.ranks
+    state["_rank_map"] = mesh._rank_map
+    state["_flatten_rank_map"] = mesh._flatten_rank_map
     state["_hash"] = None
     # Nothing here that differs from process to process: keys of compiled code are made from it.
-    state["_universe"] = saved_universe(shared)
+    state["_universe"] = saved_universe(shared_state(mesh))
     _say_whose(mesh, state)
     return state
 

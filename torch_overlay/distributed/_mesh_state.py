@@ -46,6 +46,19 @@ def shared_state(mesh: DeviceMesh) -> SharedState:
     return mesh.__dict__.get("_shared_state") or _adopt(mesh)["_shared_state"]
 
 
+def state_over(rank_map: RankMap, root: SharedState | None, private: str | None = None) -> SharedState:
+    """The state of a mesh over these ranks: its root's if that is over the same, else a new one.
+
+    The new one has the root's registry, in which get_group and compiled code look for the groups of a view.
+    """
+    if root is not None and root.rank_map == rank_map:
+        return root
+    shared = SharedState(rank_map, private)
+    if root is not None:
+        shared.registry = root.registry
+    return shared
+
+
 def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
     """Give a mesh its state, and its layout as an attribute."""
     mesh._layout = to_torch(view.layout)
@@ -76,19 +89,20 @@ def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
 
 def stored_ranks(held: dict[str, Any]) -> RankMap:
     """The ranks in the attributes of a mesh: of a subclass that makes its own, and of one from an older file, they may
-    lack the tuple."""
-    return RankMap(held["_flatten_rank_map"] if "_flatten_rank_map" in held else held["_rank_map"].tolist())
+    lack the tuple. Raises AttributeError where there are none, as in a mesh whose constructor hasn't run."""
+    if "_flatten_rank_map" in held:
+        return RankMap(held["_flatten_rank_map"])
+    if "_rank_map" in held:
+        return RankMap(held["_rank_map"].tolist())
+    raise AttributeError("this DeviceMesh has no ranks yet: neither its constructor nor __setstate__() has run")
 
 
-def _has_ranks_of(mesh: DeviceMesh, root: DeviceMesh) -> bool:
-    """Whether a mesh that holds only what DeviceMesh stores is over the ranks of its root. One that was made with the
-    private ``_root_mesh`` may be over others."""
+def _holds_ranks_of(mesh: DeviceMesh, root: DeviceMesh) -> bool:
+    """Whether a mesh holds no ranks but its root's; one made with the private ``_root_mesh`` may hold others."""
     held = mesh.__dict__
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in held]
     # Views made or loaded with their root hold the same objects; so nothing is read, however many ranks there are.
-    if not stored or any(held[name] is getattr(root, name, None) for name in stored):
-        return True
-    return stored_ranks(held) == shared_state(root).rank_map
+    return not stored or any(held[name] is getattr(root, name, None) for name in stored)
 
 
 def _read_state(mesh: DeviceMesh) -> None:
@@ -97,18 +111,16 @@ def _read_state(mesh: DeviceMesh) -> None:
     number, private = held.pop("_universe", (None, None))  # of a loaded mesh, see `saved_state`
     registry = held.setdefault("_pg_registry", {})
     theirs = None if root is None or root is mesh else shared_state(root)
-    if theirs is not None and _has_ranks_of(mesh, root):
-        shared = theirs
-    else:
-        shared = SharedState(stored_ranks(held), private)
+    rank_map = theirs.rank_map if theirs is not None and _holds_ranks_of(mesh, root) else stored_ranks(held)
+    shared = state_over(rank_map, theirs, private)
+    if shared is not theirs:
         shared.saved_number = number
         join_universe(shared)
     if theirs is None:
         shared.flattened = held.setdefault("_flatten_mapping", {})
         shared.registry = registry
     else:
-        theirs.registry.update(registry)
-        shared.registry = theirs.registry
+        shared.registry.update(registry)
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared
     _know_rank(held)  # overlay only

@@ -35,11 +35,20 @@ from ._mesh_input import (
 )
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import OfTheRank, load_state, saved_state
-from ._mesh_state import copy_mesh, make_view, make_window, put_state, shared_state, thread_id, view_of, whose_groups
+from ._mesh_state import (
+    copy_mesh,
+    make_view,
+    make_window,
+    put_state,
+    shared_state,
+    state_over,
+    thread_id,
+    view_of,
+    whose_groups,
+)
 from ._mesh_traced import is_traced, keep_view, real_mesh, traced_view
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap, Window
-from ._shared_state import SharedState, TracedViews
 from ._torch_layout import axis_from_torch, from_torch, to_torch
 from ._universe import current_world
 from ._view import View
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ._mesh_input import Override
+    from ._shared_state import TracedViews
 
 _Names = tuple[str, ...]
 
@@ -78,11 +88,7 @@ class _DeviceMesh:
         """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
-        theirs = shared_state(_root_mesh) if _root_mesh is not None else None
-        shared = theirs if theirs is not None and theirs.rank_map == view.rank_map else SharedState(view.rank_map)
-        if theirs is not None:
-            # get_group and compiled code look for a view's groups in its root's registry.
-            shared.registry = theirs.registry
+        shared = state_over(view.rank_map, shared_state(_root_mesh) if _root_mesh is not None else None)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
@@ -94,9 +100,9 @@ class _DeviceMesh:
         self._hash: int | None = None
         put_state(self, View(shared.rank_map, view.layout), shared)
         if device_type == "xla":
-            return  # without rank, coordinates and groups
+            return  # no groups, rank or coordinates: torch.distributed has no XLA backend for them yet
         if _init_backend:
-            self._setup_world_group_and_device()
+            self._setup_world_group_and_device()  # a rank is known only in a world
             check_in_world(shared.rank_map)
             make_own_groups(self, overrides)
         self._thread_id = thread_id()

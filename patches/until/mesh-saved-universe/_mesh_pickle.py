@@ -18,11 +18,10 @@ UNKNOWN = ...
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash."""
-    shared = shared_state(mesh)
     state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
     state.update(state.pop("_of_saver", {}))
-    state["_rank_map"] = shared.tensor
-    state["_flatten_rank_map"] = shared.ranks
+    state["_rank_map"] = mesh._rank_map
+    state["_flatten_rank_map"] = mesh._flatten_rank_map
     state["_hash"] = None
     return state
 

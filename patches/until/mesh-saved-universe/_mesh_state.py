@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._shared_state import SharedState
 from ._torch_layout import from_torch
 from ._view import View
 
@@ -19,15 +18,12 @@ def _read_state(mesh: DeviceMesh) -> None:
     root = getattr(mesh, "_root_mesh", None)
     registry = held.setdefault("_pg_registry", {})
     theirs = None if root is None or root is mesh else shared_state(root)
-    if theirs is not None and _has_ranks_of(mesh, root):
-        shared = theirs
-    else:
-        shared = SharedState(stored_ranks(held))
+    rank_map = theirs.rank_map if theirs is not None and _holds_ranks_of(mesh, root) else stored_ranks(held)
+    shared = state_over(rank_map, theirs)
     if theirs is None:
         shared.flattened = held.setdefault("_flatten_mapping", {})
         shared.registry = registry
     else:
-        theirs.registry.update(registry)
-        shared.registry = theirs.registry
+        shared.registry.update(registry)
     held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
     held["_shared_state"] = shared

@@ -83,7 +83,7 @@ def _cuts_evenly(
         if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
             return False  # a strided shard is cut in another order
     else:
-        dim, outermost_first = source.dim, infos[::-1]
+        dim, outermost_first = source.dim, [*reversed(infos)]
     parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
     return guard_or_false(outermost_first[0].logical_shape[dim] % parts == 0)
 

@@ -10,9 +10,8 @@ from torch.distributed.distributed_c10d import get_rank
 
 from ._mesh_groups import make_own_groups
 from ._mesh_input import check_in_world, read_layout, read_mesh, read_names, read_overrides
-from ._mesh_state import put_state, shared_state, thread_id
+from ._mesh_state import put_state, shared_state, state_over, thread_id
 from ._mesh_traced import real_mesh
-from ._shared_state import SharedState
 from ._view import View
 
 
@@ -33,11 +32,7 @@ class _DeviceMesh(...):
         """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
-        theirs = shared_state(_root_mesh) if _root_mesh is not None else None
-        shared = theirs if theirs is not None and theirs.rank_map == view.rank_map else SharedState(view.rank_map)
-        if theirs is not None:
-            # get_group and compiled code look for a view's groups in its root's registry.
-            shared.registry = theirs.registry
+        shared = state_over(view.rank_map, shared_state(_root_mesh) if _root_mesh is not None else None)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
@@ -48,9 +43,9 @@ class _DeviceMesh(...):
         self._hash: int | None = None
         put_state(self, View(shared.rank_map, view.layout), shared)
         if device_type == "xla":
-            return  # without rank, coordinates and groups
+            return  # no groups, rank or coordinates: torch.distributed has no XLA backend for them yet
         if _init_backend:
-            self._setup_world_group_and_device()
+            self._setup_world_group_and_device()  # a rank is known only in a world
             check_in_world(shared.rank_map)
             make_own_groups(self, overrides)
         self._thread_id = thread_id()
