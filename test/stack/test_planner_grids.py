@@ -21,15 +21,30 @@ def cut(tensor, box):
     return tensor
 
 
-def all_to_all(source, target, shape) -> AllToAll:
+def all_to_all(source, target, shape, axes=(0, 1)) -> AllToAll:
     before, after = (Regions.of(dims, (None, None), shape, SIZES) for dims in (source, target))
-    return AllToAll(before, after, (0, 1))
+    return AllToAll(before, after, axes)
 
 
 class TestGrids(TestCase):
-    @parametrize("source, target", [((0, 0), (1, 1)), ((0, 0), (None, 1)), ((0, 0), (1, None))])
-    def test_a_pack_is_the_list_of_pieces(self, source, target) -> None:
-        step, whole = all_to_all(source, target, (12, 6)), torch.arange(72).reshape(12, 6)
+    @parametrize(
+        "source, target, axes",
+        [
+            ((0, 0), (1, 1), (0, 1)),
+            ((0, 0), (None, 1), (0, 1)),
+            ((0, 0), (1, None), (0, 1)),
+            ((0, 0), (0, 1), (1,)),  # an axis outside the group cuts, too
+        ],
+    )
+    def test_a_pack_is_the_list_of_pieces(self, source, target, axes) -> None:
+        self._check_pack(all_to_all(source, target, (12, 6), axes))
+
+    def test_a_pack_where_the_inner_axis_cuts_first(self) -> None:
+        step = all_to_all((0, 0), (1, 1), (12, 6))
+        self._check_pack(dataclasses.replace(step, before=step.before._replace(orders=((1, 0), ()))))
+
+    def _check_pack(self, step) -> None:
+        whole = torch.arange(72).reshape(12, 6)
         for place in itertools.product(*map(range, SIZES)):
             held = step.before.box(place)
             pack, unpack = grids(step, held, step.after.box(place))
@@ -63,7 +78,7 @@ class TestGrids(TestCase):
     def test_pieces_that_differ_have_none(self) -> None:
         uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (12, 6))
         reducing = dataclasses.replace(all_to_all((0, 0), (1, 1), (12, 6)), op="sum")
-        by_another_axis = dataclasses.replace(all_to_all((0, 0), (1, 1), (12, 6)), axes=(0,))
+        by_another_axis = all_to_all((0, 0), (1, 1), (12, 6), axes=(0,))
         for step in (uneven, crossed, reducing, by_another_axis):
             self._check_has_none(step, (0, 0))
 

@@ -1,27 +1,29 @@
-"""Grids: where all members' pieces are alike, packing and unpacking is one reshape, one permute and one copy.
+"""Grids: where the pieces of all members have one shape, packing and unpacking is a view, a permute and a copy.
 
 For example, on three ranks an all-to-all takes (6, 12) elements from Shard(0) to Shard(1). A rank has (2, 12), of
-which each gets (2, 4): view it as (2, 3, 4), which is rows, members and columns, and permute by (1, 0, 2): the members
-come first. What arrives is (3, 2, 4): members, rows and columns, and the first two together are the six rows of the new
-local tensor.
+which each member gets (2, 4): view it as (2, 3, 4), which is rows, members and columns, and permute by (1, 0, 2): the
+members come first. What arrives is (3, 2, 4): members, rows and columns, and the first two together are the six rows
+of the new local tensor. In the notation of einops, `r (m c) -> m r c` packs and `m r c -> (m r) c` unpacks.
 
 A grid puts the same on the wire as a step's list of pieces does in one round, with the members in their order. So a
-runner whose group has this order, too, asks for the grid first, and copies piece by piece where there is none.
+runner whose group has this order, too, asks for the grid first, and copies piece by piece where there is none, or where
+there are several rounds.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .steps import AllGather, AllToAll, ReduceScatter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from .boxes import Box
 
-Orders = Sequence[tuple[int, ...]]
+    Axes = tuple[int, ...]
 
 
 class Grid(NamedTuple):
@@ -50,43 +52,45 @@ class Grid(NamedTuple):
 
 
 def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) -> tuple[Grid | None, Grid | None]:
-    """From the local tensor to what goes to the members, one after the other; and from what came from them to the new
-    local tensor. Both are None where the members' pieces aren't alike.
+    """How to pack: from the local tensor to what goes to the members, one after the other. And how to unpack: from what
+    came from them to the new local tensor. Both are None where there is no grid.
 
-    An all-gather sends its local tensor as it is, and a reduce-scatter receives its result so: that one is None, too.
+    An all-gather sends its local tensor as it is, so it has no first; a reduce-scatter receives its result as it is, so
+    it has no second.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.
     """
     if isinstance(step, AllToAll) and step.op is not None:
         return None, None  # what arrives is reduced
-    cuts, sizes = _gone_and_new(step), step.before.sizes
+    cuts = _gone_and_new(step)
     if cuts is None:
         return None, None
     gone, new = cuts
+    sizes = step.before.sizes
     # `wire` has the lengths of what is sent or received, in this order: the members by axis, then the dims of a piece.
     # Its keys are the axis, or ~dim for a dim. In the example above: {0: 3, ~0: 2, ~1: 4}.
     wire = {axis: sizes[axis] for axis in step.axes}
     for dim, (length, wanted_length) in enumerate(zip(held.length, wanted.length)):
-        # The new axes cut what is held into pieces, and of pieces along those that are gone is made what is wanted. On
-        # one dim there are only axes of one kind, or none, so that both ways a piece is as long.
-        sent, received = _parts(new[dim], sizes), _parts(gone[dim], sizes)
-        if length % sent or wanted_length % received:
+        # One order of a dim begins with the other, so a dim has new axes or gone axes, never both. All other axes that
+        # cut it are outside the group, whose members have the same coordinates along them: all see the same lengths.
+        new_parts, gone_parts = _count(new[dim], sizes), _count(gone[dim], sizes)
+        if length % new_parts or wanted_length % gone_parts:
             return None, None  # uneven shards
-        wire[~dim] = length // sent
+        wire[~dim] = length // new_parts
     if not isinstance(step, AllToAll) and math.prod([wire[~dim] for dim in range(len(gone))]) != step.chunk:
         return None, None  # there is padding
     return (
-        None if isinstance(step, AllGather) else _to_pack(wire, new),
-        None if isinstance(step, ReduceScatter) else _to_unpack(wire, gone),
+        None if isinstance(step, AllGather) else _grid(wire, _labels(new), [*wire]),
+        None if isinstance(step, ReduceScatter) else _grid(wire, [*wire], _labels(gone)),
     )
 
 
-def _parts(axes: Iterable[int], sizes: Sequence[int]) -> int:
+def _count(axes: Axes, sizes: Sequence[int]) -> int:
     return math.prod([sizes[axis] for axis in axes])
 
 
-def _gone_and_new(step: AllGather | ReduceScatter | AllToAll) -> tuple[Orders, Orders] | None:
+def _gone_and_new(step: AllGather | ReduceScatter | AllToAll) -> tuple[list[Axes], list[Axes]] | None:
     """For each dim the axes by which only the source is cut, and those by which only the target is; None where these
     cuts allow no grid."""
     gone, new = [], []
@@ -98,44 +102,34 @@ def _gone_and_new(step: AllGather | ReduceScatter | AllToAll) -> tuple[Orders, O
         new.append(after[common:])
     all_gone, all_new = ({*itertools.chain(*cuts)} for cuts in (gone, new))
     if not isinstance(step, ReduceScatter) and not all_gone.issuperset(step.axes):
-        return None  # not all members have pieces for each other
+        return None  # along an axis that doesn't cut the source, members hold the same
     if not (all_gone | all_new).issubset(step.axes):
-        return None  # a cut comes or goes by an axis of another group
+        return None  # a cut comes or goes by an axis outside the group
     return gone, new
 
 
-def _to_pack(wire: Mapping[int, int], new: Orders) -> Grid:
-    """From the local tensor, where each dim comes after the axes that cut it, to the members' pieces. In the example
-    above it has rows, members and columns:
+def _labels(cuts: Iterable[Axes]) -> list[int]:
+    """The keys of `wire`, each dim after the axes that cut it."""
+    return [label for dim, axes in enumerate(cuts) for label in (*axes, ~dim)]
 
-    >>> _to_pack({0: 3, ~0: 2, ~1: 4}, new=((), (0,)))
+
+def _grid(wire: Mapping[int, int], source: list[int], target: list[int]) -> Grid:
+    """From a tensor that has these dims, by their keys in `wire`, to one that has those. In the example above:
+
+    >>> wire = {0: 3, ~0: 2, ~1: 4}
+    >>> _grid(wire, source=[~0, 0, ~1], target=[0, ~0, ~1])  # pack: rows, members, columns
     Grid(lengths=(2, 3, 4), expanded=(2, 3, 4), order=(1, 0, 2))
+    >>> _grid(wire, source=[0, ~0, ~1], target=[0, ~0, ~1])  # unpack
+    Grid(lengths=(3, 2, 4), expanded=(3, 2, 4), order=(0, 1, 2))
 
-    On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(), Shard(1). The first axis doesn't cut the
-    target, so both members along it get the same: the grid repeats each piece before it is packed.
+    What only the target has is repeated. On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(),
+    Shard(1): axis 0 doesn't cut the target, so both members along it get the same, as in `r (b c) -> a b r c`.
 
-    >>> _to_pack({0: 2, 1: 2, ~0: 2, ~1: 4}, new=((), (1,)))
+    >>> _grid({0: 2, 1: 2, ~0: 2, ~1: 4}, source=[~0, 1, ~1], target=[0, 1, ~0, ~1])
     Grid(lengths=(1, 2, 2, 4), expanded=(2, 2, 2, 4), order=(0, 2, 1, 3))
     """
-    cut = _labels(new)
-    repeated = [label for label in wire if label not in cut]
-    labels = [*repeated, *cut]
+    repeated = [label for label in target if label not in source]
+    labels = [*repeated, *source]
     expanded = tuple([wire[label] for label in labels])
     lengths = (*[1] * len(repeated), *expanded[len(repeated) :])
-    return Grid(lengths, expanded, tuple([labels.index(label) for label in wire]))
-
-
-def _to_unpack(wire: Mapping[int, int], gone: Orders) -> Grid:
-    """From the members' pieces to the new local tensor, where each dim comes after the axes that cut it. In the example
-    above, members, rows and columns stay in this order:
-
-    >>> _to_unpack({0: 3, ~0: 2, ~1: 4}, gone=((0,), ()))
-    Grid(lengths=(3, 2, 4), expanded=(3, 2, 4), order=(0, 1, 2))
-    """
-    lengths, labels = tuple(wire.values()), [*wire]
-    return Grid(lengths, lengths, tuple([labels.index(label) for label in _labels(gone)]))
-
-
-def _labels(cuts: Orders) -> list[int]:
-    """Each dim after the axes that cut it."""
-    return [label for dim, axes in enumerate(cuts) for label in (*axes, ~dim)]
+    return Grid(lengths, expanded, tuple([labels.index(label) for label in target]))
