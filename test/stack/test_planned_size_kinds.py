@@ -102,7 +102,7 @@ class TestNoKinds(TestCase):
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
 
     def test_one_plan_for_all_sizes_asks_for_no_guard(self) -> None:
-        """Nor do sizes at which seconds have no digit left for a latency."""
+        """If a far tensor had so many elements that twelve digits of its time lose a latency, its plan would differ."""
         for shape in ((3, 3), (5, 3), (4, 4)):
             _, guards, _ = answer_for(self.mesh, (Shard(0), Shard(1)), (Replicate(),) * 2, shape, ALL_OPEN)
             self.assertEqual([guard.expr for guard in guards], [], msg=f"{shape}")

@@ -7,7 +7,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 
 from planner_simulator import MOVED, pairs, regions
 from torch_overlay.distributed.tensor._planner.cost import Cost
-from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, step_on_shape
+from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, rounded_parts, step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.distributed.tensor._planner.steps import Divide, ReduceScatter
 
@@ -29,6 +29,15 @@ class TestEvenParts(TestCase):
                     on_shape = [step_on_shape(step, shape) for step in changes]
                     states = [before, after, *[end for step in on_shape for end in (step.before, step.after)]]
                     self.assertTrue(all(state.is_even for state in states), msg=f"{source} to {target} of {shape}")
+
+    def test_of_a_move_they_divide_what_is_rounded_and_of_a_reduction_they_are_multiples(self) -> None:
+        for source, target in pairs((*MOVED, "sum"), MOVED, 2):
+            with contextlib.suppress(NotPlanned):
+                _, parts = plan_and_parts(*ends(source, target, (24, 40)), 4, None, Cost())
+                rounded = rounded_parts(*ends(source, target, (24, 40)))
+                for part, whole in zip(parts, rounded, strict=True):
+                    whole, part = (part, whole) if "sum" in source else (whole, part)
+                    self.assertEqual(whole % part, 0, msg=f"{source} to {target}: {part}, {whole}")
 
     def test_all_axes_that_take_part_count(self) -> None:
         """The plan cuts the rows into 4 and the columns into 2. Plans for other sizes may cut each of them into 8, by

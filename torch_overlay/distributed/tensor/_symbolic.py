@@ -1,8 +1,9 @@
-"""Sizes that a compiler leaves open: one plan for all sizes of a kind, with guards that say of which.
+"""Sizes that a compiler leaves open: one plan for many sizes, with guards that say for which.
 
 The plan is that of the sizes for which the compiler traces. It is right for all sizes for which the same dims are cut
-evenly; the boxes are computed from the symbols. For example, rows that become columns on four ranks: traced for 8 x 16,
-it is one all-to-all for all sizes that four divides.
+evenly, and the one that other ranks have for those that meet the guards below; the boxes are computed from the symbols.
+For example, rows that become columns on four ranks: traced for 8 x 16, it is one all-to-all for all sizes that four
+divides.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ._planner.forms import on_shape, plan_and_parts, shared_parts, step_on_shape, without_sizes
+from ._planner.forms import on_shape, plan_and_parts, rounded_parts, step_on_shape, without_sizes
 from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
-from ._planner.steps import AllToAll, ReduceScatter
+from ._planner.steps import AllToAll
 from ._program import Program, make_program
 from ._question import SYMBOLIC, Question
 
@@ -119,31 +120,36 @@ class Trace(NamedTuple):
 
 
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
-    """Ask for guards where other sizes, multiples of these parts, would have another plan."""
+    """Ask for guards where other sizes, multiples of these parts, would have another plan.
+
+    Sizes are of two kinds, rounded or not. Only a move has sizes of both: there `parts` divide `rounded_parts`, and
+    where a reduction ends they are multiples of them.
+    """
     found, units, dims = trace.found, parts, _open_dims(trace.shape)
-    shared = shared_parts(found.before, found.after, found.at_hand.joint, found.cost)
-    if shared is not None and _may_share(trace, shared):
-        rounded = [math.lcm(*pair) for pair in zip(parts, shared, strict=True)]
-        if any(rounded[dim] != parts[dim] for dim in dims) and _plans_differ(trace, parts, rounded):
-            _guard_kind(trace, rounded)
-            units = rounded
+    rounded = rounded_parts(found.before, found.after)
+    has_both = rounded and _may_be_rounded(trace, rounded) and any(parts[dim] % rounded[dim] for dim in dims)
+    if rounded and has_both and _plans_differ(trace, parts, rounded):
+        _guard_kind(trace, rounded)
+        units = rounded
     _guard_elements(trace, parts, units)
 
 
-def _may_share(trace: Trace, shared: Sequence[int]) -> bool:
+def _may_be_rounded(trace: Trace, rounded: Sequence[int]) -> bool:
     """Whether the known sizes are such multiples that the bytes are rounded for some of the open ones."""
     known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
-    return all(trace.shape[dim] % shared[dim] == 0 for dim in known)
+    return all(trace.shape[dim] % rounded[dim] == 0 for dim in known)
 
 
 def _plans_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) -> bool:
-    """Whether the plan, apart from its rounds, differs between any sizes that the open dims may have. Of each kind the
-    least and a far one are asked; `parts` are the least that aren't rounded. If both have the same plan, so have all of
-    that kind between them, see `_last_same`."""
+    """Whether the plan of a move, apart from its rounds, differs between any sizes that the open dims may have. Of each
+    kind the least and a far one are asked, which differ in one dim by a multiple of its part of `rounded` and so are of
+    the same kind; `parts` are the least that aren't rounded. If both have the same plan, so have all of that kind
+    between them, see `_last_same`."""
     dims = _open_dims(trace.shape)
     least = [[unit[dim] for dim in dims] for unit in (rounded, parts)]
     far = [trace.enlarged(sizes, rounded[dims[0]]) for sizes in least]
-    return len({in_one_round(trace.plan_of(sizes), AllToAll, ReduceScatter) for sizes in (*least, *far)}) > 1
+    plans = {in_one_round(trace.plan_of(sizes), AllToAll) for sizes in (*least, *far)}
+    return len(plans) > 1
 
 
 def _guard_kind(trace: Trace, rounded: Sequence[int]) -> None:
@@ -153,8 +159,8 @@ def _guard_kind(trace: Trace, rounded: Sequence[int]) -> None:
     else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
     larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
     is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
-    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8, and one for
-    64 x 3076 on the second being none.
+    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8 (and on fewer
+    elements than 64 x 6144), and one for 64 x 3076 on the second being none.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
     odd = [dim for dim in dims if trace.found.question.shape[dim] % rounded[dim]]

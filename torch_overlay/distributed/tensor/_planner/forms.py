@@ -67,12 +67,19 @@ def shared_plan(
 
 @lru_cache(maxsize=1024)
 def _forms(before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] | None, cost: Cost) -> Forms:
-    """Of a change without sizes. Each dim that source or target cuts must be a multiple of all axes that take part."""
+    """Of a change without sizes."""
+    return Forms(rounded_parts(before, after), {})
+
+
+def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
+    """For each dim, what its length must be a multiple of for a tensor to have the plan of its bytes rounded to a power
+    of two: where source or target cuts it, the number of all ranks that take part. None if no tensor has such a plan.
+    """
     if after.pending - before.pending:
-        return Forms(None, {})  # how many collectives it may take isn't told by the time alone
+        return None  # how many collectives it may take isn't told by the time alone
     talking = before.sharded.union(after.sharded, before.pending - after.pending)
     ranks = math.prod([before.sizes[axis] for axis in talking])
-    return Forms(tuple([ranks if old or new else 1 for old, new in zip(before.orders, after.orders)]), {})
+    return tuple([ranks if old or new else 1 for old, new in zip(before.orders, after.orders)])
 
 
 def _nearest_power(number: int) -> int:
@@ -99,14 +106,6 @@ def plan_and_parts(
         tried.update(dims if after.pending - before.pending else ())
         cutting = [talking if axes or dim in tried else axes for dim, axes in enumerate(cutting)]
     return steps, tuple([math.prod([before.sizes[axis] for axis in axes]) for axes in cutting])
-
-
-def shared_parts(
-    before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] | None, cost: Cost
-) -> tuple[int, ...] | None:
-    """For each dim, what its length must be a multiple of for a tensor to have the plan of its bytes rounded to a power
-    of two; None if none has."""
-    return _forms(on_shape(before, ()), on_shape(after, ()), groups, cost).parts
 
 
 def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 from .cost import Cost
@@ -45,10 +44,11 @@ def shared_plan(
     return in_rounds(tuple([step_on_shape(step, shape) for step in known[power]]), itemsize, cost)
 
 
-@lru_cache(maxsize=1024)
-def _forms(before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] | None, cost: Cost) -> Forms:
-    """Of a change without sizes. Each dim that source or target cuts must be a multiple of all axes that take part."""
+def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
+    """For each dim, what its length must be a multiple of for a tensor to have the plan of its bytes rounded to a power
+    of two: where source or target cuts it, the number of all ranks that take part. None if no tensor has such a plan.
+    """
     if before.pending != after.pending:
-        return Forms(None, {})
+        return None
     ranks = math.prod([before.sizes[axis] for axis in before.sharded.union(after.sharded)])
-    return Forms(tuple([ranks if old or new else 1 for old, new in zip(before.orders, after.orders)]), {})
+    return tuple([ranks if old or new else 1 for old, new in zip(before.orders, after.orders)])

@@ -1,3 +1,0 @@
-"""Before it is asked whether a tensor shares its plan with others."""
-
-shared_parts = ...
