@@ -30,7 +30,7 @@ class TestEvenParts(TestCase):
                     states = [before, after, *[end for step in on_shape for end in (step.before, step.after)]]
                     self.assertTrue(all(state.is_even for state in states), msg=f"{source} to {target} of {shape}")
 
-    def test_of_a_move_they_divide_what_is_rounded_and_of_a_reduction_they_are_multiples(self) -> None:
+    def test_parts_of_moves_divide_the_rounded_ones(self) -> None:
         for source, target in pairs((*MOVED, "sum"), MOVED, 2):
             with contextlib.suppress(NotPlanned):
                 _, parts = plan_and_parts(*ends(source, target, (24, 40)), 4, None, Cost())

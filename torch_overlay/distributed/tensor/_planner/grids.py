@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .boxes import Box
 
-    Axes = tuple[int, ...]
-
 
 class Grid(NamedTuple):
     """How to read one tensor as another: view it as `lengths`, expand that to `expanded`, permute by `order`, make it
@@ -86,11 +84,13 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     )
 
 
-def _count(axes: Axes, sizes: Sequence[int]) -> int:
+def _count(axes: tuple[int, ...], sizes: Sequence[int]) -> int:
     return math.prod([sizes[axis] for axis in axes])
 
 
-def _gone_and_new(step: AllGather | ReduceScatter | AllToAll) -> tuple[list[Axes], list[Axes]] | None:
+def _gone_and_new(
+    step: AllGather | ReduceScatter | AllToAll,
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
     """For each dim the axes by which only the source is cut, and those by which only the target is; None where these
     cuts allow no grid."""
     gone, new = [], []
@@ -108,7 +108,7 @@ def _gone_and_new(step: AllGather | ReduceScatter | AllToAll) -> tuple[list[Axes
     return gone, new
 
 
-def _labels(cuts: Iterable[Axes]) -> list[int]:
+def _labels(cuts: Iterable[tuple[int, ...]]) -> list[int]:
     """The keys of `wire`, each dim after the axes that cut it."""
     return [label for dim, axes in enumerate(cuts) for label in (*axes, ~dim)]
 
