@@ -6,8 +6,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh_state import shared_state
-
 
 class TestMeshMakingGroups(TestCase):
     """In a world of 24 of which this process plays one; no bytes move."""
@@ -27,12 +25,14 @@ class TestMeshMakingGroups(TestCase):
         """Compiled code looks for them there."""
         other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=self.mesh)
         self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
-        self.assertIs(shared_state(other).registry, self.mesh._pg_registry)
 
     def test_ranks_that_the_world_lacks_are_refused_where_groups_are_made(self) -> None:
-        for wrong in ([13, 24], [-1, 13]):
+        """Before any group is made; as many as the world has would have the default group."""
+        groups = [*dist.distributed_c10d._world.pg_map]
+        for wrong in ([[0, 1], [13, 24]], [[-1, 13], [0, 1]], [*range(1, 25)]):
             with self.assertRaisesRegex(ValueError, "out of range"):
                 DeviceMesh("cpu", wrong)
+        self.assertEqual([*dist.distributed_c10d._world.pg_map], groups)
         self.assertEqual(DeviceMesh("cpu", [13, 24], _init_backend=False).size(), 2)
         with self.assertRaisesRegex(RuntimeError, "bigger than default world size"):
             init_device_mesh("cpu", (25,))

@@ -30,7 +30,7 @@ class TestMeshViews(TestCase):
                 DeviceMesh("cpu", wrong)
 
     def test_coordinates_under_fake_tensors(self) -> None:
-        """As decompositions make a mesh while they trace."""
+        """Where a tensor of ranks would be fake."""
         with FakeTensorMode():
             mesh = DeviceMesh("cpu", [0, 1, 2], _init_backend=False, _rank=2)
         self.assertEqual(mesh.get_coordinate(), [2])

@@ -80,7 +80,7 @@ class TestLeastSizes(TestCase):
         self.mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("a", "b", "c"))
 
     def test_known_columns_keep_a_tensor_from_sharing(self) -> None:
-        """Two rows have another plan, so the number of elements is guarded on. That 12 divides the rows is not."""
+        """Two rows have another plan, so the number of elements is guarded on, not that 12 divides the rows."""
         ends = (Replicate(), Shard(1), Shard(1)), (Shard(1), Replicate(), Shard(0))
         traced, guards, (symbol,) = answer_for(self.mesh, *ends, (90, 4101), ROWS_OPEN)
         for rows, same in ((2, False), (84, True), (90, True), (96, True)):
@@ -102,7 +102,6 @@ class TestNoKinds(TestCase):
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
 
     def test_one_plan_for_all_sizes_asks_for_no_guard(self) -> None:
-        """If a far tensor had so many elements that twelve digits of its time lose a latency, its plan would differ."""
         for shape in ((3, 3), (5, 3), (4, 4)):
             _, guards, _ = answer_for(self.mesh, (Shard(0), Shard(1)), (Replicate(),) * 2, shape, ALL_OPEN)
             self.assertEqual([guard.expr for guard in guards], [], msg=f"{shape}")

@@ -75,11 +75,12 @@ class TestGrids(TestCase):
             pieces = [cut(whole, piece.box).reshape(-1) for piece in scatter.pieces(place)]
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
 
-    def test_pieces_that_differ_have_none(self) -> None:
+    def test_other_steps_have_none(self) -> None:
         uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (12, 6))
         reducing = dataclasses.replace(all_to_all((0, 0), (1, 1), (12, 6)), op="sum")
         by_another_axis = all_to_all((0, 0), (1, 1), (12, 6), axes=(0,))
-        for step in (uneven, crossed, reducing, by_another_axis):
+        regrouped = all_to_all((0, None), (1, 1), (12, 6), axes=(0,))  # equal pieces; the other axis cuts, too
+        for step in (uneven, crossed, reducing, by_another_axis, regrouped):
             self._check_has_none(step, (0, 0))
 
     def test_a_gather_that_pads_has_none(self) -> None:

@@ -138,7 +138,7 @@ def first_patch(tmp_path, patches) -> Prefix:
         ("del ", "min(..., default=0)\n        del ", r"has no call of min that lacks what .* gives it"),
         ("def try_create_flattened", "def try_it", r"_optimize_transform_infos\.try_it isn't there"),
         ("def _optimize_transform_infos", "def _optimize", r"safe-merging\.md carries no row for .*:_optimize$"),
-        ("src = ...", "return None", r"has no function that ends with 'name = \.\.\.'"),
+        ("src = ...", "return None", r"has no definition that ends with 'name = \.\.\.'"),
         ("src = ...", "mesh.flat = ...", r"needs lines to insert and, at its end, one 'name = \.\.\.'"),
     ],
 )

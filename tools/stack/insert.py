@@ -1,8 +1,8 @@
 """Lines that a patch puts into a function of torch's, before a statement that stands there already.
 
 `patches/insert/PATCH/FILE` names the place by definitions inside each other, classes and functions, nested as torch's
-file nests them. The innermost function ends with the anchor, ``name = ...``: what stands above it goes before the only
-statement of torch's function that binds the name. Definitions without an anchor are helpers, which come along if used.
+file nests them. The innermost ends with the anchor, ``name = ...``: what stands above it goes before the only statement
+of torch's function or class that binds the name. Definitions without an anchor are helpers, which come along if used.
 Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, each
 ``if`` that asks them, and a ``with`` that is empty then. ``NAME(..., keyword=value)`` gives the keyword to torch's
 calls of NAME that lack it.
@@ -97,7 +97,7 @@ def read_insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> I
         found += inside
         helpers += [] if inside else [statement]
     if not found:
-        raise StackError(f"{source} has no function that ends with 'name = ...', so nothing says where its lines go")
+        raise StackError(f"{source} has no definition that ends with 'name = ...', so nothing says where its lines go")
     return InsertFile(tuple(found), replace(room, body=tuple(helpers)))
 
 
@@ -107,18 +107,18 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
     place, body = (*outer, node.name.value), node.body.body
     if isinstance(node, cst.FunctionDef):
         target = target or ".".join(place)
-        if matchers.matches(body[-1], _ANCHOR):
-            (anchor,) = bound(body[-1]) or {""}
-            lines = body[1:-1] if node.get_docstring() is not None else body[:-1]
-            if not anchor or not lines:
-                raise StackError(f"{source}: {'.'.join(place)} needs lines to insert and, at its end, one 'name = ...'")
-            gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
-            given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
-            found = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
-            entries, *more = [tuple(one.elements) for one in found] or [()]
-            lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
-            yield Insertion(source, place, target, anchor, tuple(lines), gone, given, entries)
-            yield from (Insertion(source, place, target, anchor, (), entries=others) for others in more)
+    if matchers.matches(body[-1], _ANCHOR):
+        (anchor,) = bound(body[-1]) or {""}
+        lines = body[1:-1] if node.get_docstring() is not None else body[:-1]
+        if not anchor or not lines:
+            raise StackError(f"{source}: {'.'.join(place)} needs lines to insert and, at its end, one 'name = ...'")
+        gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
+        given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
+        found = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
+        entries, *more = [tuple(one.elements) for one in found] or [()]
+        lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
+        yield Insertion(source, place, target, anchor, tuple(lines), gone, given, entries)
+        yield from (Insertion(source, place, target, anchor, (), entries=others) for others in more)
     for inner in body:
         yield from _insertions(inner, place, target, source)
 

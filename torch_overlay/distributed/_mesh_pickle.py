@@ -1,4 +1,4 @@
-"""Saving and loading meshes: as layout, ranks and names."""
+"""Pickled meshes: layout, ranks and names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
 UNKNOWN = (0, None)
 
-# Attributes that are never pickled; a loaded mesh makes them from the others.
+# Never pickled: process groups can't be, and the rest follows from the other attributes.
 OWN_STATE = ("_view", "_shared_state", "_pg_registry", "_traced_views")
 
 _MISSING = object()

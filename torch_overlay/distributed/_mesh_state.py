@@ -46,14 +46,14 @@ def shared_state(mesh: DeviceMesh) -> SharedState:
     return mesh.__dict__.get("_shared_state") or _adopt(mesh)["_shared_state"]
 
 
-def state_over(rank_map: RankMap, root: SharedState | None, private: str | None = None) -> SharedState:
+def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
     """The state of a mesh over these ranks: its root's if that is over the same, else a new one.
 
     The new one has the root's registry, in which get_group and compiled code look for the groups of a view.
     """
     if root is not None and root.rank_map == rank_map:
         return root
-    shared = SharedState(rank_map, private)
+    shared = SharedState(rank_map)
     if root is not None:
         shared.registry = root.registry
     return shared
@@ -112,8 +112,9 @@ def _read_state(mesh: DeviceMesh) -> None:
     registry = held.setdefault("_pg_registry", {})
     theirs = None if root is None or root is mesh else shared_state(root)
     rank_map = theirs.rank_map if theirs is not None and _holds_ranks_of(mesh, root) else stored_ranks(held)
-    shared = state_over(rank_map, theirs, private)
+    shared = state_over(rank_map, theirs)
     if shared is not theirs:
+        shared.private = private
         shared.saved_number = number
         join_universe(shared)
     if theirs is None:

@@ -69,7 +69,7 @@ class _DeviceMesh:
     _preserve_rank_order = False
     _rank: int = OfTheRank()  # type: ignore[assignment]
     _coordinate_on_dim = OfTheRank()
-    _dim_group_names = OfTheRank()
+    _dim_group_names: list[str] = OfTheRank()  # type: ignore[assignment]
 
     def __init__(
         self: DeviceMesh,
@@ -98,11 +98,11 @@ class _DeviceMesh:
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
         self._hash: int | None = None
-        put_state(self, View(shared.rank_map, view.layout), shared)
+        put_state(self, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
         if device_type == "xla":
-            return  # no groups, rank or coordinates: torch.distributed has no XLA backend for them yet
+            return  # XLA has no backend in torch.distributed: no groups, rank or coordinates
         if _init_backend:
-            self._setup_world_group_and_device()  # a rank is known only in a world
+            self._setup_world_group_and_device()  # makes the default group if there is none
             check_in_world(shared.rank_map)
             make_own_groups(self, overrides)
         self._thread_id = thread_id()
@@ -113,13 +113,13 @@ class _DeviceMesh:
 
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
-        """The rank at each index, one dimension, int32; one tensor for the root and all its views. A cached_property
-        and no property, so that a subclass that makes its own mesh may assign it."""
+        """The rank at each index, one dimension, int32; one tensor for the root and all its views. Unlike a property,
+        it can be assigned, as subclasses do that make their own mesh; once a mesh has coordinates, these stay."""
         return shared_state(self).tensor
 
     @cached_property
     def _flatten_rank_map(self: DeviceMesh) -> tuple[int, ...]:
-        """The same as a tuple."""
+        """`_rank_map` as a tuple."""
         return shared_state(self).ranks
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _get_default_group, get_rank, new_group
 
 from ._mesh_layout import _MeshLayout
@@ -23,7 +22,7 @@ def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override
     ranks = shared_state(mesh).tensor
     lines = _MeshLayout((axis,)).remap_to_tensor(ranks).tolist() if mesh._preserve_rank_order else []
     if all(line == sorted(line) for line in lines):
-        return device_mesh.DeviceMesh._init_one_process_group(axis, ranks, name, override)
+        return mesh._init_one_process_group(axis, ranks, name, override)
     backend, options = override
     timeout = options._timeout if options else timeout_of(_get_default_group())
     found: str | None = None

@@ -38,7 +38,7 @@ class _DeviceMesh(...):
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
-        put_state(self, View(shared.rank_map, view.layout), shared)
+        put_state(self, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
         if backend_override is None:
             ...
         if device_type != "xla":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from ._mesh_state import shared_state
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
     """The name of this rank's new group on one axis; None on a rank outside."""
     ranks, ordered = shared_state(mesh).tensor, mesh._preserve_rank_order
-    return device_mesh.DeviceMesh._init_one_process_group(axis, ranks, name, override, ordered)
+    return mesh._init_one_process_group(axis, ranks, name, override, ordered)
 
 
 def make_groups(

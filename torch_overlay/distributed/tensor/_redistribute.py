@@ -57,24 +57,24 @@ def _optimize_transform_infos(
 
 
 def _cuts_evenly(
-    infos: Sequence[torch_redistribute._TransformInfo],
+    infos: list[torch_redistribute._TransformInfo],
     earlier: Sequence[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
 ) -> bool:
-    """Whether mergeable all-gathers undo, or reduce-scatters make, even cuts only.
+    """Whether every cut is even that mergeable all-gathers undo, or reduce-scatters make.
 
     Only then is torch.chunk by all mesh dims at once sure to be torch.chunk by one after
     the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh. Cuts
-    that the source keeps needn't be even: all ranks of the merged collective have the
-    same of these.
+    that the source keeps needn't be even: the ranks of one merged collective have the
+    same coordinates along these mesh dims.
 
-    A reduce-scatter also counts the cuts of its dim by `earlier`, the transforms before
-    it, since the greedy planner leaves them out of the logical shapes: in R, P, P to
-    S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
+    For a reduce-scatter, the cuts of the same dim by `earlier`, the transforms before
+    these, count as well: the greedy planner leaves them out of the logical shapes. In R,
+    P, P to S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
     """
     source, target = infos[0].src_dst_placements
     if isinstance(source, _StridedShard):
-        return True  # merged, redistribute_local_tensor() refuses them
+        return True  # redistribute_local_tensor() refuses to merge them
     if source.is_partial():
         dim = target.dim
         outermost_first = [
@@ -83,7 +83,7 @@ def _cuts_evenly(
         if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
             return False  # a strided shard is cut in another order
     else:
-        dim, outermost_first = source.dim, [*reversed(infos)]
+        dim, outermost_first = source.dim, infos[::-1]
     parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
     return guard_or_false(outermost_first[0].logical_shape[dim] % parts == 0)
 

@@ -90,7 +90,9 @@ def _with_symbols(found: Program, mesh: DeviceMesh, shape: tuple[Any, ...]) -> P
 
 # --- which sizes have the plan of the traced ones ---
 
-_FAR = 1 << 40  # the elements of a far tensor; larger ones are taken to have its plan
+# The elements of a far tensor; larger ones are taken to have its plan. With many more, twelve digits of a plan's time
+# (see cost.py) would lose a latency, and the plan would differ for nothing.
+_FAR = 1 << 40
 
 
 class Trace(NamedTuple):
@@ -120,32 +122,30 @@ class Trace(NamedTuple):
 
 
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
-    """Ask for guards where other sizes, multiples of these parts, would have another plan.
-
-    Sizes are of two kinds, rounded or not. Only a move has sizes of both: there `parts` divide `rounded_parts`, and
-    where a reduction ends they are multiples of them.
-    """
-    found, units, dims = trace.found, parts, _open_dims(trace.shape)
-    rounded = rounded_parts(found.before, found.after)
-    has_both = rounded and _may_be_rounded(trace, rounded) and any(parts[dim] % rounded[dim] for dim in dims)
-    if rounded and has_both and _plans_differ(trace, parts, rounded):
+    """Ask for guards where other sizes, multiples of these parts, would have another plan."""
+    units, rounded = parts, rounded_parts(trace.found.before, trace.found.after)
+    if rounded is not None and _kinds_differ(trace, parts, rounded):
         _guard_kind(trace, rounded)
         units = rounded
     _guard_elements(trace, parts, units)
 
 
-def _may_be_rounded(trace: Trace, rounded: Sequence[int]) -> bool:
-    """Whether the known sizes are such multiples that the bytes are rounded for some of the open ones."""
-    known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
-    return all(trace.shape[dim] % rounded[dim] == 0 for dim in known)
+def _kinds_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) -> bool:
+    """Whether the open dims may have sizes of both kinds, multiples of `rounded` and others, and the plan, apart from
+    its rounds, differs between any of all these.
 
+    A move cuts a dim only by axes that cut it in source or target, so `parts` divide `rounded`, and are the least sizes
+    that aren't rounded. Where a reduction ends, `plan_and_parts` counts all axes that take part, so all sizes are.
 
-def _plans_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) -> bool:
-    """Whether the plan of a move, apart from its rounds, differs between any sizes that the open dims may have. Of each
-    kind the least and a far one are asked, which differ in one dim by a multiple of its part of `rounded` and so are of
-    the same kind; `parts` are the least that aren't rounded. If both have the same plan, so have all of that kind
-    between them, see `_last_same`."""
+    The least and a far tensor of each kind are planned. The far one's first open dim is longer by a multiple of
+    `rounded`, so its kind is the same. If its plan is the same, too, so are those between, see `_last_same`.
+    """
     dims = _open_dims(trace.shape)
+    known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
+    never = any(trace.shape[dim] % rounded[dim] for dim in known)
+    always = all(parts[dim] % rounded[dim] == 0 for dim in dims)
+    if never or always:
+        return False
     least = [[unit[dim] for dim in dims] for unit in (rounded, parts)]
     far = [trace.enlarged(sizes, rounded[dims[0]]) for sizes in least]
     plans = {in_one_round(trace.plan_of(sizes), AllToAll) for sizes in (*least, *far)}
@@ -159,15 +159,15 @@ def _guard_kind(trace: Trace, rounded: Sequence[int]) -> None:
     else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
     larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
     is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
-    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8 (and on fewer
-    elements than 64 x 6144), and one for 64 x 3076 on the second being none.
+    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8 (and on at
+    most 64 x 5792 elements, since those of 64 x 5800 are rounded to 64 x 8192), and one for 64 x 3076 on the second
+    being none.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
     odd = [dim for dim in dims if trace.found.question.shape[dim] % rounded[dim]]
     if not odd:
         for dim in dims:
-            if rounded[dim] > 1:
-                _guard(shape[dim] % rounded[dim] == 0)
+            _guard(shape[dim] % rounded[dim] == 0)
     else:
         _guard(shape[odd[0]] % rounded[odd[0]] != 0)
 

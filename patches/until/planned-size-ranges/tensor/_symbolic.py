@@ -14,26 +14,23 @@ if TYPE_CHECKING:
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan.
 
-    Sizes are of two kinds. A tensor has the plan of its bytes rounded to a power of two if its sizes are multiples of
-    `rounded` (see forms.py), else that of its own bytes. Only a move has sizes of both kinds: there `parts` divide
-    `rounded`, and where a reduction ends they are multiples of it. So a rounded size may have another plan than two
-    that aren't rounded, a smaller and a larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on
-    (2, 2, 2): the plans cut evenly what is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64
-    x 6148 have one plan, and 64 x 6144 between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both
-    sizes being multiples of 8 (and on fewer elements than 64 x 6144), and one for 64 x 3076 on exactly these.
+    A tensor has the plan of its bytes rounded to a power of two if its sizes are multiples of `rounded` (see forms.py),
+    else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
+    larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
+    is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
+    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8 (and on at
+    most 64 x 5792 elements, since those of 64 x 5800 are rounded to 64 x 8192), and one for 64 x 3076 on exactly these.
     """
-    found, dims = trace.found, _open_dims(trace.shape)
+    found = trace.found
     rounded = rounded_parts(found.before, found.after)
-    has_both = rounded and _may_be_rounded(trace, rounded) and any(parts[dim] % rounded[dim] for dim in dims)
-    if rounded and has_both and _plans_differ(trace, parts, rounded):
-        if not is_multiple(found.question.shape, rounded):
-            _guard_exact(trace)
-            return
-        for dim in dims:
-            if rounded[dim] > 1:
-                _guard(trace.shape[dim] % rounded[dim] == 0)
-        parts = rounded
-    _guard_elements(trace, parts)
+    if rounded is None or not _kinds_differ(trace, parts, rounded):
+        _guard_elements(trace, parts)
+    elif is_multiple(found.question.shape, rounded):
+        for dim in _open_dims(trace.shape):
+            _guard(trace.shape[dim] % rounded[dim] == 0)
+        _guard_elements(trace, rounded)
+    else:
+        _guard_exact(trace)
 
 
 _guard_kind = ...

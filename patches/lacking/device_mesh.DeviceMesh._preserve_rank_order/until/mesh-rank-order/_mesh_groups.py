@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.distributed import device_mesh
-
 from ._mesh_state import shared_state
 
 if TYPE_CHECKING:
@@ -17,4 +15,4 @@ if TYPE_CHECKING:
 
 def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
     """The name of this rank's new group on one axis; None on a rank outside."""
-    return device_mesh.DeviceMesh._init_one_process_group(axis, shared_state(mesh).tensor, name, override)
+    return mesh._init_one_process_group(axis, shared_state(mesh).tensor, name, override)

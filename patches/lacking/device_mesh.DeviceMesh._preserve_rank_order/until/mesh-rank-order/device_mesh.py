@@ -41,11 +41,11 @@ class _DeviceMesh(...):
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
         self._hash: int | None = None
-        put_state(self, View(shared.rank_map, view.layout), shared)
+        put_state(self, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
         if device_type == "xla":
-            return  # no groups, rank or coordinates: torch.distributed has no XLA backend for them yet
+            return  # XLA has no backend in torch.distributed: no groups, rank or coordinates
         if _init_backend:
-            self._setup_world_group_and_device()  # a rank is known only in a world
+            self._setup_world_group_and_device()  # makes the default group if there is none
             check_in_world(shared.rank_map)
             make_own_groups(self, overrides)
         self._thread_id = thread_id()
