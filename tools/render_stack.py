@@ -5,6 +5,7 @@
     python tools/render_stack.py --copy /tmp/patched               a copy of the installed torch, to render onto
     python tools/render_stack.py --onto /tmp/patched               the files in place, no commits
     python tools/render_stack.py --table                           what each patch changes
+    python tools/render_stack.py --types                           what upstream's type checker finds after each patch
     python tools/render_stack.py --check                           render, import, run our suites, compare
 
 What doesn't apply is named, with the file, the function and the reason, and then nothing is written.
@@ -30,6 +31,7 @@ try:
     from stack.rules import breaches, numbers, refuse
     from stack.table import table
     from stack.tree import Tree, write
+    from stack.types import check_types
 except ModuleNotFoundError as missing:
     if missing.name != "libcst":
         raise
@@ -45,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     how.add_argument("--commit", action="store_true", help="one commit a patch on the checkout's branch")
     how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
     how.add_argument("--table", action="store_true", help="print what each patch changes, and write nothing")
+    how.add_argument("--types", action="store_true", help="check the types after each patch, and write nothing")
     parser.add_argument("--only", metavar="N", type=int, help="the first N patches; with --check: after these")
     parser.add_argument("--copy", metavar="DIR", help="copy the installed torch's Python files to DIR/torch first")
     parser.add_argument(
@@ -52,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--suites", metavar="PATH", nargs="+", help="with --check: what to run, all of it unless said")
     asked = parser.parse_args(arguments)
-    if not (asked.onto or asked.copy or asked.check or asked.table):
-        parser.error("say --onto PATH, --copy DIR, --table or --check")
+    if not (asked.onto or asked.copy or asked.check or asked.table or asked.types):
+        parser.error("say --onto PATH, --copy DIR, --table, --types or --check")
     try:
         return run(asked)
     except (StackError, UnknownRelease) as error:
@@ -77,6 +80,10 @@ def run(asked: argparse.Namespace) -> int:
         count = asked.only or len(messages)
         print(table(messages[:count], states(tree, messages, count)), end="")
         return 0
+    if asked.types:
+        shown = messages[: asked.only or len(messages)]
+        tree = Tree.at(installed_torch().parent)  # pyrefly needs the rest of torch, too
+        return check_types([message.name for message in shown], states(tree, messages, len(shown)))
     if asked.onto is None:
         return 0
     if asked.commit:

@@ -45,7 +45,7 @@ class _DeviceMesh(...):
         dim: int | str,
         mesh_sizes: tuple[int, ...],
         mesh_dim_names: tuple[str, ...],
-        backend_override: dict[int | str, Any] | None = None,
+        backend_override: Any = None,
     ) -> DeviceMesh:
         """One axis as several. Makes their groups, so all ranks of the root mesh must call this (in compiled code:
         compile it), or all ranks of the world where members can't make groups alone.

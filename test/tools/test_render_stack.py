@@ -20,6 +20,7 @@ from stack.message import read_series
 from stack.render import LAYOUTS
 from stack.room import read_words
 from stack.tree import Tree, write
+from stack.types import check_types
 
 from stack import check, history, rules, runs, wrap
 from torch_overlay.patching.patch import Kind
@@ -370,6 +371,17 @@ def test_each_prefix_is_held_to_what_it_should_be(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(check, "_program", lambda messages, count: "another program")
     for _ in range(2):
         assert check.check(MESSAGES, [1], checked=checked) == 1, "what differs isn't kept, and runs again"
+
+
+def test_types_are_right_with_the_whole_stack_and_wrong_ones_are_found(states, capsys):
+    """`--types` asks after each patch. What torch as it is has wrong doesn't count."""
+    home = "torch/distributed/device_mesh.py"
+    whole = {path: text for path, text in states[-1].items() if path.startswith("torch/")}
+    planted = {**whole, home: whole[home] + "\n\ndef wrong() -> int:\n    return DeviceMesh.nothing\n"}
+    assert check_types(["whole", "planted", "whole"], [states[0], whole, planted, whole]) == 1
+    patch, found, sums = capsys.readouterr().out.splitlines()
+    assert patch == "2 `planted`" and sums == "3 patches, 1 with type errors that torch as it is doesn't have"
+    assert found.startswith(f"  ERROR {home} ") and "`nothing`" in found
 
 
 def test_a_patch_between_two_others_makes_no_other_program_of_the_next(monkeypatch):

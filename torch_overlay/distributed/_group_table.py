@@ -8,14 +8,14 @@ knows alike. So either all members find the group, or all of them make it. Group
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.distributed.distributed_c10d import ProcessGroup
+    from torch.distributed.distributed_c10d import GroupName, ProcessGroup
 
     from ._group_kind import Kind
 
@@ -109,7 +109,7 @@ class GroupTable:
 def find_group(group_name: str) -> ProcessGroup | None:
     """The group of this name in this process, or None; names aren't used again within a world."""
     try:
-        return distributed_c10d._resolve_process_group(group_name)
+        return distributed_c10d._resolve_process_group(cast("GroupName", group_name))
     except RuntimeError:
         return None
 

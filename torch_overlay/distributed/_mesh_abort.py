@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import distributed_c10d
@@ -25,7 +25,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
     """
     groups = _owned(mesh)
     backends = [group._get_backend(torch.device(device)) for group in groups for device in group._device_types]
-    grouped = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
+    grouped: Any = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
     if grouped is not None:
         grouped._group_start()
     failed: list[Exception] = []

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import DistNetworkError, distributed_c10d
 
@@ -95,7 +95,8 @@ def _compare(prefix: str, line: str, words: Words) -> None:
 
 
 def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
-    timeout = distributed_c10d._world.pg_map[world][1].timeout
+    store: Any = distributed_c10d._world.pg_map[world][1]
+    timeout = store.timeout
     for device in world._device_types:
         with contextlib.suppress(RuntimeError, AttributeError):  # a backend without options
             timeout = min(timeout, world._get_backend(device).options._timeout)

@@ -97,7 +97,7 @@ def stored_ranks(held: dict[str, Any]) -> RankMap:
     raise AttributeError("this DeviceMesh has no ranks yet: neither its constructor nor __setstate__() has run")
 
 
-def _holds_ranks_of(mesh: DeviceMesh, root: DeviceMesh) -> bool:
+def _holds_ranks_of(mesh: DeviceMesh, root: Any) -> bool:
     """Whether a mesh holds no ranks but its root's; one made with the private ``_root_mesh`` may hold others."""
     held = mesh.__dict__
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in held]

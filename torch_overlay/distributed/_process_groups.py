@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.distributed import DistError, distributed_c10d
@@ -213,7 +213,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
             "died or build another mesh (the option check_mesh compares them)."
         ) from error
-    return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
+    return None if group == GroupMember.NON_GROUP_MEMBER else cast("ProcessGroup | None", group)
 
 
 def _timeout(request: Request) -> timedelta | None:

@@ -15,7 +15,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d
 
@@ -170,7 +170,8 @@ def universe_of(shared: SharedState) -> Universe:
 def _leave_with(shared: SharedState, universe: Universe) -> None:
     """Note that a mesh of a universe is gone, once it is; `_close_left` sees whether others are left."""
     universe.held.add(shared)
-    weakref.finalize(shared, universe.world.left.setdefault, universe).atexit = False
+    noted: Any = weakref.finalize(shared, universe.world.left.setdefault, universe)
+    noted.atexit = False
 
 
 def _close_left(world: World) -> None:

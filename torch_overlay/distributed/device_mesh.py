@@ -7,8 +7,8 @@ torch has one. Methods not listed here (``size``, ``shape``, ``get_coordinate``,
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from copy import _reconstruct  # type: ignore[attr-defined]
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ class _DeviceMesh:
     # Meshes pickled before this attribute existed lack it.
     _preserve_rank_order = False
     _rank: int = OfTheRank()  # type: ignore[assignment]
-    _coordinate_on_dim = OfTheRank()
+    _coordinate_on_dim: Any = OfTheRank()
     _dim_group_names: list[str] = OfTheRank()  # type: ignore[assignment]
 
     def __init__(
@@ -161,12 +161,18 @@ class _DeviceMesh:
 
     def __copy__(self: DeviceMesh) -> DeviceMesh:
         """Another mesh with the same root and groups; what users put on it is shared, not copied."""
-        return copy_mesh(self) if type(self) is DeviceMesh else _reconstruct(self, None, *self.__reduce_ex__(4))
+        if type(self) is DeviceMesh:
+            return copy_mesh(self)
+        reduced = self.__reduce_ex__(4)
+        return copy._reconstruct(self, None, *reduced)  # type: ignore[attr-defined]
 
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
         too, the one that what else is copied with it has."""
-        return copy_mesh(self, memo) if type(self) is DeviceMesh else _reconstruct(self, memo, *self.__reduce_ex__(4))
+        if type(self) is DeviceMesh:
+            return copy_mesh(self, memo)
+        reduced = self.__reduce_ex__(4)
+        return copy._reconstruct(self, memo, *reduced)  # type: ignore[attr-defined]
 
     # --- views
 
@@ -321,7 +327,7 @@ class _DeviceMesh:
         dim: int | str,
         mesh_sizes: tuple[int, ...],
         mesh_dim_names: tuple[str, ...],
-        backend_override: dict[int | str, Any] | None = None,
+        backend_override: Any = None,
     ) -> DeviceMesh:
         """One axis as several, named; the public spelling of ``_unflatten``."""
         if is_traced():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DeviceMesh:
-    _dim_group_names: list[str]
+    _dim_group_names: Any
     _root_mesh = ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch.distributed.distributed_c10d import _get_default_group, get_rank, new_group
 
@@ -12,12 +12,13 @@ from ._timeouts import timeout_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import GroupName, ProcessGroup
 
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
 
 
-def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
+def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> GroupName | None:
     """The name of this rank's new group on one axis, in the order of a mesh that asks for it; None outside."""
     ranks = shared_state(mesh).tensor
     lines = _MeshLayout((axis,)).remap_to_tensor(ranks).tolist() if mesh._preserve_rank_order else []
@@ -25,8 +26,8 @@ def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override
         return mesh._init_one_process_group(axis, ranks, name, override)
     backend, options = override
     timeout = options._timeout if options else timeout_of(_get_default_group())
-    found: str | None = None
+    found: GroupName | None = None
     for line in lines:
         group = new_group(line, timeout, backend, options, group_desc=f"mesh_{name}", sort_ranks=False)
-        found = group.group_name if get_rank() in line else found
+        found = cast("ProcessGroup", group).group_name if get_rank() in line else found
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.distributed_c10d import _resolve_process_group, get_rank, is_initialized
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group, get_rank, is_initialized
 
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import stored_ranks, thread_id
@@ -51,5 +51,5 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
         name = _find(ranks, saved[number] if saved else "")
         names.append(name or f"{UNBOUND}{ranks}")
         if name is not None:
-            mesh._pg_registry[name] = _resolve_process_group(name)
+            mesh._pg_registry[name] = _resolve_process_group(GroupName(name))
     return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.distributed_c10d import _resolve_process_group, get_rank
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group, get_rank
 
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import shared_state, thread_id, view_of
@@ -30,7 +30,7 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
     saved = held.get("_of_saver", held).get("_dim_group_names")
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    found = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
+    found: dict[str, Any] = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
     if saved is None:
         held.pop("_of_saver", None)
         return found
@@ -48,7 +48,7 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
         name = _find(ranks, saved[number] if saved else "")
         names.append(name or f"{UNBOUND}{ranks}")
         if name is not None:
-            mesh._pg_registry[name] = _resolve_process_group(name)
+            mesh._pg_registry[name] = _resolve_process_group(GroupName(name))
     mesh._dim_group_names = names
     mesh.__dict__.pop("_of_saver", None)
     return names

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import GroupName
 
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
@@ -34,7 +35,7 @@ def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
     make_joint_groups(mesh)
 
 
-def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
+def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> GroupName | None:
     """The name of this rank's new group on one axis; None on a rank outside."""
     ranks, ordered = shared_state(mesh).tensor, mesh._preserve_rank_order
     return mesh._init_one_process_group(axis, ranks, name, override, ordered)

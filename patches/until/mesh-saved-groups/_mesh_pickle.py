@@ -6,7 +6,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import _resolve_process_group, get_rank, get_world_size, is_initialized
+from torch.distributed.distributed_c10d import (
+    GroupName,
+    _resolve_process_group,
+    get_rank,
+    get_world_size,
+    is_initialized,
+)
 
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import lay_aside, shared_state, stored_ranks, thread_id, view_of, wait_for_world
@@ -54,7 +60,7 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
     join_universe(shared)
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    found = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
+    found: dict[str, Any] = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
     if saved is None:
         held.pop("_of_saver", None)
         return found
@@ -79,7 +85,7 @@ def _bind(mesh: DeviceMesh, view: View, saved: list[str]) -> list[str]:
         name = _find(ranks, saved[number] if saved else "")
         names.append(name or f"{UNBOUND}{ranks}")
         if name is not None:
-            mesh._pg_registry[name] = _resolve_process_group(name)
+            mesh._pg_registry[name] = _resolve_process_group(GroupName(name))
     if any(name.startswith(UNBOUND) for name in names):
         lay_aside(mesh, PartlyFound(saved, names, here))
     else:

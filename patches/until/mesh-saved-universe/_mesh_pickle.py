@@ -59,7 +59,7 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
     saved = said.get("_dim_group_names")
     mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    found = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
+    found: dict[str, Any] = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
     if saved is None:
         held.pop("_of_saver", None)
         return found

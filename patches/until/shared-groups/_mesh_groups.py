@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import GroupName
 
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout, _MeshLayout
 
 
-def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> str | None:
+def _group_on(mesh: DeviceMesh, axis: _FlatLayout, name: str, override: Override) -> GroupName | None:
     """The name of this rank's new group on one axis; None on a rank outside."""
     ranks, ordered = shared_state(mesh).tensor, mesh._preserve_rank_order
     return mesh._init_one_process_group(axis, ranks, name, override, ordered)

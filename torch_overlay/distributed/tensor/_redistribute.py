@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed.tensor._api as dtensor
 from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .._kept import keep
@@ -76,14 +76,14 @@ def _cuts_evenly(
     if isinstance(source, _StridedShard):
         return True  # redistribute_local_tensor() refuses to merge them
     if source.is_partial():
-        dim = target.dim
+        dim = cast("Shard", target).dim
         outermost_first = [
             info for info in (*earlier, *infos) if getattr(info.src_dst_placements[1], "dim", None) == dim
         ]
         if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
             return False  # a strided shard is cut in another order
     else:
-        dim, outermost_first = source.dim, infos[::-1]
+        dim, outermost_first = cast("Shard", source).dim, infos[::-1]
     parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
     return guard_or_false(outermost_first[0].logical_shape[dim] % parts == 0)
 

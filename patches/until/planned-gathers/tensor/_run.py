@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
     from ._joint_groups import Group
     from ._planner.boxes import Box
-    from ._planner.steps import Step
 
 
 def runners(
-    steps: Sequence[Step], coordinate: Coordinate, held: Box, group_of: Callable[[tuple[int, ...]], Group]
+    steps: Sequence[Narrow | Collective],
+    coordinate: Coordinate,
+    held: Box,
+    group_of: Callable[[tuple[int, ...]], Group],
 ) -> Stages:
     """What takes the local tensor of the source, the box `held`, to that of the target, function after function."""
     made: list[Local] = []

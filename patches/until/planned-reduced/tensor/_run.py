@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
     from ._joint_groups import Group
     from ._planner.boxes import Box
-    from ._planner.steps import Step
 
 
 def runners(
-    steps: Sequence[Step],
+    steps: Sequence[Narrow | Collective],
     coordinate: Coordinate,
     held: Box,
     group_of: Callable[[tuple[int, ...]], Group],

@@ -36,7 +36,7 @@ class Scatters:
 
     def cuts(self, narrow: Regions) -> Iterator[Regions]:
         """Different cuts of `narrow` along all the axes: where the target has them, the rest anywhere."""
-        start = narrow.without_pending(self.axes)
+        start = cut = narrow.without_pending(self.axes)
         found: list[Regions] = []
         for toward in dict.fromkeys([cut_toward(start, self.after, allowed) for allowed in (self.axes, start.free)]):
             cut = self.spread(toward, sorted(self.axes - toward.sharded))
