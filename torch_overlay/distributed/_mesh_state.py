@@ -6,10 +6,10 @@ the attributes without a state, and get it on first use.
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import weakref
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh
@@ -56,6 +56,13 @@ def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
     shared = SharedState(rank_map)
     if root is not None:
         shared.registry = root.registry
+    return shared
+
+
+def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedState:
+    """Give a new mesh over these ranks its state, that of its root if it can be."""
+    shared = state_over(view.rank_map, None if root is None else shared_state(root))
+    put_state(mesh, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
     return shared
 
 
@@ -180,14 +187,17 @@ def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
 
 def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMesh:
     """Another mesh of the same universe: views flattened later, and groups, are seen by both. With the memo of a deep
-    copy its root, and what users put on it, are copies, too."""
+    copy its root, and what users put on it, are copies, too. One of a subclass is copied as other objects are."""
+    if type(mesh) is not device_mesh.DeviceMesh:
+        reduced = mesh.__reduce_ex__(4)
+        return copy._reconstruct(mesh, memo, *reduced)  # type: ignore[attr-defined]
     copied = make_view(mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh))
     made = {name for name, value in vars(type(mesh)).items() if not callable(value)}  # on request, as `_rank_map`
     users = {name: value for name, value in mesh.__dict__.items() if name not in {*copied.__dict__, *made}}
     root = mesh._root_mesh
     if memo is not None:
         memo[id(mesh)] = copied
-        root, users = deepcopy((root, users), memo)
+        root, users = copy.deepcopy((root, users), memo)
     copied.__dict__.update(users)
     copied._root_mesh = root
     copied._flatten_mapping = mesh._flatten_mapping

@@ -7,7 +7,6 @@ torch has one. Methods not listed here (``size``, ``shape``, ``get_coordinate``,
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,17 +34,7 @@ from ._mesh_input import (
 )
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import OfTheRank, load_state, saved_state
-from ._mesh_state import (
-    copy_mesh,
-    make_view,
-    make_window,
-    put_state,
-    shared_state,
-    state_over,
-    thread_id,
-    view_of,
-    whose_groups,
-)
+from ._mesh_state import copy_mesh, join_state, make_view, make_window, shared_state, thread_id, view_of, whose_groups
 from ._mesh_traced import is_traced, keep_view, real_mesh, traced_view
 from ._process_groups import Request, axis_group
 from ._rank_map import RankMap, Window
@@ -88,7 +77,7 @@ class _DeviceMesh:
         """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
-        shared = state_over(view.rank_map, shared_state(_root_mesh) if _root_mesh is not None else None)
+        shared = join_state(self, view, _root_mesh)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
@@ -98,7 +87,6 @@ class _DeviceMesh:
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
         self._hash: int | None = None
-        put_state(self, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
         if device_type == "xla":
             return  # XLA has no backend in torch.distributed: no groups, rank or coordinates
         if _init_backend:
@@ -161,18 +149,12 @@ class _DeviceMesh:
 
     def __copy__(self: DeviceMesh) -> DeviceMesh:
         """Another mesh with the same root and groups; what users put on it is shared, not copied."""
-        if type(self) is DeviceMesh:
-            return copy_mesh(self)
-        reduced = self.__reduce_ex__(4)
-        return copy._reconstruct(self, None, *reduced)  # type: ignore[attr-defined]
+        return copy_mesh(self)
 
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
         """Another mesh of the same universe: views flattened later, and groups, are seen by both. Its root is a copy,
         too, the one that what else is copied with it has."""
-        if type(self) is DeviceMesh:
-            return copy_mesh(self, memo)
-        reduced = self.__reduce_ex__(4)
-        return copy._reconstruct(self, memo, *reduced)  # type: ignore[attr-defined]
+        return copy_mesh(self, memo)
 
     # --- views
 

@@ -8,8 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ._mesh_input import read_layout, read_mesh
-from ._mesh_state import put_state, shared_state, state_over
-from ._view import View
+from ._mesh_state import join_state
 
 
 class _DeviceMesh(...):
@@ -29,14 +28,13 @@ class _DeviceMesh(...):
         """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
-        shared = state_over(view.rank_map, shared_state(_root_mesh) if _root_mesh is not None else None)
+        shared = join_state(self, view, _root_mesh)
         self._device_type = device_type
         self._mesh_dim_names = tuple(mesh_dim_names) if mesh_dim_names else None
         self._root_mesh = _root_mesh
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
-        put_state(self, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
         if backend_override is None:
             ...
         if device_type != "xla":

@@ -10,9 +10,8 @@ from torch.distributed.distributed_c10d import get_rank
 
 from ._mesh_groups import make_own_groups
 from ._mesh_input import check_in_world, read_layout, read_mesh, read_names, read_overrides
-from ._mesh_state import put_state, shared_state, state_over, thread_id
+from ._mesh_state import join_state, thread_id
 from ._mesh_traced import real_mesh
-from ._view import View
 
 
 class _DeviceMesh(...):
@@ -32,7 +31,7 @@ class _DeviceMesh(...):
         """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
-        shared = state_over(view.rank_map, shared_state(_root_mesh) if _root_mesh is not None else None)
+        shared = join_state(self, view, _root_mesh)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
@@ -41,7 +40,6 @@ class _DeviceMesh(...):
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
         self._hash: int | None = None
-        put_state(self, View(shared.rank_map, view.layout), shared)  # the root's rank map, not an equal one
         if device_type == "xla":
             return  # XLA has no backend in torch.distributed: no groups, rank or coordinates
         if _init_backend:
