@@ -31,7 +31,7 @@ try:
     from stack.rules import breaches, numbers, refuse
     from stack.table import table
     from stack.tree import Tree, write
-    from stack.types import check_types
+    from stack.typing_errors import check_types
 except ModuleNotFoundError as missing:
     if missing.name != "libcst":
         raise

@@ -20,7 +20,7 @@ from stack.message import read_series
 from stack.render import LAYOUTS
 from stack.room import read_words
 from stack.tree import Tree, write
-from stack.types import check_types
+from stack.typing_errors import check_types
 
 from stack import check, history, rules, runs, wrap
 from torch_overlay.patching.patch import Kind
