@@ -384,6 +384,11 @@ def test_types_are_right_with_the_whole_stack_and_wrong_ones_are_found(states, c
     assert found.startswith(f"  ERROR {home} ") and "`nothing`" in found
 
 
+def test_no_tool_hides_a_module_of_pythons():
+    """`random_moves.py` runs as a program, with its folder first on the path."""
+    assert not {path.stem for path in (ROOT / "tools/stack").glob("*.py")} & sys.stdlib_module_names
+
+
 def test_a_patch_between_two_others_makes_no_other_program_of_the_next(monkeypatch):
     monkeypatch.setattr(check, "_files", lambda states, count: {"a.py": f"x = {states[count]}"})
     assert check._program((0, 1, 2, 3), 3) == check._program((0, 0, 1, 2, 3), 4)
