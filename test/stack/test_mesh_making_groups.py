@@ -26,22 +26,6 @@ class TestMeshMakingGroups(TestCase):
         other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=self.mesh)
         self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
 
-    def test_ranks_that_the_world_lacks_are_refused_where_groups_are_made(self) -> None:
-        """Before any group is made; as many as the world has would have the default group."""
-        groups = [*dist.distributed_c10d._world.pg_map]
-        for wrong in ([[0, 1], [13, 24]], [[-1, 13], [0, 1]], [*range(1, 25)]):
-            with self.assertRaisesRegex(ValueError, "out of range"):
-                DeviceMesh("cpu", wrong)
-        self.assertEqual([*dist.distributed_c10d._world.pg_map], groups)
-        self.assertEqual(DeviceMesh("cpu", [13, 24], _init_backend=False).size(), 2)
-        with self.assertRaisesRegex(RuntimeError, "bigger than default world size"):
-            init_device_mesh("cpu", (25,))
-
-    def test_each_dim_has_a_name_and_a_backend_or_none_has(self) -> None:
-        for wrong in ({"mesh_dim_names": ("dp",)}, {"backend_override": (("fake", None),)}):
-            with self.assertRaises(ValueError):
-                DeviceMesh("cpu", [[12, 13], [14, 15]], **wrong)
-
 
 if __name__ == "__main__":
     run_tests()

@@ -1,6 +1,8 @@
 # Owner(s): ["oncall: distributed"]
 """Meshes are layouts over one rank map."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -39,18 +41,25 @@ class TestMeshViews(TestCase):
         outside = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))["a"]
         self.assertEqual((outside.size(), outside.get_coordinate()), (2, None))
 
-    def test_what_pickles_hold(self) -> None:
-        """No hash, and a rank map that somebody put there, but not for the root's other views."""
+    def test_a_pickle_has_the_rank_map_that_somebody_assigned(self) -> None:
+        """The root's other views don't."""
         piece, ranks = self.mesh["tp"], torch.arange(4096)
-        hash(piece)
         piece._rank_map = ranks
-        state = piece.__getstate__()
-        self.assertIsNone(state["_hash"])
-        self.assertIs(state["_rank_map"], ranks)
+        self.assertIs(piece.__getstate__()["_rank_map"], ranks)
         self.assertIs(self.mesh.__getstate__()["_rank_map"], self.mesh._rank_map)
 
-    def test_a_mesh_without_ranks_has_no_rank_map(self) -> None:
-        self.assertFalse(hasattr(DeviceMesh.__new__(DeviceMesh), "_rank_map"))
+    def test_a_mesh_without_ranks_has_no_rank_map_and_can_be_copied(self) -> None:
+        """As one of a subclass whose constructor isn't DeviceMesh's."""
+
+        class BareMesh(DeviceMesh):
+            def __init__(self) -> None:
+                self.purpose = "stands for a mesh"
+
+        bare = BareMesh()
+        for mesh in (bare, copy.copy(bare)):
+            self.assertFalse(hasattr(mesh, "_rank_map"))
+        bare._flatten_rank_map = (0, 1)  # and no layout
+        self.assertEqual(copy.copy(bare).purpose, bare.purpose)
 
 
 if __name__ == "__main__":

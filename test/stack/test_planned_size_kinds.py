@@ -106,6 +106,10 @@ class TestNoKinds(TestCase):
             _, guards, _ = answer_for(self.mesh, (Shard(0), Shard(1)), (Replicate(),) * 2, shape, ALL_OPEN)
             self.assertEqual([guard.expr for guard in guards], [], msg=f"{shape}")
 
+    def test_rounds_ask_for_no_guard_on_multiples(self) -> None:
+        """More elements take more rounds, rounded or not; 4 divides 8 columns, not 10."""
+        self.assertEqual(admitted(self, (Shard(0),) * 2, (Shard(1), Shard(0)), (8, 8), (8, 10)), [8, 10])
+
 
 if __name__ == "__main__":
     run_tests()

@@ -108,7 +108,7 @@ def test_an_insertion_changes_nothing_else(states):
     del before[gone[0] : gone[-1] + 2]  # from the first line that binds the name to what the `if` on it returned
     left = iter(after)
     assert all(line in left for line in before), "every other line of torch's is there, in its order"
-    at = next(i for i, line in enumerate(after) if "not _cuts_evenly(" in line)
+    at = next(i for i, line in enumerate(after) if line.endswith("or _cuts_evenly(infos, device_mesh)")) + 1
     assert after[at + 1].endswith('return None, "uneven_tensor_shape"')
     assert "src, dst = first_placements" in "".join(after[at + 2 : at + 10])
 
@@ -122,9 +122,9 @@ def test_a_body_takes_the_place_of_what_a_patch_before_inserted(states):
 
 
 def test_a_statement_of_torchs_stays_where_a_form_says_so(states):
-    """With its comments, until the constructor makes groups in another way."""
+    """With its comments, until the constructor checks names and ranks."""
     todo = "# TODO(yeounoh) implement DeviceMesh backend and register XLA backend.\n            if device_type"
-    last = [message.name for message in MESSAGES].index("mesh-making-groups")
+    last = [message.name for message in MESSAGES].index("mesh-checks")
     there = [todo in state["torch/distributed/device_mesh.py"] for state in states]
     assert there == [i <= last for i in range(len(states))]
 

@@ -84,6 +84,19 @@ def test_a_submodule_is_imported_beside_its_package():
     assert after.count("import torch\n") == after.count("import torch.fx.traceback\n") == 1
 
 
+def test_a_helper_of_another_file_of_ours_is_there_already():
+    """Where both land in one file of torch's, nothing is imported."""
+    later = OURS.replace("TestOurs", "TestLater").replace("def helper():\n    return itertools.count()\n\n\n", "")
+    later = later.replace("import itertools\n", "").replace(
+        "run_tests\n\n", "run_tests\n\nfrom test_ours import helper\n\n"
+    )
+    assert "from test_ours import helper" in later
+    both = joined("test/t.py", joined("test/t.py", THEIRS, OURS), later)
+    assert "class TestLater" in both
+    assert "test_ours" not in both
+    assert "from test_ours import helper" in joined("test/t.py", THEIRS, later)
+
+
 @pytest.mark.parametrize("line", ["from torch import distributed as itertools", "itertools = 1"])
 def test_a_name_of_theirs_for_something_else_is_refused(line):
     with pytest.raises(StackError, match=r"test/t\.py calls something else itertools than import itertools"):
@@ -91,11 +104,11 @@ def test_a_name_of_theirs_for_something_else_is_refused(line):
 
 
 def test_a_checkout_gets_our_classes_in_its_file(tmp_path):
-    """The second patch's test in a tree that has upstream's file, and once only."""
+    """The test of `timeouts` in a tree that has upstream's file, and once only."""
     tree, path = small_tree(tmp_path), "test/distributed/test_device_mesh.py"
     (tree / path).parent.mkdir(parents=True)
     (tree / path).write_text(THEIRS)
-    prefix = Prefix(Tree.at(tree), MESSAGES[:2], [message.name for message in MESSAGES[2:]])
+    prefix = Prefix(Tree.at(tree), MESSAGES[:3], [message.name for message in MESSAGES[3:]])
     after = prefix.files()[path]
     assert after.index("class TheirTest") < after.index("class TestMeshTimeouts") < after.index("if __name__")
     (tree / path).write_text(after)

@@ -19,7 +19,7 @@ from .. import enabled, is_enabled
 from ..distributed import _mesh_state
 from ..distributed._group_table import find_group
 from ..distributed._mesh_layout import _FlatLayout, _MeshLayout
-from ..distributed._mesh_pickle import OWN_STATE, OfTheRank
+from ..distributed._mesh_pickle import NOT_PICKLED, OfTheRank
 from ..distributed._mesh_state import saved_universe, shared_state, view_of
 from ..distributed._rank_map import RankMap
 from ..distributed._torch_layout import to_torch
@@ -34,7 +34,7 @@ SINCE_2_10 = (
     "_apart",
     "_whose_groups",
     "_named_root",
-    *OWN_STATE,
+    *NOT_PICKLED,
 )
 
 # By the value of a slice, the mesh that may be sliced again for it.

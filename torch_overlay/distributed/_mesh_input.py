@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 Override = tuple[str | None, Any]  # (backend, options) of one axis
 
 
+def read_view(mesh: Any, layout: Any, rank_map: Any) -> View:
+    """What DeviceMesh is given: ranks, see `read_mesh`, or the private arguments instead, see `read_layout`."""
+    if layout is None and rank_map is None:
+        return read_mesh(mesh)
+    return read_layout(mesh, layout, rank_map)
+
+
 def read_mesh(mesh: Any) -> View:
     """Ranks as a tensor, array or nested list, of any shape.
 

@@ -38,8 +38,8 @@ UNBOUND = "unbound: no process group here has ranks "
 # The universe of a mesh that was saved by code that knew of none: any over its ranks that isn't private.
 UNKNOWN = (0, None)
 
-# Never pickled: process groups can't be, and the rest follows from the other attributes.
-OWN_STATE = ("_view", "_shared_state", "_pg_registry", "_traced_views")
+# Process groups can't be pickled, and the rest follows from the other attributes.
+NOT_PICKLED = ("_view", "_shared_state", "_pg_registry", "_traced_views")
 
 _MISSING = object()
 
@@ -71,13 +71,18 @@ class OfTheRank:
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash, but with the universe that
     it is of."""
-    state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
+    state = {name: value for name, value in mesh.__dict__.items() if name not in NOT_PICKLED}
     state.update(state.pop("_of_saver", {}))
+    state["_hash"] = None
+    try:
+        shared = shared_state(mesh)
+    except AttributeError:
+        # of a subclass that makes its own mesh, without ranks or without a layout
+        return state
     state["_rank_map"] = mesh._rank_map
     state["_flatten_rank_map"] = mesh._flatten_rank_map
-    state["_hash"] = None
     # Nothing here that differs from process to process: keys of compiled code are made from it.
-    state["_universe"] = saved_universe(shared_state(mesh))
+    state["_universe"] = saved_universe(shared)
     _say_whose(mesh, state)
     return state
 

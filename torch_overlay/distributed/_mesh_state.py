@@ -108,8 +108,8 @@ def _holds_ranks_of(mesh: DeviceMesh, root: Any) -> bool:
     """Whether a mesh holds no ranks but its root's; one made with the private ``_root_mesh`` may hold others."""
     held = mesh.__dict__
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in held]
-    # Views made or loaded with their root hold the same objects; so nothing is read, however many ranks there are.
-    return not stored or any(held[name] is getattr(root, name, None) for name in stored)
+    # Views made or loaded with their root hold the same objects; so no ranks are read.
+    return not stored or any(held[name] is root.__dict__.get(name) for name in stored)
 
 
 def _read_state(mesh: DeviceMesh) -> None:
@@ -129,7 +129,7 @@ def _read_state(mesh: DeviceMesh) -> None:
         shared.registry = registry
     else:
         shared.registry.update(registry)
-    held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
+    held["_view"] = View(shared.rank_map, from_torch(mesh._layout))
     held["_shared_state"] = shared
     _know_rank(held)  # overlay only
     _living[id(mesh)] = mesh  # overlay only

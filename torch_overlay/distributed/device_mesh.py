@@ -26,11 +26,10 @@ from ._mesh_input import (
     check_in_world,
     check_names,
     normalize_overrides,
-    read_layout,
-    read_mesh,
     read_names,
     read_overrides,
     read_sizes,
+    read_view,
 )
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import OfTheRank, load_state, saved_state
@@ -74,15 +73,15 @@ class _DeviceMesh:
         _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
-        """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
-        view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        view = read_view(mesh, _layout, _rank_map)
         shared = join_state(self, view, _root_mesh)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
         self._root_mesh = _root_mesh
         self._preserve_rank_order = preserve_rank_order
+        # Those of a view stay empty: its root's are asked.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
@@ -101,8 +100,8 @@ class _DeviceMesh:
 
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
-        """The rank at each index, one dimension, int32; one tensor for the root and all its views. Unlike a property,
-        it can be assigned, as subclasses do that make their own mesh; once a mesh has coordinates, these stay."""
+        """The rank at each index, one dimension, int32; made when it is first read, once for a root and all its views.
+        No property, since subclasses that make their own mesh assign it; that doesn't move coordinates."""
         return shared_state(self).tensor
 
     @cached_property

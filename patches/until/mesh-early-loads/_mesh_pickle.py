@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.distributed_c10d import GroupName, _resolve_process_group, get_rank, is_initialized
 
 from ._mesh_layout import _MeshLayout
-from ._mesh_state import stored_ranks, thread_id
+from ._mesh_state import shared_state, stored_ranks, thread_id
 from ._torch_layout import from_torch
 from ._view import View
 
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash."""
-    state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
+    state = {name: value for name, value in mesh.__dict__.items() if name not in NOT_PICKLED}
+    state["_hash"] = None
+    try:
+        shared_state(mesh)
+    except AttributeError:
+        # of a subclass that makes its own mesh, without ranks or without a layout
+        return state
     state["_rank_map"] = mesh._rank_map
     state["_flatten_rank_map"] = mesh._flatten_rank_map
-    state["_hash"] = None
     return state
 
 

@@ -18,11 +18,16 @@ UNKNOWN = ...
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash."""
-    state = {name: value for name, value in mesh.__dict__.items() if name not in OWN_STATE}
+    state = {name: value for name, value in mesh.__dict__.items() if name not in NOT_PICKLED}
     state.update(state.pop("_of_saver", {}))
+    state["_hash"] = None
+    try:
+        shared_state(mesh)
+    except AttributeError:
+        # of a subclass that makes its own mesh, without ranks or without a layout
+        return state
     state["_rank_map"] = mesh._rank_map
     state["_flatten_rank_map"] = mesh._flatten_rank_map
-    state["_hash"] = None
     return state
 
 

@@ -25,5 +25,5 @@ def _read_state(mesh: DeviceMesh) -> None:
         shared.registry = registry
     else:
         shared.registry.update(registry)
-    held["_view"] = View(shared.rank_map, from_torch(held["_layout"]))
+    held["_view"] = View(shared.rank_map, from_torch(mesh._layout))
     held["_shared_state"] = shared

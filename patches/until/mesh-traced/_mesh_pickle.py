@@ -1,4 +1,4 @@
 """Before compiled code makes views."""
 
-# Attributes that are never pickled: they are made again from the others.
-OWN_STATE = ("_view", "_shared_state", "_pg_registry")
+# Process groups can't be pickled, and the rest follows from the other attributes.
+NOT_PICKLED = ("_view", "_shared_state", "_pg_registry")

@@ -51,37 +51,35 @@ def _optimize_transform_infos(
         count += len(infos)
         merge = len(infos) > 1
         if merge and infos[0]._comm_type_key() in ("all_gather", "reduce_scatter"):
-            merge = in_order and _cuts_evenly(infos, earlier, device_mesh)
+            # Torch refuses to merge gathers of strided shards; one by one, its greedy planner gives other rows.
+            strided = isinstance(infos[0].src_dst_placements[0], _StridedShard)
+            merge = in_order and (strided or _cuts_evenly(infos, device_mesh, earlier))
         steps += merge_transform_infos(infos, device_mesh, src_placements, dst_placements) if merge else infos
     return steps
 
 
 def _cuts_evenly(
     infos: list[torch_redistribute._TransformInfo],
-    earlier: Sequence[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
+    earlier: Sequence[torch_redistribute._TransformInfo],
 ) -> bool:
-    """Whether every cut is even that mergeable all-gathers undo, or reduce-scatters make.
+    """Whether every cut is even that these all-gathers undo, or these reduce-scatters make.
 
-    Only then is torch.chunk by all mesh dims at once sure to be torch.chunk by one after
-    the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh. Cuts
-    that the source keeps needn't be even: the ranks of one merged collective have the
-    same coordinates along these mesh dims.
+    Only then is torch.chunk by all their mesh dims at once sure to be torch.chunk by one
+    after the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh.
 
-    For a reduce-scatter, the cuts of the same dim by `earlier`, the transforms before
-    these, count as well: the greedy planner leaves them out of the logical shapes. In R,
-    P, P to S(0), S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
+    What `earlier` transforms of the plan cut counts for a reduce-scatter, since the
+    greedy planner leaves it out of the logical shapes. In R, P, P to S(0), S(0), S(0) on
+    2 x 2 x 2 all three have the length of the whole tensor.
     """
     source, target = infos[0].src_dst_placements
-    if isinstance(source, _StridedShard):
-        return True  # redistribute_local_tensor() refuses to merge them
     if source.is_partial():
         dim = cast("Shard", target).dim
         outermost_first = [
             info for info in (*earlier, *infos) if getattr(info.src_dst_placements[1], "dim", None) == dim
         ]
         if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
-            return False  # a strided shard is cut in another order
+            return False  # not by their number alone: 8 rows with split factor 3 are 5 and 3
     else:
         dim, outermost_first = cast("Shard", source).dim, infos[::-1]
     parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)

@@ -131,23 +131,24 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
 
 
 def _kinds_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) -> bool:
-    """Whether the open dims may have sizes of both kinds, multiples of `rounded` and others, and the plan, apart from
-    its rounds, differs between any of all these.
+    """Whether some sizes of the open dims are rounded and others aren't, and not all of them have one plan, apart from
+    its rounds.
 
-    A move cuts a dim only by axes that cut it in source or target, so `parts` divide `rounded`, and are the least sizes
-    that aren't rounded. Where a reduction ends, `plan_and_parts` counts all axes that take part, so all sizes are.
-
-    The least and a far tensor of each kind are planned. The far one's first open dim is longer by a multiple of
-    `rounded`, so its kind is the same. If its plan is the same, too, so are those between, see `_last_same`.
+    The least and a far tensor of each kind are planned. If these have one plan, so have those between, see
+    `_last_same`.
     """
     dims = _open_dims(trace.shape)
     known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
-    never = any(trace.shape[dim] % rounded[dim] for dim in known)
-    always = all(parts[dim] % rounded[dim] == 0 for dim in dims)
-    if never or always:
+    none_rounded = any(trace.shape[dim] % rounded[dim] for dim in known)
+    # So it is where a reduction ends: there `plan_and_parts` counts all axes that take part.
+    all_rounded = all(parts[dim] % rounded[dim] == 0 for dim in dims)
+    if none_rounded or all_rounded:
         return False
-    least = [[unit[dim] for dim in dims] for unit in (rounded, parts)]
+    # A move cuts a dim only by axes that cut it in source or target, so its parts divide `rounded`: they are the least
+    # sizes that aren't rounded. What is longer by a multiple of `rounded` is of the same kind.
+    least = [[multiples[dim] for dim in dims] for multiples in (rounded, parts)]
     far = [trace.enlarged(sizes, rounded[dims[0]]) for sizes in least]
+    # Where another number of rounds begins is for `_guard_elements`, for both kinds alike.
     plans = {in_one_round(trace.plan_of(sizes), AllToAll) for sizes in (*least, *far)}
     return len(plans) > 1
 
@@ -155,13 +156,12 @@ def _kinds_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) ->
 def _guard_kind(trace: Trace, rounded: Sequence[int]) -> None:
     """Ask for guards that only sizes of the traced kind meet.
 
-    A tensor has the plan of its bytes rounded to a power of two if its sizes are multiples of `rounded` (see forms.py),
-    else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
-    larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
-    is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
-    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8 (and on at
-    most 64 x 5792 elements, since those of 64 x 5800 are rounded to 64 x 8192), and one for 64 x 3076 on the second
-    being none.
+    Multiples of `rounded` have the plan of their bytes rounded to a power of two, others that of their own bytes (see
+    forms.py). So with more elements the plan may change, and change back at the next multiple. For example, (R, S0, S1)
+    to (S1, R, R) on (2, 2, 2), whose plans cut evenly what is a multiple of (2, 4), and where multiples of (8, 8) are
+    rounded: 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144 between them that of 64 x 8192. So a trace for
+    64 x 3072 is guarded on both sizes being multiples of 8, and on at most the elements of 120 x 3072, since 128 x 3072
+    is rounded as 64 x 6144 is; one for 64 x 3076 on the second being no multiple.
     """
     dims, shape = _open_dims(trace.shape), trace.shape
     odd = [dim for dim in dims if trace.found.question.shape[dim] % rounded[dim]]

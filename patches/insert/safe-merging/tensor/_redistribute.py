@@ -6,7 +6,9 @@ from __future__ import annotations
 def _optimize_transform_infos():
     def try_create_flattened(infos):
         del tensor_dim_size, effective_shard_mesh_size
-        earlier = transform_infos[:i]  # the group that is tried begins at i
-        if comm_type != "all_reduce" and not _cuts_evenly(infos, earlier, device_mesh):
+        # redistribute_local_tensor() refuses merged gathers of strided shards. One by one,
+        # the greedy planner's logical shapes would give other rows.
+        strided = isinstance(first_placements[0], _StridedShard)
+        if comm_type != "all_reduce" and not (strided or _cuts_evenly(infos, device_mesh)):
             return None, "uneven_tensor_shape"
         src = ...

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards where other sizes, multiples of these parts, would have another plan.
 
-    A tensor has the plan of its bytes rounded to a power of two if its sizes are multiples of `rounded` (see forms.py),
-    else that of its own bytes. So a rounded size may have another plan than two that aren't rounded, a smaller and a
-    larger one, whose plan is the same. For example, (R, S0, S1) to (S1, R, R) on (2, 2, 2): the plans cut evenly what
-    is a multiple of (2, 4), and multiples of (8, 8) are rounded. 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144
-    between them that of 64 x 8192. So a trace for 64 x 3072 is guarded on both sizes being multiples of 8 (and on at
-    most 64 x 5792 elements, since those of 64 x 5800 are rounded to 64 x 8192), and one for 64 x 3076 on exactly these.
+    Multiples of `rounded` have the plan of their bytes rounded to a power of two, others that of their own bytes (see
+    forms.py). So with more elements the plan may change, and change back at the next multiple. For example, (R, S0, S1)
+    to (S1, R, R) on (2, 2, 2), whose plans cut evenly what is a multiple of (2, 4), and where multiples of (8, 8) are
+    rounded: 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144 between them that of 64 x 8192. So a trace for
+    64 x 3072 is guarded on both sizes being multiples of 8, and on at most the elements of 120 x 3072, since 128 x 3072
+    is rounded as 64 x 6144 is; one for 64 x 3076 on these sizes alone.
     """
     found = trace.found
     rounded = rounded_parts(found.before, found.after)
@@ -39,9 +39,9 @@ _guard_kind = ...
 def _guard_elements(trace: Trace, parts: Sequence[int]) -> None:
     """Ask for guards on the number of elements, where another number would have another plan.
 
-    The plan depends on the product of the sizes alone, so it is enough to vary the first; the others stay as traced. A
-    size is counted in its parts. For example, 64 in parts of 4 is 16 of them: of 4, 8, ... 64, 68, ... the last with
-    the traced plan is found by bisection. The least sizes are one part each.
+    Among sizes of one kind, rounded or not, the plan depends on their product alone, so it is enough to vary the first;
+    the others stay as traced. A size is counted in its parts. For example, 64 in parts of 4 is 16 of them: of 4, 8, ...
+    64, 68, ... the last with the traced plan is found by bisection. The least sizes are one part each.
 
     Where shards become terms, the plan may change back with more elements: it is that of the traced sizes alone.
     """

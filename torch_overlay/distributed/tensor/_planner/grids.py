@@ -5,9 +5,7 @@ which each member gets (2, 4): view it as (2, 3, 4), which is rows, members and 
 members come first. What arrives is (3, 2, 4): members, rows and columns, and the first two together are the six rows
 of the new local tensor.
 
-A grid puts the same on the wire as a step's list of pieces does in one round, with the members in their order. So a
-runner whose group has this order, too, asks for the grid first, and copies piece by piece where there is none, or where
-there are several rounds.
+A grid puts the same on the wire as a step's list of pieces does in one round, with the members in their order.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .steps import AllGather, AllToAll, ReduceScatter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from .boxes import Box
 
@@ -28,7 +26,7 @@ class Grid(NamedTuple):
     """How to read one tensor as another: view it as `lengths`, expand that to `expanded`, permute by `order`, make it
     contiguous.
 
-    What comes out is flat for a pack, and to be viewed as the new local tensor for an unpack. `expanded` differs from
+    The result is flattened by a pack, and viewed as the new local tensor by an unpack. `expanded` differs from
     `lengths` where several members get the same.
     """
 
@@ -66,72 +64,66 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
         return None, None
     gone, new = cuts
     sizes = step.before.sizes
-    # `wire` has the lengths of what is sent or received, in this order: the members by axis, then the dims of a piece.
-    # Its keys are the axis, or ~dim, which is negative, for a dim. In the example above: {0: 3, ~0: 2, ~1: 4}.
-    wire = {axis: sizes[axis] for axis in step.axes}
+    # The lengths of what is sent or received, in this order: the members by axis, then the dims of a piece. In the
+    # example above: {"a0": 3, "d0": 2, "d1": 4}.
+    wire = {f"a{axis}": sizes[axis] for axis in step.axes}
     for dim, (length, wanted_length) in enumerate(zip(held.length, wanted.length)):
-        # One order of a dim begins with the other, so a dim has new axes or gone axes, never both. All other axes that
-        # cut it are outside the group, whose members have the same coordinates along them: all see the same lengths.
-        new_parts, gone_parts = _count(new[dim], sizes), _count(gone[dim], sizes)
-        if length % new_parts or wanted_length % gone_parts:
+        # A dim has new axes or gone ones, never both, so that on one side the group doesn't cut it. There all members
+        # have the same length, since their coordinates are the same along the other axes.
+        uncut, parts = max(length, wanted_length), math.prod([sizes[axis] for axis in (*gone[dim], *new[dim])])
+        if uncut % parts:
             return None, None  # uneven shards
-        wire[~dim] = length // new_parts
-    if not isinstance(step, AllToAll) and math.prod([wire[~dim] for dim in range(len(gone))]) != step.chunk:
+        wire[f"d{dim}"] = uncut // parts
+    if not isinstance(step, AllToAll) and min(held.elements, wanted.elements) != step.chunk:
         return None, None  # there is padding
     return (
-        None if isinstance(step, AllGather) else _grid(wire, _keys(new), [*wire]),
-        None if isinstance(step, ReduceScatter) else _grid(wire, [*wire], _keys(gone)),
+        None if isinstance(step, AllGather) else _grid(wire, _names(new), [*wire]),
+        None if isinstance(step, ReduceScatter) else _grid(wire, [*wire], _names(gone)),
     )
-
-
-def _count(axes: tuple[int, ...], sizes: Sequence[int]) -> int:
-    return math.prod([sizes[axis] for axis in axes])
 
 
 def _gone_and_new(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
     """For each dim the axes by which only the source is cut, and those by which only the target is; None where these
-    cuts allow no grid."""
+    allow no grid."""
     gone, new = [], []
     for before, after in zip(step.before.orders, step.after.orders):
-        common = min(len(before), len(after))
-        if before[:common] != after[:common]:
+        if before[: len(after)] != after[: len(before)]:
             return None  # the dim was cut by another axis at the same depth
-        gone.append(before[common:])
-        new.append(after[common:])
-    all_gone, all_new = ({*itertools.chain(*cuts)} for cuts in (gone, new))
-    # What a reduce-scatter reduces over its axes isn't cut by them before.
-    if not isinstance(step, ReduceScatter) and not all_gone.issuperset(step.axes):
-        return None  # along an axis that doesn't cut the source, members hold the same, and only one of them sends
-    if not (all_gone | all_new).issubset(step.axes):
-        return None  # a cut comes or goes by an axis outside the group
-    return gone, new
+        gone.append(before[len(after) :])
+        new.append(after[len(before) :])
+    # Along an axis whose cut stays, or that doesn't cut the source, some members exchange nothing. A reduce-scatter is
+    # over axes that don't cut the source: it has terms along them.
+    exchanged = {*step.axes} if not isinstance(step, ReduceScatter) else set()
+    all_gone, all_new = ({*itertools.chain(*axes)} for axes in (gone, new))
+    return (gone, new) if all_gone == exchanged and all_new.issubset(step.axes) else None
 
 
-def _keys(cuts: Iterable[tuple[int, ...]]) -> list[int]:
-    """The keys of `wire`, each dim after the axes that cut it."""
-    return [key for dim, axes in enumerate(cuts) for key in (*axes, ~dim)]
+def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
+    """The names in `wire`, each dim after the axes that cut it."""
+    return [name for dim, axes in enumerate(cuts) for name in (*[f"a{axis}" for axis in axes], f"d{dim}")]
 
 
-def _grid(wire: Mapping[int, int], read: list[int], written: list[int]) -> Grid:
-    """From a tensor that has the dims `read`, by their keys in `wire`, to one that has those `written`. In the example
-    above, in the notation of einops `r (m c) -> m r c` and `m r c -> (m r) c`:
+def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
+    """From a tensor that has the dims `read`, by their names in `wire`, to one that has those `written`. In the example
+    above, to pack and to unpack:
 
-    >>> wire = {0: 3, ~0: 2, ~1: 4}
-    >>> _grid(wire, read=[~0, 0, ~1], written=[0, ~0, ~1])  # pack: rows, members, columns
+    >>> wire = {"a0": 3, "d0": 2, "d1": 4}
+    >>> _grid(wire, read=["d0", "a0", "d1"], written=["a0", "d0", "d1"])
     Grid(lengths=(2, 3, 4), expanded=(2, 3, 4), order=(1, 0, 2))
-    >>> _grid(wire, read=[0, ~0, ~1], written=[0, ~0, ~1])  # unpack
+    >>> _grid(wire, read=["a0", "d0", "d1"], written=["a0", "d0", "d1"])
     Grid(lengths=(3, 2, 4), expanded=(3, 2, 4), order=(0, 1, 2))
 
     What only `written` has is repeated. On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(),
-    Shard(1): axis 0 doesn't cut the target, so both members along it get the same, as in `r (b c) -> a b r c`.
+    Shard(1): axis 0 doesn't cut the target, so both members along it get the same.
 
-    >>> _grid({0: 2, 1: 2, ~0: 2, ~1: 4}, read=[~0, 1, ~1], written=[0, 1, ~0, ~1])
+    >>> wire = {"a0": 2, "a1": 2, "d0": 2, "d1": 4}
+    >>> _grid(wire, read=["d0", "a1", "d1"], written=["a0", "a1", "d0", "d1"])
     Grid(lengths=(1, 2, 2, 4), expanded=(2, 2, 2, 4), order=(0, 2, 1, 3))
     """
-    repeated = [key for key in written if key not in read]
-    keys = [*repeated, *read]
-    expanded = tuple([wire[key] for key in keys])
+    repeated = [name for name in written if name not in read]
+    names = [*repeated, *read]
+    expanded = tuple([wire[name] for name in names])
     lengths = (1,) * len(repeated) + expanded[len(repeated) :]
-    return Grid(lengths, expanded, tuple([keys.index(key) for key in written]))
+    return Grid(lengths, expanded, tuple([names.index(name) for name in written]))

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group, get_rank
 
-from ._mesh_input import read_layout, read_mesh
-from ._mesh_state import join_state
+from ._mesh_input import check_in_world, read_names, read_overrides, read_view
+from ._mesh_state import join_state, thread_id
 
 
 class _DeviceMesh(...):
@@ -25,19 +26,28 @@ class _DeviceMesh(...):
         _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
-        """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
-        view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        view = read_view(mesh, _layout, _rank_map)
         shared = join_state(self, view, _root_mesh)
+        overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
-        self._mesh_dim_names = tuple(mesh_dim_names) if mesh_dim_names else None
+        self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
         self._root_mesh = _root_mesh
+        # Those of a view stay empty: its root's are asked.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
-        if backend_override is None:
-            ...
-        if device_type != "xla":
-            ...
-
         self._hash: int | None = None
+        if device_type == "xla":
+            return  # XLA has no backend in torch.distributed: no groups, rank or coordinates
+        if _init_backend:
+            self._setup_world_group_and_device()  # makes the default group if there is none
+            check_in_world(shared.rank_map)
+            self._dim_group_names = self._init_process_groups(
+                self._layout, self._rank_map, self._mesh_dim_names, overrides
+            )
+            for name in self._dim_group_names:
+                shared.registry[name] = _resolve_process_group(name)
+        self._thread_id = thread_id()
+        self._rank = get_rank() if _rank is None else _rank
+        self._coordinate_on_dim = self._compute_coordinate_on_dim()

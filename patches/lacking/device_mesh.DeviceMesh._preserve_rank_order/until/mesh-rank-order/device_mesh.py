@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import get_rank
 
 from ._mesh_groups import make_own_groups
-from ._mesh_input import check_in_world, read_layout, read_mesh, read_names, read_overrides
+from ._mesh_input import check_in_world, read_names, read_overrides, read_view
 from ._mesh_state import join_state, thread_id
 from ._mesh_traced import real_mesh
 
@@ -28,14 +28,14 @@ class _DeviceMesh(...):
         _rank_map: RankMap | torch.Tensor | None = None,
         _root_mesh: DeviceMesh | None = None,
     ) -> None:
-        """A mesh over the ranks in ``mesh``. Arguments that start with an underscore are private."""
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
-        view = read_mesh(mesh) if _layout is None and _rank_map is None else read_layout(mesh, _layout, _rank_map)
+        view = read_view(mesh, _layout, _rank_map)
         shared = join_state(self, view, _root_mesh)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
         self._root_mesh = _root_mesh
+        # Those of a view stay empty: its root's are asked.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
