@@ -23,8 +23,10 @@ class TestMeshMakingGroups(TestCase):
 
     def test_a_mesh_of_another_rank_map_has_its_groups_where_its_root_has(self) -> None:
         """Compiled code looks for them there."""
-        other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=self.mesh)
-        self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
+        for root in (self.mesh, self.mesh["tp"]):
+            other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=root)
+            self.assertIs(other._get_root_mesh(), self.mesh)
+            self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
 
 
 if __name__ == "__main__":

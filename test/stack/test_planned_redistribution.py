@@ -25,9 +25,8 @@ def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
     """What one coordinate holds of a whole tensor, by chunking it axis after axis."""
     for placement, size, at in zip(placements, sizes, coordinate, strict=True):
         if isinstance(placement, Shard):
-            lengths = [len(part) for part in torch.arange(whole.shape[placement.dim]).chunk(size)]
-            lengths += [0] * (size - len(lengths))
-            whole = whole.split(lengths, placement.dim)[at]
+            parts = whole.chunk(size, placement.dim)
+            whole = parts[at] if at < len(parts) else whole.narrow(placement.dim, 0, 0)
     return whole
 
 

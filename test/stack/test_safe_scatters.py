@@ -42,6 +42,17 @@ class TestSafeScatters(Moves):
         last, first, second = mesh.get_coordinate()
         self.assertEqual(moved, chunk(whole, (Shard(0),) * 3, (2, 2, 2), (first, second, last)))
 
+    def test_terms_that_become_strided_shards(self) -> None:
+        """No shard order has this split factor, which must not be merged."""
+        mesh, whole = flattened_mesh(2, 2, 2), torch.arange(12.0)
+        held = DTensor.from_local(whole / 4, mesh, (Replicate(), Partial(), Partial()), run_check=False)
+        target = (Replicate(), *(_StridedShard(0, split_factor=3),) * 2)
+        _, *inner = mesh.get_coordinate()
+        expected = whole
+        for at in inner:
+            expected = torch.cat([third.chunk(2)[at] for third in expected.chunk(3)])
+        self.assertEqual(held.redistribute(placements=target).to_local(), expected)
+
     def test_terms_below_a_new_strided_shard(self) -> None:
         """No shard order has this split factor, so the greedy planner is used. Where the last two mesh dims cut, a rank
         has 5 rows or 3, though 8 can be divided by all three."""

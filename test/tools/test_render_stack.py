@@ -108,7 +108,7 @@ def test_an_insertion_changes_nothing_else(states):
     del before[gone[0] : gone[-1] + 2]  # from the first line that binds the name to what the `if` on it returned
     left = iter(after)
     assert all(line in left for line in before), "every other line of torch's is there, in its order"
-    at = next(i for i, line in enumerate(after) if line.endswith("or _cuts_evenly(infos, device_mesh)")) + 1
+    at = next(i for i, line in enumerate(after) if line.endswith("not _cuts_evenly(infos, device_mesh)")) + 1
     assert after[at + 1].endswith('return None, "uneven_tensor_shape"')
     assert "src, dst = first_placements" in "".join(after[at + 2 : at + 10])
 

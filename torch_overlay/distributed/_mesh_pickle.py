@@ -71,7 +71,7 @@ class OfTheRank:
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash, but with the universe that
     it is of."""
-    state = {name: value for name, value in mesh.__dict__.items() if name not in NOT_PICKLED}
+    state = {name: value for name, value in mesh.__dict__.copy().items() if name not in NOT_PICKLED}
     state.update(state.pop("_of_saver", {}))
     state["_hash"] = None
     try:

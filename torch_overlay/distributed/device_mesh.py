@@ -75,19 +75,19 @@ class _DeviceMesh:
     ) -> None:
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_view(mesh, _layout, _rank_map)
-        shared = join_state(self, view, _root_mesh)
         overrides = read_overrides(backend_override, len(view.layout.axes))
-        self._device_type = device_type
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
-        self._root_mesh = _root_mesh
+        shared = join_state(self, view, _root_mesh)  # sets _layout, too
+        self._device_type = device_type
+        self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order
-        # Those of a view stay empty: its root's are asked.
+        # A view's own stay empty: look-ups go through its root.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
         self._hash: int | None = None
         if device_type == "xla":
-            return  # XLA has no backend in torch.distributed: no groups, rank or coordinates
+            return  # DeviceMesh makes no groups on XLA, and sets no rank or coordinates
         if _init_backend:
             self._setup_world_group_and_device()  # makes the default group if there is none
             check_in_world(shared.rank_map)
@@ -101,7 +101,8 @@ class _DeviceMesh:
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
         """The rank at each index, one dimension, int32; made when it is first read, once for a root and all its views.
-        No property, since subclasses that make their own mesh assign it; that doesn't move coordinates."""
+        No property, since subclasses that make their own mesh assign it. Where a mesh has a view by then, that changes
+        `mesh`, but no coordinates."""
         return shared_state(self).tensor
 
     @cached_property

@@ -28,12 +28,12 @@ class _DeviceMesh(...):
     ) -> None:
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_view(mesh, _layout, _rank_map)
-        shared = join_state(self, view, _root_mesh)
+        shared = join_state(self, view, _root_mesh)  # sets _layout, too
         self._device_type = device_type
         self._mesh_dim_names = tuple(mesh_dim_names) if mesh_dim_names else None
-        self._root_mesh = _root_mesh
+        self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order
-        # Those of a view stay empty: its root's are asked.
+        # A view's own stay empty: look-ups go through its root.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None

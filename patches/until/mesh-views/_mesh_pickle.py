@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash."""
-    state = {name: value for name, value in mesh.__dict__.items() if name not in NOT_PICKLED}
+    state = {name: value for name, value in mesh.__dict__.copy().items() if name not in NOT_PICKLED}
     state["_hash"] = None
     return state

@@ -51,7 +51,7 @@ def _optimize_transform_infos(
         count += len(infos)
         merge = len(infos) > 1
         if merge and infos[0]._comm_type_key() in ("all_gather", "reduce_scatter"):
-            # Torch refuses to merge gathers of strided shards; one by one, its greedy planner gives other rows.
+            # Merged gathers of strided shards stay an error; one by one, torch's greedy planner gives other rows.
             strided = isinstance(infos[0].src_dst_placements[0], _StridedShard)
             merge = in_order and (strided or _cuts_evenly(infos, device_mesh, earlier))
         steps += merge_transform_infos(infos, device_mesh, src_placements, dst_placements) if merge else infos
@@ -68,9 +68,9 @@ def _cuts_evenly(
     Only then is torch.chunk by all their mesh dims at once sure to be torch.chunk by one
     after the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh.
 
-    What `earlier` transforms of the plan cut counts for a reduce-scatter, since the
-    greedy planner leaves it out of the logical shapes. In R, P, P to S(0), S(0), S(0) on
-    2 x 2 x 2 all three have the length of the whole tensor.
+    For a reduce-scatter, cuts of the same dim by `earlier` transforms of the plan count,
+    too: the greedy planner leaves them out of the logical shapes. In R, P, P to S(0),
+    S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
     """
     source, target = infos[0].src_dst_placements
     if source.is_partial():
@@ -79,7 +79,8 @@ def _cuts_evenly(
             info for info in (*earlier, *infos) if getattr(info.src_dst_placements[1], "dim", None) == dim
         ]
         if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
-            return False  # not by their number alone: 8 rows with split factor 3 are 5 and 3
+            # uneven though the length may be divided by the parts: 8 rows with split factor 3 are 5 and 3
+            return False
     else:
         dim, outermost_first = cast("Shard", source).dim, infos[::-1]
     parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
