@@ -46,17 +46,17 @@ class TestGrids(TestCase):
     def _check_grids(self, step) -> None:
         whole = torch.arange(72).reshape(12, 6)
         for place in itertools.product(*map(range, SIZES)):
-            held = step.before.box(place)
-            pack, unpack = grids(step, held, step.after.box(place))
+            held, wanted = step.before.box(place), step.after.box(place)
+            pack, unpack = grids(step, held, wanted)
             local = cut(whole, held).reshape(pack.lengths).expand(pack.expanded)
             packed = local.permute(pack.order).reshape(-1)
             sent = list(step.sends(place))
             self.assertEqual([piece.member for piece in sent], [*range(step.ranks)])
             pieces = [cut(cut(whole, held), piece.box).reshape(-1) for piece in sent]
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
-            came = [cut(cut(whole, step.after.box(place)), piece.box).reshape(-1) for piece in step.receives(place)]
+            came = [cut(cut(whole, wanted), piece.box).reshape(-1) for piece in step.receives(place)]
             flat = torch.cat(came).reshape(unpack.lengths).permute(unpack.order)
-            self.assertEqual(flat.reshape(step.after.box(place).length), cut(whole, step.after.box(place)))
+            self.assertEqual(flat.reshape(wanted.length), cut(whole, wanted))
 
     @parametrize("cuts", [(0, 0), (0, 1), (1, 0), (1, 1)])
     def test_a_gather_and_a_scatter_have_the_list_of_pieces(self, cuts) -> None:
@@ -69,10 +69,12 @@ class TestGrids(TestCase):
         scatter = ReduceScatter(pending, shards, (0, 1), "sum")
         for place in itertools.product(*map(range, SIZES)):
             shard, all_of_it = shards.box(place), pending.box(place)
-            _, unpack = grids(gather, shard, all_of_it)
+            pack, unpack = grids(gather, shard, all_of_it)
+            self.assertIsNone(pack)
             flat = torch.cat([cut(whole, piece.box).reshape(-1) for piece in gather.pieces(place)])
             self.assertEqual(flat.reshape(unpack.lengths).permute(unpack.order).reshape(12, 6), whole)
-            pack, _ = grids(scatter, all_of_it, shard)
+            pack, unpack = grids(scatter, all_of_it, shard)
+            self.assertIsNone(unpack)
             packed = whole.reshape(pack.lengths).permute(pack.order).reshape(-1)
             pieces = [cut(whole, piece.box).reshape(-1) for piece in scatter.pieces(place)]
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
@@ -88,6 +90,13 @@ class TestGrids(TestCase):
         """The last three of seven rows, one from each member, where others send two."""
         sixths, halves = (Regions.of(dims, (None,) * 2, (7,), SIZES) for dims in ((0, 0), (0, None)))
         self._check_has_none(AllGather(sixths, halves, (1,)), (1, 0))
+
+    def test_a_scatter_that_pads_or_that_a_free_axis_cuts_too_has_none(self) -> None:
+        """Seven rows for two; and six of twelve rows for each of two, of which a rank has one third."""
+        for length, axes in ((7, (None, None)), (12, (None, 0))):
+            pending = Regions.of((None,) * 2, ("sum", None), (length,), SIZES)
+            shards = Regions.of((0, axes[1]), (None,) * 2, (length,), SIZES)
+            self._check_has_none(ReduceScatter(pending, shards, (0,), "sum"), (0, 0))
 
     def test_where_some_members_exchange_nothing_there_is_none(self) -> None:
         """Those that differ along an axis whose cut stays, and along one that doesn't cut the source."""

@@ -77,7 +77,7 @@ class _DeviceMesh:
         view = read_view(mesh, _layout, _rank_map)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
-        shared = join_state(self, view, _root_mesh)  # sets _layout, too
+        shared = join_state(self, view, _root_mesh)  # sets _layout, _view, _shared_state
         self._device_type = device_type
         self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order
@@ -101,8 +101,8 @@ class _DeviceMesh:
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
         """The rank at each index, one dimension, int32; made when it is first read, once for a root and all its views.
-        No property, since subclasses that make their own mesh assign it. Where a mesh has a view by then, that changes
-        `mesh`, but no coordinates."""
+        A cached_property, not a property: subclasses that skip this constructor assign it. Assigning it to a mesh that
+        has its view changes `mesh`, not its coordinates."""
         return shared_state(self).tensor
 
     @cached_property

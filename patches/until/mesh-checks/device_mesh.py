@@ -28,7 +28,7 @@ class _DeviceMesh(...):
     ) -> None:
         torch._C._log_api_usage_once("torch.distributed.device_mesh.DeviceMesh.__init__")
         view = read_view(mesh, _layout, _rank_map)
-        shared = join_state(self, view, _root_mesh)  # sets _layout, too
+        shared = join_state(self, view, _root_mesh)  # sets _layout, _view, _shared_state
         self._device_type = device_type
         self._mesh_dim_names = tuple(mesh_dim_names) if mesh_dim_names else None
         self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()

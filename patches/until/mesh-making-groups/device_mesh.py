@@ -31,7 +31,7 @@ class _DeviceMesh(...):
         view = read_view(mesh, _layout, _rank_map)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
-        shared = join_state(self, view, _root_mesh)  # sets _layout, too
+        shared = join_state(self, view, _root_mesh)  # sets _layout, _view, _shared_state
         self._device_type = device_type
         self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order

@@ -131,8 +131,8 @@ def _guard_plan(trace: Trace, parts: Sequence[int]) -> None:
 
 
 def _kinds_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) -> bool:
-    """Whether some sizes of the open dims are rounded and others aren't, and not all of them have one plan, apart from
-    its rounds.
+    """Whether the open dims may have sizes of both kinds, rounded and not, and not all of these have one plan, apart
+    from its rounds.
 
     The least and a far tensor of each kind are planned. If these have one plan, so have those between, see
     `_last_same`.
@@ -140,12 +140,12 @@ def _kinds_differ(trace: Trace, parts: Sequence[int], rounded: Sequence[int]) ->
     dims = _open_dims(trace.shape)
     known = [dim for dim, size in enumerate(trace.shape) if isinstance(size, int)]
     none_rounded = any(trace.shape[dim] % rounded[dim] for dim in known)
-    # So it is where a reduction ends: there `plan_and_parts` counts all axes that take part.
+    # Always true where a reduction ends: there `plan_and_parts` counts all axes that take part.
     all_rounded = all(parts[dim] % rounded[dim] == 0 for dim in dims)
     if none_rounded or all_rounded:
         return False
-    # A move cuts a dim only by axes that cut it in source or target, so its parts divide `rounded`: they are the least
-    # sizes that aren't rounded. What is longer by a multiple of `rounded` is of the same kind.
+    # Only moves are left. They cut a dim only by axes that cut it in source or target, so that `parts` divide `rounded`
+    # and are the least sizes that aren't rounded. What is longer by a multiple of `rounded` is of the same kind.
     least = [[multiples[dim] for dim in dims] for multiples in (rounded, parts)]
     far = [trace.enlarged(sizes, rounded[dims[0]]) for sizes in least]
     # Where another number of rounds begins is for `_guard_elements`, for both kinds alike.

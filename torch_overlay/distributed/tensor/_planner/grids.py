@@ -65,15 +65,16 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     gone, new = cuts
     sizes = step.before.sizes
     # The lengths of what is sent or received, in this order: the members by axis, then the dims of a piece. In the
-    # example above: {"a0": 3, "d0": 2, "d1": 4}.
+    # module's example: {"a0": 3, "d0": 2, "d1": 4}.
     wire = {f"a{axis}": sizes[axis] for axis in step.axes}
     for dim, (length, wanted_length) in enumerate(zip(held.length, wanted.length)):
-        # A dim has new axes or gone ones, never both, so that on one side the group doesn't cut it. There all members
-        # have the same length, since their coordinates are the same along the other axes.
-        uncut, parts = max(length, wanted_length), math.prod([sizes[axis] for axis in (*gone[dim], *new[dim])])
-        if uncut % parts:
+        # A dim has new axes or gone ones, never both, so that on one side the group doesn't cut it. That length is the
+        # same for all members, since the axes outside the group cut alike for them; so they all decide alike.
+        longer = max(length, wanted_length)
+        parts = math.prod([sizes[axis] for axis in (*gone[dim], *new[dim])])
+        if longer % parts:
             return None, None  # uneven shards
-        wire[f"d{dim}"] = uncut // parts
+        wire[f"d{dim}"] = longer // parts
     if not isinstance(step, AllToAll) and min(held.elements, wanted.elements) != step.chunk:
         return None, None  # there is padding
     return (
@@ -89,15 +90,14 @@ def _gone_and_new(
     allow no grid."""
     gone, new = [], []
     for before, after in zip(step.before.orders, step.after.orders):
-        if before[: len(after)] != after[: len(before)]:
-            return None  # the dim was cut by another axis at the same depth
         gone.append(before[len(after) :])
         new.append(after[len(before) :])
-    # Along an axis whose cut stays, or that doesn't cut the source, some members exchange nothing. A reduce-scatter is
-    # over axes that don't cut the source: it has terms along them.
-    exchanged = {*step.axes} if not isinstance(step, ReduceScatter) else set()
     all_gone, all_new = ({*itertools.chain(*axes)} for axes in (gone, new))
-    return (gone, new) if all_gone == exchanged and all_new.issubset(step.axes) else None
+    # Along an axis whose cut stays, or that doesn't cut the source, some members exchange nothing.
+    if not isinstance(step, ReduceScatter) and all_gone != {*step.axes}:
+        return None
+    # An axis outside the group may cut the target as well; then a rank sends only some of its elements.
+    return (gone, new) if all_new.issubset(step.axes) else None
 
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
