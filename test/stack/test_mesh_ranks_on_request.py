@@ -20,17 +20,15 @@ class TestMeshViews(TestCase):
         self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
 
     def test_ranks_are_made_when_somebody_asks_for_them(self) -> None:
-        mesh, made = (
-            DeviceMesh("cpu", [[3, 1], [0, 2]], _init_backend=False, _rank=0),
-            ("_rank_map", "_flatten_rank_map"),
-        )
+        mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], _init_backend=False, _rank=0)
+        made = {"_rank_map", "_flatten_rank_map"}
         self.assertEqual(mesh.get_coordinate(), (1, 0))
-        self.assertEqual({*made} & {*vars(mesh)}, set())
+        self.assertEqual(made & {*vars(mesh)}, set())
         self.assertEqual(mesh._flatten_rank_map, (3, 1, 0, 2))
         self.assertIn("_flatten_rank_map", vars(mesh))
 
     def test_a_pickle_has_the_rank_map_that_somebody_assigned(self) -> None:
-        """The root's other views don't."""
+        """The root's pickle keeps its own."""
         piece, ranks = self.mesh["tp"], torch.arange(24)
         piece._rank_map = ranks
         self.assertIs(piece.__getstate__()["_rank_map"], ranks)

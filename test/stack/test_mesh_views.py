@@ -17,7 +17,7 @@ class TestMeshViews(TestCase):
         self.addCleanup(dist.destroy_process_group)
         self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
 
-    def test_ranks_are_kept_once_and_shown_on_request(self) -> None:
+    def test_slices_have_their_roots_tensor_and_tuple(self) -> None:
         self.assertEqual(self.mesh._rank_map.tolist(), list(range(24)))
         self.assertEqual(self.mesh._flatten_rank_map, tuple(range(24)))
         for name in ("_rank_map", "_flatten_rank_map"):
@@ -35,7 +35,7 @@ class TestMeshViews(TestCase):
         self.assertEqual(mesh.get_coordinate(), (2,))
 
     def test_slices_on_a_rank_outside(self) -> None:
-        outside = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
+        outside = DeviceMesh("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], mesh_dim_names=("a", "b", "c"))
         self.assertEqual((outside["a"].size(), outside["a"].get_coordinate()), (2, None))
         self.assertEqual(outside["a", "b"]._flatten("ab").size(), 4)
 

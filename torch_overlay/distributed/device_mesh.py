@@ -81,7 +81,7 @@ class _DeviceMesh:
         self._device_type = device_type
         self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order
-        # A view's own stay empty: look-ups go through its root.
+        # A new view's own are empty: look-ups go through its root.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None

@@ -22,7 +22,7 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     try:
         shared_state(mesh)
     except AttributeError:
-        # of a subclass that makes its own mesh, without ranks or without a layout
+        # no ranks or no layout, as a subclass that makes its own mesh may have it
         return state
     state["_rank_map"] = mesh._rank_map
     state["_flatten_rank_map"] = mesh._flatten_rank_map
