@@ -17,17 +17,9 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from test_safe_merging import chunk
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor import _redistribute
-
-
-def chunk(whole: torch.Tensor, placements, sizes, coordinate) -> torch.Tensor:
-    """What one coordinate holds of a whole tensor, by chunking it axis after axis."""
-    for placement, size, at in zip(placements, sizes, coordinate, strict=True):
-        if isinstance(placement, Shard):
-            parts = whole.chunk(size, placement.dim)
-            whole = parts[at] if at < len(parts) else whole.narrow(placement.dim, 0, 0)
-    return whole
 
 
 class TestPlannedMoves(DTensorOpTestBase):

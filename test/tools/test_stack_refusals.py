@@ -205,7 +205,7 @@ def test_a_form_for_nothing_is_refused(tmp_path):
 
 def test_a_statement_of_torchs_that_is_not_there_cannot_stay(tmp_path):
     copied = shutil.copytree(ROOT / "patches", tmp_path / "patches")
-    for form in copied.rglob("until/mesh-ranks-on-request/device_mesh.py"):
+    for form in copied.rglob("until/mesh-checks/device_mesh.py"):
         form.write_text(form.read_text().replace('if device_type != "xla":', "if device_type is None:"))
     views = 1 + [message.name for message in MESSAGES].index("mesh-views")
     later = [message.name for message in MESSAGES[views:]]

@@ -9,3 +9,8 @@ def init_device_mesh():
     del rank_map
     rank_map = RankMap.identity(layout.numel())
     device_mesh = ...
+
+
+class DeviceMesh:
+    _flatten_rank_map: tuple[int, ...]
+    _root_mesh = ...
