@@ -104,7 +104,8 @@ def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypat
 def test_a_compiler_runs_no_exchange_twice(mesh, monkeypatch):
     """A rank whose part of the gradient is empty: an exchange for which it packs something that depends on nothing goes
     into the forward graph and into the backward graph, and the other ranks run it once."""
-    monkeypatch.setattr(_exchange, "get_backend", lambda group: "gloo")  # no other group needs an element
+    # No other group needs an element; upstream's 2.15 gives none to the fake one either, and doesn't ask.
+    monkeypatch.setattr(_exchange, "get_backend", lambda group: "gloo", raising=False)
 
     def moved(local):
         shape = dict(shape=torch.Size((8, 3)), stride=(3, 1))
