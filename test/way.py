@@ -13,13 +13,12 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import pathlib
 import sys
 import types
 
 import pytest
 
-from torch_overlay import versions
+from torch_overlay import choices, versions
 from torch_overlay.testing import left_as_found
 
 WAYS = ("overlay", "stock", "patched")
@@ -37,10 +36,9 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if ours else None
 
     def create_module(self, spec):
-        door = pathlib.Path(__file__).parents[1] / "patches" / "instead" / "_torch_layout.py"
-        if spec.name.endswith("._torch_layout"):  # there is none in torch, whose layouts need no door to themselves
+        if spec.name.endswith("._torch_layout"):  # torch needs no door to its own layouts
             self.spec, opened = spec, types.ModuleType(spec.name)
-            exec(compile(door.read_text(encoding="utf-8"), str(door), "exec"), opened.__dict__)
+            opened.__getattr__ = lambda name: lambda given: given
             return opened
         self.carried = importlib.import_module(spec.name.replace("torch_overlay", "torch", 1))
         if type(self.carried) is not types.ModuleType:  # the module of switches takes no other attribute
@@ -58,21 +56,8 @@ def carries(file):
     return importlib.util.find_spec(f"torch.distributed.{file}") is not None
 
 
-def has(file, name):
-    """Whether a file of ours defines this name there."""
-    return carries(file) and hasattr(importlib.import_module(f"torch.distributed.{file}"), name)
-
-
-# The options of the overlay, by the names of the switches that torch has for them.
-SWITCHES = {
-    "share_groups": "mesh_share_groups",
-    "create": "mesh_create_groups",
-    "flatten": "mesh_joint_groups",
-    "check_mesh": "mesh_check",
-    "cost": "redistribute_cost",
-    "topology": "mesh_topology",
-    "plan": "plan_redistribution",  # the overlay has no such option: it is on
-}
+# "plan" is no option of the overlay, where plans are on.
+SWITCHES = {**choices.SWITCHES, "plan": "plan_redistribution"}
 # What the overlay has on by default, and torch from `planned-by-default` on; and torch before.
 ON = {"share_groups": "names", "flatten": "whole", "plan": True}
 OFF = {"share_groups": "off", "flatten": "existing", "plan": False}
@@ -88,7 +73,7 @@ def set_options(**options):
     before = {name: getattr(config, switch) for name, switch in there.items()}
     for name in there.keys() & options:
         value = options[name]
-        setattr(config, there[name], "steps" if (name, value) == ("cost", "stock") else value)
+        setattr(config, there[name], choices.switches({name: value}).get(there[name], value))
     return before
 
 
@@ -120,20 +105,16 @@ if WAY == "patched":
 needs_overlay = pytest.mark.skipif(STOCK, reason="what only the overlay does")
 needs_package = pytest.mark.skipif(WAY != "overlay", reason="what the package torch_overlay does, beside its bodies")
 
-# The mesh check comes with a patch of its own; `tools/render_stack.py --check` runs shorter prefixes too.
-needs_mesh_check = pytest.mark.skipif(
-    WAY == "patched" and not carries("_mesh_check"), reason="what a later patch of the stack brings"
-)
-# Until `mesh-one-way` lands, "off" makes groups as torch does without the stack.
-needs_one_way = pytest.mark.skipif(
-    WAY == "patched" and has("_mesh_groups", "_make_each"),
-    reason="what a later patch of the stack brings",
-)
-
 
 def inherits_timeouts():
     """Whether groups of meshes take the default group's timeout: ours do, and so does stock with the patch for that."""
-    return not STOCK or hasattr(importlib.import_module("torch.distributed.device_mesh"), "timeout_of")
+    return not STOCK or hasattr(importlib.import_module("torch.distributed.distributed_c10d"), "_timeout_of")
+
+
+def as_beside_gloo(monkeypatch):
+    """The fake group is taken for one of gloo's, which needs no element where there is nothing to send."""
+    if WAY == "overlay":
+        monkeypatch.setattr("torch_overlay.distributed._torch_groups.get_backend", lambda group: "gloo")
 
 
 def merges():

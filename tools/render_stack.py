@@ -27,8 +27,8 @@ try:
     from stack.history import Repository, text_of
     from stack.mail import mail
     from stack.message import PatchMessage, StackError, read_series
-    from stack.render import Prefix
-    from stack.rules import breaches, numbers, refuse
+    from stack.render import Prefix, missing_files, new_files
+    from stack.rules import breaches, numbers, refuse, unused
     from stack.table import table
     from stack.tree import Tree, write
     from stack.typing_errors import check_types
@@ -48,7 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     how.add_argument("--out", metavar="DIR", help="one file a patch, for `git am`")
     how.add_argument("--table", action="store_true", help="print what each patch changes, and write nothing")
     how.add_argument("--types", action="store_true", help="check the types after each patch, and write nothing")
-    parser.add_argument("--only", metavar="N", type=int, help="the first N patches; with --check: after these")
+    parser.add_argument(
+        "--only",
+        metavar="N",
+        type=int,
+        help="the first N patches; with --check: after these alone",
+    )
     parser.add_argument("--copy", metavar="DIR", help="copy the installed torch's Python files to DIR/torch first")
     parser.add_argument(
         "--check", action="store_true", help="run our suites on a patched copy, compare with the overlay's"
@@ -66,13 +71,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(asked: argparse.Namespace) -> int:
     messages = read_series()
+    if left := missing_files(messages):
+        raise StackError(f"No patch brings {', '.join(sorted(left))}: name them in the 'Files:' of one")
     if asked.only is not None and not 1 <= asked.only <= len(messages):
         raise StackError(f"--only takes 1 to {len(messages)}, got {asked.only}")
     if asked.check:
-        from stack.check import SUITES, check
+        from stack.check import SUITES, check, tops
 
-        counts = [asked.only] if asked.only else [*range(1, len(messages) + 1)]
-        return check(messages, counts, asked.suites or SUITES)
+        return check(messages, [asked.only] if asked.only else tops(messages), asked.suites or SUITES)
     if asked.copy:
         copy_torch(installed_torch(), pathlib.Path(asked.copy))
     if asked.table:
@@ -101,13 +107,13 @@ def run(asked: argparse.Namespace) -> int:
 
 def rendered(tree: Tree, messages: list[PatchMessage], count: int) -> dict[str, str]:
     """The files after the first ``count`` patches."""
-    return Prefix(tree, messages[:count], [message.name for message in messages[count:]]).files()
+    return Prefix(tree, messages[:count]).files()
 
 
 def states(tree: Tree, messages: list[PatchMessage], count: int) -> list[dict[str, str | None]]:
     """The files before the first patch and after each; every path in every state, None where it isn't there.
 
-    Raises StackError for a patch that breaks upstream's rules.
+    Raises StackError for patches that break upstream's rules.
     """
     collects = gc.isenabled()
     gc.disable()  # trees of syntax are many small objects, none of them garbage; looking took a third of the time
@@ -120,9 +126,11 @@ def states(tree: Tree, messages: list[PatchMessage], count: int) -> list[dict[st
     found: list[dict[str, str | None]] = [{path: tree.read(path) if tree.exists(path) else None for path in paths}]
     for files in after:
         found.append({path: files.get(path, found[0][path]) for path in paths})
-    last = found[-1] if count == len(messages) else None
-    for message, before, state in zip(messages, found, found[1:], strict=False):
-        refuse(message, breaches(message, before, state, last))
+    new = {f"torch/distributed/{file}" for file in new_files()}
+    wrong = [breach for each in zip(messages, found, found[1:], strict=False) for breach in breaches(*each, new)]
+    if count == len(messages):
+        wrong += unused(found[0], found[-1])
+    refuse(wrong)
     return found
 
 

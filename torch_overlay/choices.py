@@ -1,6 +1,6 @@
 """The options that a user may choose: which values each takes, and how they're read from a call or the environment.
 
-The value itself is ``distributed/_settings.py`` (its bodies read it and go upstream); what is here stays.
+The bodies read switches in ``distributed/config.py``, by the names that these have upstream.
 """
 
 import dataclasses
@@ -8,21 +8,38 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from .distributed._settings import Settings
 from .errors import OptionError
 from .hints import did_you_mean
 
+# The switch of the bodies for each option that they read.
+SWITCHES = {
+    "share_groups": "mesh_share_groups",
+    "create": "mesh_create_groups",
+    "flatten": "mesh_joint_groups",
+    "check_mesh": "mesh_check",
+    "cost": "redistribute_cost",
+    "topology": "mesh_topology",
+}
+_SAID_OTHERWISE = {("cost", "stock"): "steps"}
+
 
 @dataclasses.dataclass(frozen=True)
-class Choices(Settings):
-    """What the bodies read, and what only the package does.
+class Choices:
+    """What a user may choose about groups and redistribution, and which parts to do without.
 
     Attributes:
+        topology: one ``(axis name, bytes per second, seconds of latency)`` for each axis that the user described.
         leave_out: the units of the series that aren't applied.
     """
 
+    share_groups: str = "names"
+    create: str = "members"
+    flatten: str = "whole"
+    check_mesh: bool = False
+    cost: str = "stock"
+    topology: tuple[tuple[str, float, float], ...] | None = None
     leave_out: tuple[str, ...] = ()
 
 
@@ -132,10 +149,16 @@ READERS: dict[str, Callable] = {
 }
 
 
-Chosen = TypeVar("Chosen", bound=Settings)
+def switches(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What the switches are set to for these options."""
+    return {
+        SWITCHES[name]: _SAID_OTHERWISE.get((name, value), value) if isinstance(value, str) else value
+        for name, value in chosen.items()
+        if name in SWITCHES
+    }
 
 
-def choose(base: Chosen, chosen: Mapping[str, object]) -> Chosen:
+def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
     """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
     for name in chosen:
         if name not in READERS:

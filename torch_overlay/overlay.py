@@ -10,8 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from . import __version__ as version
 from . import choices, report, series, versions
-from .distributed import _settings
-from .distributed._settings import DEFAULT, get_settings, set_settings
+from .distributed import config
 from .errors import ChangedTarget, OptionError, OverlayError, UnknownRelease
 from .patching import engine, recognise
 from .patching.import_hook import AfterImport
@@ -22,6 +21,7 @@ TORCH = "torch"
 
 _lock = threading.RLock()
 _session: "Session | None" = None
+_chosen = choices.DEFAULT
 _blocks: "list[Block]" = []  # the enabled() blocks that are open, in the order in which they began
 
 
@@ -134,8 +134,8 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
         if _session is not None:  # another thread was faster
             return _again(_session, strict, options)
         session.begin()
-        set_settings(settings)
-        _settings.build = f"torch {release.name}, torch_overlay {version}"
+        _put(settings)
+        config.build = f"torch {release.name}, torch_overlay {version}"
         _session = session
         if session.waiting:
             session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
@@ -151,20 +151,21 @@ def _again(session: Session, strict: bool | None, options: dict[str, object]) ->
         rows = ", ".join(patch.target for patch in session.refused)
         raise ChangedTarget(f"The overlay is on without these rows: {rows}. disable() it to ask for all of them")
     if options:
-        before = _options()
+        before = _chosen
         after = choices.choose(before, options)
         if after.leave_out != before.leave_out:
             raise OptionError(
                 f"The overlay is on with leave_out={before.leave_out}. disable() it to ask for {after.leave_out}"
             )
-        set_settings(after)
+        _put(after)
     return status()
 
 
-def _options() -> choices.Choices:
-    """Those in force while the overlay is on, or else its defaults."""
-    now = get_settings()
-    return now if isinstance(now, choices.Choices) else choices.DEFAULT
+def _put(chosen: choices.Choices) -> None:
+    """Put these options in force for the whole process."""
+    global _chosen
+    _chosen = chosen
+    vars(config).update(choices.switches(dataclasses.asdict(chosen)))
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
@@ -186,7 +187,7 @@ def disable(force: bool = False) -> None:
         finally:
             if not _session.changes:
                 _session = None
-                set_settings(DEFAULT)
+                _put(choices.DEFAULT)
 
 
 @dataclasses.dataclass(eq=False)
@@ -201,7 +202,7 @@ class Block:
 def enabled(strict: bool | None = None, **options: object) -> Iterator[report.Status]:
     """See `torch_overlay.enabled`."""
     with _lock:
-        block = Block(_options() if _session is not None else None)
+        block = Block(_chosen if _session is not None else None)
         _blocks.append(block)  # before the overlay goes on, so that no other thread that leaves now takes it away
     try:
         now = enable(strict, **options)
@@ -227,7 +228,7 @@ def _leave(block: Block, entered: bool = True) -> None:
             return
         elif block.before is not None:
             if _session is not None:
-                set_settings(block.before)
+                _put(block.before)
         elif all(other.thread == block.thread for other in _blocks):
             disable()  # else another thread's block began first, and its end turns the overlay off
 
@@ -253,7 +254,7 @@ def is_enabled() -> bool:
 def options() -> choices.Choices:
     """See `torch_overlay.options`."""
     with _lock:
-        return _options() if _session is not None else choices.from_environment()
+        return _chosen if _session is not None else choices.from_environment()
 
 
 def status() -> report.Status:
@@ -279,7 +280,7 @@ def _row(patch: Patch) -> report.RowStatus:
             state = "on"
         elif patch in _session.refused:
             state, why = "left out", _session.refused[patch]
-        elif patch.unit in _options().leave_out:
+        elif patch.unit in _chosen.leave_out:
             state, why = "off", f"leave_out names {patch.unit}"
         elif not _session.release.in_range(patch):
             ended = f" (ended by {patch.ends})" if patch.ends else ""

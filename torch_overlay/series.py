@@ -120,7 +120,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         f"{C10D}:_process_group_name",
-        f"{OURS}.distributed_c10d:_process_group_name",
+        f"{COMPAT}.distributed_c10d:_process_group_name",
         ends="pytorch/pytorch#190431",
         unit="mesh",
     ),
@@ -238,6 +238,13 @@ PATCHES: tuple[Patch, ...] = (
         "<2.10",
         unit="redistribute",
     ),
+    Patch(
+        f"{REDISTRIBUTE}:_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION",
+        f"{COMPAT}.tensor:_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION",
+        Kind.ADD,
+        "<2.11",
+        unit="redistribute",
+    ),
     Patch(f"{SPEC}:ShardOrderEntry", f"{COMPAT}._mesh_layout:ShardOrderEntry", Kind.ADD, "<2.10", unit="redistribute"),
     Patch(
         "torch.distributed.tensor.placement_types:Replicate.__getstate__",
@@ -273,7 +280,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         f"{REDISTRIBUTE}:_optimize_transform_infos",
-        f"{OURS}.tensor._redistribute:_optimize_transform_infos",
+        f"{COMPAT}.merging:_optimize_transform_infos",
         releases=">=2.11",
         ends=SAFE_MERGING,
         unit="redistribute",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from torch_overlay import report
-from torch_overlay.distributed._settings import Settings
+from torch_overlay.choices import Choices
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show import screen
 from torch_overlay.show.columns import fitted, folded
@@ -61,7 +61,7 @@ def status():
     counts = [("redistributions by torch's own code", {f"a reason of several words, number {i}": i for i in range(9)})]
     links = tuple((f"axis_{i}", 450e9, 2e-6) for i in range(6))
     listing = "mesh 1 over ranks 0-1023\n  axis dp: ranks " + ", ".join(map(str, range(0, 200, 7)))
-    return report.Status(True, "2.13.0+cpu", tuple(rows), Settings(topology=links), tuple(counts), listing)
+    return report.Status(True, "2.13.0+cpu", tuple(rows), Choices(topology=links), tuple(counts), listing)
 
 
 SCREENS = {

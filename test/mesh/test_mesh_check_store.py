@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from torch_overlay.distributed import _mesh_check
-from way import needs_mesh_check, needs_overlay
+from way import needs_overlay
 
-pytestmark = [needs_overlay, needs_mesh_check]
+pytestmark = needs_overlay
 RANKS = 4
 
 

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import forks
 from mesh_harness import needs_overlay
-from way import needs_mesh_check, needs_package
+from way import needs_package
 
-pytestmark = [needs_overlay, needs_mesh_check]
+pytestmark = needs_overlay
 RANKS, SECONDS = 4, 8
 
 
@@ -44,10 +44,10 @@ def different_options(rank: int):
 
 
 def different_versions(rank: int):
-    from torch_overlay.distributed import _settings
+    from torch_overlay.distributed import config
 
     if rank == 0:
-        _settings.build += ".1"
+        config.build += ".1"
     return grid(2, 2)
 
 

@@ -32,7 +32,7 @@ from torch_overlay.distributed._rank_map import RankMap
 from torch_overlay.distributed._universe import current_world, universe_of
 from torch_overlay.distributed._view import View
 from torch_overlay.distributed.tensor._joint_groups import joint_axes
-from way import needs_one_way, needs_package
+from way import needs_package
 
 pytestmark = needs_overlay
 
@@ -95,7 +95,7 @@ def test_the_same_ranks_by_another_way_share_if_asked():
         assert DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]]).get_group(1) is flat.get_group()
 
 
-@pytest.mark.parametrize("share", ["names", "ranks", "world", pytest.param("off", marks=needs_one_way)])
+@pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
 def test_the_world_serves_the_axis_that_is_the_whole_world(share):
     """In rank order, whatever the way to it; in another order it is another group. It serves no other axis."""
     with overlay(share_groups=share):
@@ -117,7 +117,7 @@ def test_an_order_is_part_of_what_a_group_is():
     assert (group_ranks(there, 0), group_ranks(back, 0)) == ((0, 1), (1, 0))
 
 
-@pytest.mark.parametrize("share", ["names", "ranks", "world", pytest.param("off", marks=needs_one_way)])
+@pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
 def test_private_groups_are_shared_with_nobody(share):
     """Made anew inside the block, not found later, and not the default group even for the whole world."""
     import torch_overlay

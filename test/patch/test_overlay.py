@@ -9,8 +9,8 @@ import pytest
 import fake_tree
 import torch_overlay
 from fake_tree import ALL, BUILD, MAKE, NOTE, SHAPE, SIZE, WORK
-from torch_overlay import errors
-from torch_overlay.distributed import _settings
+from torch_overlay import choices, errors
+from torch_overlay.distributed import config
 from torch_overlay.patching import patch
 
 
@@ -205,7 +205,8 @@ def test_a_second_enable_changes_only_what_it_names(tree, monkeypatch):
     now = torch_overlay.options()
     assert (now.cost, now.flatten, now.check_mesh, now.share_groups) == ("plan", "existing", True, "names")
     torch_overlay.disable()
-    assert _settings.get_settings() is _settings.DEFAULT
+    switches = {name: getattr(config, name) for name in choices.SWITCHES.values()}
+    assert switches == choices.switches(dataclasses.asdict(choices.DEFAULT)), "as torch_overlay has them by default"
     assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("whole", "plan")
     torch_overlay.enable()
     assert torch_overlay.options().flatten == "whole"

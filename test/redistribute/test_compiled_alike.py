@@ -16,9 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mesh_harness import fake_world
-from torch_overlay.distributed.tensor import _exchange
 from twins_tensor import rows
-from way import needs_overlay
+from way import as_beside_gloo, needs_overlay
 
 pytestmark = needs_overlay
 PARTITIONS = [default_partition, min_cut_rematerialization_partition]
@@ -76,7 +75,7 @@ def _graphs(rank, sizes, shape, words, partition):
 @pytest.mark.parametrize("sizes, shape, words", CASES)
 def test_every_rank_has_the_same_collectives(sizes, shape, words, partition, monkeypatch):
     # Only the fake group of some releases needs an element where a rank sends nothing.
-    monkeypatch.setattr(_exchange, "get_backend", lambda group: "gloo", raising=False)
+    as_beside_gloo(monkeypatch)
 
     found = [_graphs(rank, sizes, shape, words, partition) for rank in range(torch.Size(sizes).numel())]
     assert all(graphs == found[0] for graphs in found), found

@@ -20,9 +20,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
-from torch_overlay.distributed.tensor import _exchange
 from torch_overlay.distributed.tensor._planner import cost as planner_cost
-from way import debug_mode, merges, needs_package
+from way import as_beside_gloo, debug_mode, merges, needs_package
 
 R, S, P = Replicate(), Shard, Partial()
 
@@ -105,7 +104,7 @@ def test_a_compiler_runs_no_exchange_twice(mesh, monkeypatch):
     """A rank whose part of the gradient is empty: an exchange for which it packs something that depends on nothing goes
     into the forward graph and into the backward graph, and the other ranks run it once."""
     # No other group needs an element; upstream's 2.15 gives none to the fake one either, and doesn't ask.
-    monkeypatch.setattr(_exchange, "get_backend", lambda group: "gloo", raising=False)
+    as_beside_gloo(monkeypatch)
 
     def moved(local):
         shape = dict(shape=torch.Size((8, 3)), stride=(3, 1))

@@ -5,7 +5,7 @@ import pytest
 import house
 from torch_overlay.show.columns import aligned
 
-MAX_FILE, MAX_FUNCTION = 400, 45
+MAX_FILE, MAX_FUNCTION = 500, 45
 SOURCES = house.sources("torch_overlay") + house.sources("tools")
 
 
@@ -45,4 +45,4 @@ def test_a_long_function_is_caught(lines, caught):
 
 def test_a_long_file_is_caught():
     assert too_long(house.of("x = 1\n" * MAX_FILE)) == []
-    assert too_long(house.of("x = 1\n" * (MAX_FILE + 1))) == ["torch_overlay/distributed/x.py: 401 lines"]
+    assert too_long(house.of("x = 1\n" * (MAX_FILE + 1))) == ["torch_overlay/distributed/x.py: 501 lines"]

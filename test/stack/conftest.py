@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="before 2.10 a spec says no order of mesh dims"))
         if item.name.endswith("in_one_graph") and not known:
             item.add_marker(pytest.mark.skip(reason="before 2.12 dynamo knows little of meshes"))
-        if item.path.name in ("test_safe_merging.py", "test_safe_scatters.py", "test_merged_steps.py") and not clears:
+        if item.path.name in ("test_merging.py", "test_merged_steps.py") and not clears:
             item.add_marker(pytest.mark.skip(reason="before 2.10 torch has no cache to clear"))
 
 

@@ -1,5 +1,7 @@
 # Owner(s): ["oncall: distributed"]
-"""The public spellings do what the private ones do."""
+"""Public methods for views, and compiled code that calls them."""
+
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,178 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed._universe import private_groups
+
+
+class TestMeshPermute(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_every_order(self) -> None:
+        whole = torch.arange(64, dtype=torch.int).reshape(4, 4, 4)
+        names = ("pp", "dp", "tp")
+        for order in itertools.permutations(range(3)):
+            turned = self.mesh.permute(tuple(names[axis] for axis in order))
+            self.assertEqual(turned.mesh, whole.permute(order))
+            self.assertEqual(turned.get_coordinate(), [self.mesh.get_coordinate()[axis] for axis in order])
+            for name in names:
+                self.assertEqual(turned.get_group(name), self.mesh.get_group(name))
+
+    def test_flattened_it_has_its_own_order(self) -> None:
+        turned = self.mesh.permute(("tp", "pp", "dp"))
+        ranks = turned.mesh.flatten().tolist()
+        self.assertNotEqual(ranks, sorted(ranks))
+        self.assertEqual(dist.get_process_group_ranks(turned._flatten("all").get_group()), ranks)
+
+    def test_names_that_are_no_order_are_refused(self) -> None:
+        for names in (("tp", "pp"), ("tp", "pp", "pp"), ("tp", "pp", "ep")):
+            with self.assertRaisesRegex(ValueError, "each name of the mesh once; it has .'pp', 'dp', 'tp'., got"):
+                self.mesh.permute(names)
+        with self.assertRaisesRegex(ValueError, "it has none"):
+            init_device_mesh("cpu", (64,)).permute(("a",))
+
+
+class TestSubmeshAt(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_a_view_at_another_coordinate(self) -> None:
+        whole = torch.arange(64).reshape(4, 4, 4)
+        for pp, dp in itertools.product(range(4), repeat=2):
+            view = self.mesh.submesh_at("tp", at={"pp": pp, "dp": dp})
+            self.assertEqual(view.mesh.tolist(), whole[pp, dp].tolist())
+            if (pp, dp) == (2, 1):  # this rank is 37
+                self.assertEqual(view.get_group(), self.mesh.get_group("tp"))
+        self.assertEqual(self.mesh.submesh_at(("dp", "tp"), at={}).mesh, self.mesh["dp", "tp"].mesh)
+
+    def test_a_flattened_view_at_another_coordinate(self) -> None:
+        self.mesh["dp", "tp"]._flatten("model")
+        self.assertEqual(self.mesh.submesh_at("model", at={"pp": 1}).mesh.tolist(), list(range(16, 32)))
+
+    def test_a_mesh_without_groups_has_none_at_any_coordinate(self) -> None:
+        bare = DeviceMesh("cpu", self.mesh.mesh, mesh_dim_names=("pp", "dp", "tp"), _init_backend=False)
+        for pp in range(4):
+            with self.assertRaisesRegex(RuntimeError, "not initialized"):
+                bare.submesh_at(("dp", "tp"), at={"pp": pp}).get_group("tp")
+
+    def test_what_is_no_coordinate_is_refused(self) -> None:
+        self.mesh["dp", "tp"]._flatten("model")
+        for shown, at, error, text in (
+            ("tp", {"pp": 4}, ValueError, "coordinates 0 to 3"),
+            ("tp", {"ep": 0}, KeyError, "No axis 'ep'"),
+            ("tp", {"tp": 0}, ValueError, "is shown"),
+            ("model", {"tp": 0}, ValueError, "is shown"),
+            (("tp", "model"), {}, ValueError, "each once"),
+        ):
+            with self.assertRaisesRegex(error, text):
+                self.mesh.submesh_at(shown, at=at)
+
+
+class TestTracedViews(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_one_graph(self) -> None:
+        def ask(x, mesh):
+            turned = mesh.permute(("tp", "pp", "dp"))
+            return x + turned.get_local_rank("tp") + 10 * turned["pp", "dp"].size()
+
+        torch._dynamo.reset()
+        for mesh in (self.mesh, init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))):
+            graphs = CompileCounterWithBackend("aot_eager")
+            compiled = torch.compile(ask, backend=graphs, fullgraph=True)
+            for _ in range(2):
+                self.assertEqual(compiled(torch.zeros(1), mesh), ask(torch.zeros(1), mesh))
+            self.assertEqual(graphs.frame_count, 1)
+        views = dict(vars(mesh._traced_views))
+        self.assertEqual(len(views), 1)
+        torch._dynamo.reset()
+        torch.compile(ask, backend="aot_eager", fullgraph=True)(torch.zeros(1), mesh)
+        for name, view in vars(mesh._traced_views).items():
+            self.assertIs(view, views[name], msg="made once, however often the code is compiled")
+
+    def test_an_equal_mesh_of_another_root_compiles_anew_in_one_graph(self) -> None:
+        """Each has a view of its own, with its own groups."""
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(
+            lambda x, mesh: x + mesh.permute(("tp", "pp", "dp")).ndim, backend=graphs, fullgraph=True
+        )
+        torch._dynamo.reset()
+        other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+        self.assertEqual(self.mesh, other)
+        for count, mesh in enumerate((self.mesh, other), 1):
+            for _ in range(2):
+                compiled(torch.zeros(1), mesh)
+            self.assertEqual(graphs.frame_count, count)
+            (view,) = vars(mesh._traced_views).values()
+            self.assertEqual(view.get_group("tp"), mesh.get_group("tp"))
+
+    def test_a_view_of_a_slice_has_the_groups_of_the_mesh_that_was_given_in_one_graph(self) -> None:
+        """The graph has their names in it, and so is the given mesh's alone."""
+
+        def ask(x, mesh):
+            group = mesh["dp", "tp"].permute(("tp", "dp")).get_group("tp")
+            return funcol.all_reduce(x, "sum", group.group_name).wait()
+
+        torch._dynamo.reset()
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(ask, backend=graphs, fullgraph=True)
+        other = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+        for count, mesh in enumerate((self.mesh, other), 1):
+            for _ in range(2):
+                compiled(torch.zeros(1), mesh)
+            self.assertEqual(graphs.frame_count, count)
+            self.assertIn(mesh.get_group("tp").group_name, str(graphs.graphs[-1].code))
+
+
+class TestTracedAt(TestCase):
+    """In a world of 64 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
+        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_each_coordinate_is_a_view(self) -> None:
+        def ask(x, mesh, stage):
+            part = mesh.submesh_at(("dp", "tp"), at={"pp": stage})
+            return x + part.size() + 100 * part.ndim
+
+        torch._dynamo.reset()
+        graphs = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(ask, backend=graphs, fullgraph=True, dynamic=True)
+        for stage in (2, 2, 3):
+            self.assertEqual(compiled(torch.zeros(1), self.mesh, stage), ask(torch.zeros(1), self.mesh, stage))
+        self.assertEqual(graphs.frame_count, 2)
+        views = vars(self.mesh._traced_views).values()
+        self.assertEqual(sorted(int(view.mesh[0, 0]) for view in views), [32, 48])
 
 
 class TestMeshPublic(TestCase):

@@ -1,57 +1,100 @@
 # Owner(s): ["oncall: distributed"]
-"""A root mesh and all its views have one state, whoever made them."""
+"""What all views of a root mesh have in common, the configuration, and the table of groups."""
 
-import copy
-import pickle
-
-import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh_state import shared_state, view_of
+from torch_overlay.distributed import config
+from torch_overlay.distributed._group_kind import Kind
+from torch_overlay.distributed._group_makers import makes_communicators, members_create
+from torch_overlay.distributed._group_table import GroupTable, Key
+from torch_overlay.distributed._member_names import compact
+from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._settings import get_settings
+from torch_overlay.distributed._universe import current_world
 
 
-class TestMeshState(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
+class TestGroupSettings(TestCase):
+    def test_what_is_no_choice_is_refused(self) -> None:
+        names = ("mesh_share_groups", "mesh_create_groups", "mesh_joint_groups", "redistribute_cost")
+        for name in names:
+            with config.patch(**{name: "nothing"}), self.assertRaisesRegex(ValueError, f"{name} is one of .*'nothing'"):
+                get_settings()
 
-    RANK = 13
+    def test_a_topology_is_one_value_however_it_is_written(self) -> None:
+        said = []
+        for rows in ([["tp", 450e9, 2e-6]], (("tp", 450e9, 2e-6),)):
+            with config.patch(mesh_topology=rows):
+                said.append(get_settings())
+        self.assertEqual(*said)
+        self.assertEqual(*map(hash, said))  # plans are kept by it
 
+    def test_what_is_no_topology_is_refused(self) -> None:
+        for rows in ({"tp": 4}, [("tp", 0, 0)], [("tp", 1, -1)], [(0, 1, 1)], [("tp", "fast", 0)], 3):
+            with config.patch(mesh_topology=rows), self.assertRaisesRegex(ValueError, "bytes per second, seconds of"):
+                get_settings()
+
+    def test_members_make_groups_alone_where_the_backend_lets_them(self) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+        self.addCleanup(dist.destroy_process_group)
+        world = dist.group.WORLD
+        self.assertTrue(members_create(world, None))
+        self.assertFalse(members_create(world, "cpu:mpi,cuda:nccl"))
+        self.assertFalse(makes_communicators(world))
+        with config.patch(mesh_create_groups="world"):
+            self.assertFalse(members_create(world, None))
+
+
+class TestGroupTable(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+        self.addCleanup(lambda: dist.is_initialized() and dist.destroy_process_group())
+
+    def _key(self, ranks, lane="tp", override=(None, None)) -> Key:
+        return Key(compact(ranks), Kind.of(override), lane)
+
+    def _make(self, copies):
+        self.made += copies
+        return [dist.new_group(ranks) if 1 in ranks else None for ranks in copies]
+
+    def test_what_was_made_is_found(self) -> None:
+        table, self.made = GroupTable(), []
+        keys = [self._key([0, 1]), self._key([2, 3])]
+        first = table.get_or_make(keys[:1], self._make)
+        both = table.get_or_make(keys, self._make)
+        self.assertEqual(self.made, [[0, 1], [2, 3]], msg="each once")
+        self.assertIs(both[0], first[0])
+        self.assertEqual(dist.get_process_group_ranks(both[0].group), [0, 1])
+        self.assertIsNone(both[1].group, msg="this rank isn't in it")
+        for other in (self._key([1, 0]), self._key([0, 1], "ep"), table.next_number(keys[0])):
+            self.assertNotEqual(table.get_or_make([other], self._make)[0].group_name, first[0].group_name)
+
+    def test_a_group_that_is_gone_is_an_error(self) -> None:
+        table, self.made = GroupTable(), []
+        key = self._key([0, 1])
+        dist.destroy_process_group(table.get_or_make([key], self._make)[0].group)
+        with self.assertRaisesRegex(RuntimeError, r"process group of a mesh over ranks \[0, 1\] was destroyed here"):
+            table.get_or_make([key], self._make)
+        table.forget_gone(key)
+        self.assertIsNotNone(table.get_or_make([key], self._make)[0].group, msg="its members make it again")
+
+
+class TestUniverses(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
         self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
 
-    def test_all_views_of_a_root_have_its_state(self) -> None:
-        views = [self.mesh["dp"], self.mesh["pp", "tp"], self.mesh["dp", "tp"]._flatten("model"), self.mesh["model"]]
-        for view in views:
-            self.assertIs(shared_state(view), shared_state(self.mesh))
-            self.assertEqual(view_of(view).ranks(self.RANK), view.mesh.flatten().tolist())
-        self.assertIs(shared_state(self.mesh).flattened["model"], self.mesh._flatten_mapping["model"])
-        again = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-        self.assertIsNot(shared_state(again), shared_state(self.mesh))
-
-    def test_a_mesh_that_holds_what_was_stored_before_gets_its_state(self) -> None:
-        ranks = torch.arange(23, -1, -1).reshape(6, 4)
-        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"))
-        view = mesh["tp"]
-        for old in (mesh, view):
-            old.__dict__["_rank_map"] = ranks.flatten()
-            for new in ("_view", "_shared_state"):
-                old.__dict__.pop(new, None)
-        self.assertIs(shared_state(view), shared_state(mesh))
-        self.assertEqual(view_of(view).ranks(self.RANK), [15, 14, 13, 12])
-        self.assertEqual(view_of(mesh).coordinate(self.RANK), (2, 2))
-
-    def test_a_mesh_of_other_ranks_than_its_roots_keeps_them(self) -> None:
-        for again in (lambda mesh: pickle.loads(pickle.dumps(mesh)), copy.copy):
-            other = DeviceMesh("cpu", [self.RANK, 7], mesh_dim_names=("q",), _root_mesh=self.mesh)
-            other = again(again(other))
-            self.assertEqual(other._flatten_rank_map, (self.RANK, 7))
-            self.assertEqual(view_of(other).ranks(self.RANK), [self.RANK, 7])
-            self.assertIs(shared_state(other).registry, shared_state(other._root_mesh).registry)
+    def test_universes_are_numbered_alike_on_all_ranks(self) -> None:
+        world, ranks = current_world(), RankMap.identity(8)
+        one, other = (world.open_universe(ranks) for _ in range(2))
+        self.assertEqual([one.number, other.number], [1, 2])
+        self.assertEqual(world.open_universe(RankMap([1, 0])).number, 1, msg="over other ranks")
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+        self.assertIsNot(current_world(), world)
 
 
 if __name__ == "__main__":

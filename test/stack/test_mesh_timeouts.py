@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from torch_overlay.distributed._timeouts import timeout_of
+from torch_overlay.distributed.distributed_c10d import _timeout_of
 
 
 class TestMeshTimeouts(TestCase):
@@ -51,9 +51,9 @@ class TestMeshTimeouts(TestCase):
         self._open_world()
         with mock.patch("torch.distributed.distributed_c10d._get_default_timeout") as constant:
             constant.side_effect = lambda backend: datetime.timedelta(minutes=30 if backend == "gloo" else 10)
-            self.assertIsNone(timeout_of(dist.group.WORLD))
+            self.assertIsNone(_timeout_of(dist.group.WORLD))
             constant.side_effect = lambda backend: datetime.timedelta(minutes=10)
-            self.assertEqual(timeout_of(dist.group.WORLD), datetime.timedelta(minutes=30), "somebody asked for it")
+            self.assertEqual(_timeout_of(dist.group.WORLD), datetime.timedelta(minutes=30), "somebody asked for it")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,63 @@
 # Owner(s): ["oncall: distributed"]
-"""Meshes are layouts over one rank map."""
+"""Meshes as views: what they are, hold, equal and cost."""
 
+import copy
+import itertools
+import pickle
+import tracemalloc
+import warnings
+
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_overlay.distributed._mesh_axes import ascending, cut_axis, select
+from torch_overlay.distributed._mesh_layout import _MeshLayout
+from torch_overlay.distributed._mesh_state import shared_state, view_of
+
+
+class TestMeshState(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    RANK = 13
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_all_views_of_a_root_have_its_state(self) -> None:
+        views = [self.mesh["dp"], self.mesh["pp", "tp"], self.mesh["dp", "tp"]._flatten("model"), self.mesh["model"]]
+        for view in views:
+            self.assertIs(shared_state(view), shared_state(self.mesh))
+            self.assertEqual(view_of(view).ranks(self.RANK), view.mesh.flatten().tolist())
+        self.assertIs(shared_state(self.mesh).flattened["model"], self.mesh._flatten_mapping["model"])
+        again = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+        self.assertIsNot(shared_state(again), shared_state(self.mesh))
+
+    def test_a_mesh_that_holds_what_was_stored_before_gets_its_state(self) -> None:
+        ranks = torch.arange(23, -1, -1).reshape(6, 4)
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"))
+        view = mesh["tp"]
+        for old in (mesh, view):
+            old.__dict__["_rank_map"] = ranks.flatten()
+            for new in ("_view", "_shared_state"):
+                old.__dict__.pop(new, None)
+        self.assertIs(shared_state(view), shared_state(mesh))
+        self.assertEqual(view_of(view).ranks(self.RANK), [15, 14, 13, 12])
+        self.assertEqual(view_of(mesh).coordinate(self.RANK), (2, 2))
+
+    def test_a_mesh_of_other_ranks_than_its_roots_keeps_them(self) -> None:
+        for again in (lambda mesh: pickle.loads(pickle.dumps(mesh)), copy.copy):
+            other = DeviceMesh("cpu", [self.RANK, 7], mesh_dim_names=("q",), _root_mesh=self.mesh)
+            other = again(again(other))
+            self.assertEqual(other._flatten_rank_map, (self.RANK, 7))
+            self.assertEqual(view_of(other).ranks(self.RANK), [self.RANK, 7])
+            self.assertIs(shared_state(other).registry, shared_state(other._root_mesh).registry)
 
 
 class TestMeshViews(TestCase):
@@ -38,6 +90,404 @@ class TestMeshViews(TestCase):
         outside = DeviceMesh("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], mesh_dim_names=("a", "b", "c"))
         self.assertEqual((outside["a"].size(), outside["a"].get_coordinate()), (2, None))
         self.assertEqual(outside["a", "b"]._flatten("ab").size(), 4)
+
+    def test_ranks_are_made_when_somebody_asks_for_them(self) -> None:
+        mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], _init_backend=False, _rank=0)
+        made = {"_rank_map", "_flatten_rank_map"}
+        self.assertEqual(mesh.get_coordinate(), (1, 0))
+        self.assertEqual(made & {*vars(mesh)}, set())
+        self.assertEqual(mesh._flatten_rank_map, (3, 1, 0, 2))
+        self.assertIn("_flatten_rank_map", vars(mesh))
+
+    def test_a_pickle_has_the_rank_map_that_somebody_assigned(self) -> None:
+        """The root's pickle keeps its own."""
+        piece, ranks = self.mesh["tp"], torch.arange(24)
+        piece._rank_map = ranks
+        self.assertIs(piece.__getstate__()["_rank_map"], ranks)
+        self.assertIs(self.mesh.__getstate__()["_rank_map"], self.mesh._rank_map)
+
+    def test_a_mesh_without_ranks_has_no_rank_map_and_can_be_copied(self) -> None:
+        """As one of a subclass whose constructor isn't DeviceMesh's."""
+
+        class BareMesh(DeviceMesh):
+            def __init__(self) -> None:
+                self.purpose = "stands for a mesh"
+
+        bare = BareMesh()
+        for mesh in (bare, copy.copy(bare)):
+            self.assertFalse(hasattr(mesh, "_rank_map"))
+        bare._flatten_rank_map = (0, 1)  # and no layout
+        self.assertEqual(copy.copy(bare).purpose, bare.purpose)
+
+
+class TestMeshChecks(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+
+    def test_ranks_that_the_world_lacks_are_refused_where_groups_are_made(self) -> None:
+        """Without the check, the last mesh, as long as the world, would have the default group."""
+        groups = [*dist.distributed_c10d._world.pg_map]
+        for wrong in ([[0, 1], [13, 24]], [[-1, 13], [0, 1]], [*range(1, 25)]):
+            with self.assertRaisesRegex(ValueError, "out of range"):
+                DeviceMesh("cpu", wrong)
+        self.assertEqual([*dist.distributed_c10d._world.pg_map], groups)
+        self.assertEqual(DeviceMesh("cpu", [13, 24], _init_backend=False).size(), 2)
+        with self.assertRaisesRegex(RuntimeError, "bigger than default world size"):
+            init_device_mesh("cpu", (25,))
+
+    def test_each_dim_has_a_name_and_a_backend_or_none_has(self) -> None:
+        with self.assertRaisesRegex(ValueError, "needs as many mesh_dim_names"):
+            DeviceMesh("cpu", [[12, 13], [14, 15]], mesh_dim_names=("dp",))
+        with self.assertRaisesRegex(ValueError, "backend_override should have the same length"):
+            DeviceMesh("cpu", [[12, 13], [14, 15]], backend_override=(("fake", None),))
+        with self.assertRaisesRegex(ValueError, "needs as many mesh_dim_names"):
+            DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("dp"))
+
+
+class TestMeshMakingGroups(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_each_dim_has_a_group_and_a_rank_outside_none(self) -> None:
+        ranks = [dist.get_process_group_ranks(group) for group in self.mesh.get_all_groups()]
+        self.assertEqual(ranks, [[1, 13], [13, 17, 21], [12, 13, 14, 15]])
+        self.assertEqual(DeviceMesh("cpu", [[0, 1], [2, 3]])._dim_group_names, [])
+
+    def test_a_mesh_of_another_rank_map_has_its_groups_where_its_root_has(self) -> None:
+        """Compiled code looks for them there."""
+        for root in (self.mesh, self.mesh["tp"]):
+            other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=root)
+            self.assertIs(other._get_root_mesh(), self.mesh)
+            self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
+
+
+class TestMeshTensor(TestCase):
+    """In a world of 4,096 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=1234, world_size=4096)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_the_tensors_of_all_views_share_one_memory(self) -> None:
+        view = self.mesh["pp", "tp"]
+        self.assertEqual(view.mesh.data_ptr() - self.mesh.mesh.data_ptr(), 8 * 2 * view.mesh.element_size())
+
+    def test_coordinates_need_no_tensor_of_the_ranks(self) -> None:
+        self.assertNotIn("_rank_map", vars(self.mesh))
+        self.assertEqual(self.mesh.get_coordinate(), [19, 2, 2])
+        self.assertEqual(self.mesh["pp", "tp"].get_coordinate(), [19, 2])
+
+    def test_a_rank_outside_sees_the_first_copy(self) -> None:
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=6)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        self.assertEqual(mesh["tp"].mesh.tolist(), [0, 1])
+
+
+class TestMeshEquality(TestCase):
+    """In a world of 4,096 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=1234, world_size=4096)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_equal_meshes_are_equal_and_hash_alike(self) -> None:
+        again = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
+        self.assertEqual(again, self.mesh)
+        self.assertEqual(hash(again["tp"]), hash(self.mesh["tp"]))
+        self.assertEqual(again._stable_hash(), self.mesh._stable_hash())
+        self.assertNotEqual(self.mesh["tp"], self.mesh["dp"])
+
+    def test_a_hash_needs_no_tuple_of_the_ranks(self) -> None:
+        hash(self.mesh)
+        self.assertNotIn("_flatten_rank_map", vars(self.mesh))
+
+    def test_the_order_of_the_ranks_counts(self) -> None:
+        ranks = torch.arange(4096).reshape(1024, 4)
+        meshes = [DeviceMesh("cpu", given, _init_backend=False) for given in (ranks, ranks.clone(), ranks.flip(0))]
+        self.assertEqual(meshes[0], meshes[1])
+        self.assertNotEqual(meshes[0], meshes[2])
+
+
+class TestMeshSlices(TestCase):
+    """In a world of 4,096 of which this process plays one; no bytes move."""
+
+    WORLD, RANK = 4096, 1234
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=self.WORLD)
+        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def _ranks(self, names) -> list[int]:
+        """The ranks of this rank's copy of these axes, picked from the whole array."""
+        whole = torch.arange(self.WORLD).reshape(64, 8, 8)
+        own = self.mesh.get_coordinate()
+        index = tuple(slice(None) if name in names else own[i] for i, name in enumerate(("pp", "dp", "tp")))
+        return whole[index].flatten().tolist()
+
+    def test_slices_have_the_ranks_of_their_axes(self) -> None:
+        for count in (1, 2, 3):
+            for names in itertools.combinations(("pp", "dp", "tp"), count):
+                view = self.mesh[names]
+                self.assertEqual(view.mesh.flatten().tolist(), self._ranks(names), msg=f"{names}")
+                self.assertEqual(view.get_coordinate(), [self.mesh.get_local_rank(name) for name in names])
+
+    def test_a_view_costs_the_same_in_any_world(self) -> None:
+        self.mesh["dp", "tp"]  # what is made once
+        tracemalloc.start()
+        kept = [self.mesh["dp", "tp"] for _ in range(10)]
+        size = tracemalloc.get_traced_memory()[0] / len(kept)
+        tracemalloc.stop()
+        self.assertLess(size, 16_000, msg="bytes of one view")
+
+    def test_a_mesh_without_groups_can_be_sliced(self) -> None:
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False)
+        self.assertEqual(mesh["tp"].shape, (2,))
+
+
+class TestMeshSliceNames(TestCase):
+    """In a world of 4,096 of which this process plays one; no bytes move."""
+
+    WORLD, RANK = 4096, 1234
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=self.WORLD)
+        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
+
+    def tearDown(self) -> None:
+        dist.destroy_process_group()
+        super().tearDown()
+
+    def test_a_slice_of_a_flattened_axis_keeps_its_name(self) -> None:
+        self.mesh["dp", "tp"]._flatten("model")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            view = self.mesh["model"]
+        self.assertEqual(view.mesh.tolist(), list(range(19 * 64, 20 * 64)))
+        self.assertEqual(self.mesh["pp"]["model"], view)
+
+    def test_a_mesh_whose_axes_do_not_ascend_is_sliced_in_its_own_order(self) -> None:
+        turned = DeviceMesh._concatenate([self.mesh["tp"], self.mesh["dp"], self.mesh["pp"]])
+        self.assertEqual(turned["tp", "dp"].mesh.tolist(), torch.arange(19 * 64, 20 * 64).reshape(8, 8).T.tolist())
+        with self.assertRaisesRegex(KeyError, "ascending order"):
+            turned["tp", "pp", "dp"]
+
+    def test_no_group_in_another_order_than_the_mesh_is_found(self) -> None:
+        """A collective over it would bring the parts in the wrong order."""
+        turned = DeviceMesh._concatenate([self.mesh["tp"], self.mesh["dp"]])
+        flat = turned._flatten("turned")
+        try:
+            turned._get_slice_mesh_layout(("tp", "dp"))
+        except KeyError:
+            return
+        self.assertEqual(dist.get_process_group_ranks(flat.get_group()), flat.mesh.tolist())
+
+    def test_axes_are_found_by_name(self) -> None:
+        ranks = torch.arange(self.WORLD).reshape(64, 8, 8)[19]
+        layout = view_of(self.mesh).show(select(self.mesh, ("tp", "dp")))
+        self.assertEqual(layout.ranks(self.RANK), ranks.T.flatten().tolist())
+        self.assertEqual(select(self.mesh, ("dp", "tp")), ascending(self.mesh, ("dp", "tp")))
+        with self.assertRaisesRegex(KeyError, "ascending order"):
+            ascending(self.mesh, ("tp", "dp"))
+        with self.assertRaisesRegex(KeyError, "Invalid mesh_dim_names"):
+            select(self.mesh, ("cp",))
+
+
+class TestMeshReshape(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    RANK = 13
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_an_axis_is_cut(self) -> None:
+        cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
+        self.assertEqual(names, ["pp", "dp", "cp", "sp"])
+        shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
+        self.assertEqual(shown, [[13, 15], [12, 13]])
+        with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
+            cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
+        with self.assertRaisesRegex(ValueError, "at least 1"):
+            cut_axis(self.mesh, 2, (-2, -2), ("cp", "sp"))
+
+    def test_new_axes_have_groups_and_the_others_keep_theirs(self) -> None:
+        cut = self.mesh._unflatten(2, (2, 2), ("cp", "sp"))
+        self.assertEqual(cut.shape, (2, 3, 2, 2))
+        self.assertEqual(cut.get_group("dp"), self.mesh.get_group("dp"))
+        self.assertEqual(
+            [dist.get_process_group_ranks(cut.get_group(name)) for name in ("cp", "sp")], [[13, 15], [12, 13]]
+        )
+        flat = self.mesh["pp", "tp"]._flatten("model")
+        self.assertEqual(dist.get_process_group_ranks(flat.get_group()), [0, 1, 2, 3, 12, 13, 14, 15])
+        self.assertEqual(self.mesh["pp", "tp"]._flatten("model"), flat)
+
+    def test_a_name_that_another_dim_has_is_refused(self) -> None:
+        with self.assertRaisesRegex(ValueError, "no other axis"):
+            self.mesh._unflatten(2, (2, 2), ("dp", "sp"))
+
+
+class TestMeshConcatenate(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_axes_keep_their_ranks_and_groups(self) -> None:
+        both = DeviceMesh._concatenate([self.mesh["pp"], self.mesh["tp"]])
+        self.assertEqual(both, self.mesh["pp", "tp"])
+        self.assertEqual(both.mesh.tolist(), [[0, 1, 2, 3], [12, 13, 14, 15]])
+        self.assertEqual(both.get_group("tp"), self.mesh.get_group("tp"))
+
+    def test_meshes_without_names_can_be_concatenated(self) -> None:
+        cut = init_device_mesh("cpu", (24,))
+        self.assertIsNone(DeviceMesh._concatenate([cut]).mesh_dim_names)
+
+    def test_what_does_not_go_together_is_refused(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "overlapping"):
+            DeviceMesh._concatenate([self.mesh["tp"], self.mesh["dp", "tp"]])
+        with self.assertRaisesRegex(RuntimeError, "different device meshes"):
+            DeviceMesh._concatenate([self.mesh["dp"], DeviceMesh("cpu", range(23, -1, -1), mesh_dim_names=("tp",))])
+        with self.assertRaisesRegex(ValueError, "at least one mesh"):
+            DeviceMesh._concatenate([])
+
+
+class TestMeshWindows(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_all_copies_of_an_axis_are_listed(self) -> None:
+        every = self.mesh._get_all_submeshes("dp")
+        self.assertEqual(every[5].mesh.tolist(), [13, 17, 21])
+        self.assertEqual(every[5].get_group(), self.mesh.get_group("dp"))
+        self.assertEqual([len(every), every[0].get_coordinate()], [8, None])
+        self.assertEqual([one._dim_group_names for one in every if one is not every[5]], [[]] * 7)
+
+    def test_a_mesh_that_does_not_say_its_rank_has_copies(self) -> None:
+        del self.mesh._rank  # as of a subclass that makes its own state
+        self.assertEqual(self.mesh._get_all_submeshes("dp")[5].get_group(), self.mesh.get_group("dp"))
+
+
+class TestMeshRankOrder(TestCase):
+    """In a world of 4,096 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=1234, world_size=4096)
+        self.addCleanup(dist.destroy_process_group)
+
+    def _mesh(self, kept: bool) -> DeviceMesh:
+        ranks = torch.arange(4096).flip(0).reshape(1024, 4)
+        return DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"), preserve_rank_order=kept)
+
+    def test_groups_have_the_order_of_the_ranks(self) -> None:
+        mesh = self._mesh(kept=True)
+        for group in (mesh.get_group("tp"), mesh["tp"].get_group()):
+            self.assertEqual(dist.get_process_group_ranks(group), [1235, 1234, 1233, 1232])
+
+    def test_views_inherit_it(self) -> None:
+        mesh = self._mesh(kept=True)
+        cut = mesh["tp"]._unflatten(0, (2, 2), ("cp", "sp"))
+        self.assertEqual(dist.get_process_group_ranks(cut.get_group("cp")), [1234, 1232])
+        flat = mesh._flatten("all").get_group()
+        self.assertEqual(dist.get_process_group_ranks(flat), list(range(4095, -1, -1)))
+
+    def test_it_counts_in_comparisons(self) -> None:
+        self.assertNotEqual(self._mesh(kept=True), self._mesh(kept=False))
+        self.assertEqual(self._mesh(kept=True), self._mesh(kept=True))
+        with self.assertRaisesRegex(RuntimeError, "with and without preserve_rank_order"):
+            DeviceMesh._concatenate([self._mesh(kept=True)["dp"], self._mesh(kept=False)["tp"]])
+
+
+class TestMeshCopies(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    RANK = 13
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_a_copy_is_a_mesh_over_the_same_groups(self) -> None:
+        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh["dp", "tp"])):
+            self.assertEqual(made, self.mesh if made.ndim == 3 else self.mesh["dp", "tp"])
+            self.assertEqual(made.get_group("tp"), self.mesh.get_group("tp"))
+
+    def test_what_is_copied_together_has_one_root(self) -> None:
+        mesh, view = copy.deepcopy([self.mesh, self.mesh["tp"]])
+        self.assertIs(view._get_root_mesh(), mesh)
+        self.assertIsNot(mesh, self.mesh)
+        self.mesh["dp", "tp"]._flatten("model")
+        self.assertEqual(mesh["model"], self.mesh["model"])
+
+    def test_what_users_put_on_a_mesh_comes_along(self) -> None:
+        self.mesh.notes = ["kept"]
+        self.assertIs(copy.copy(self.mesh).notes, self.mesh.notes)
+        copied = copy.deepcopy(self.mesh).notes
+        self.assertEqual(copied, ["kept"])
+        self.assertIsNot(copied, self.mesh.notes)
+        self.mesh.get_rank = lambda: 3
+        self.assertEqual(copy.copy(self.mesh).get_rank(), 3)
+
+
+class TestMeshGetGroup(TestCase):
+    """In a world of 24 of which this process plays one; no bytes move."""
+
+    RANK = 13
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
+        self.addCleanup(dist.destroy_process_group)
+        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
+
+    def test_own_axes_come_before_flattened_views(self) -> None:
+        self.mesh["pp", "tp"]._flatten("model")
+        cut = self.mesh._unflatten(2, (2, 2), ("model", "sp"))
+        self.assertEqual(dist.get_process_group_ranks(cut.get_group("model")), [13, 15])
+        self.assertEqual(cut.get_group("model"), cut["model"].get_group())
+        self.assertEqual(self.mesh.get_group("model"), self.mesh["model"].get_group())
+
+    def test_a_rank_outside_is_told(self) -> None:
+        outside = DeviceMesh("cpu", torch.arange(8), mesh_dim_names=("dp",))
+        with self.assertRaisesRegex(RuntimeError, "Rank 13 isn't in the mesh"):
+            outside.get_group("dp")
+
+    def test_a_mesh_without_dims_has_no_group(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "without dims has no process group"):
+            DeviceMesh("cpu", torch.tensor(self.RANK)).get_group()
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_a_checkout_gets_our_classes_in_its_file(tmp_path):
     tree, path = small_tree(tmp_path), "test/distributed/test_device_mesh.py"
     (tree / path).parent.mkdir(parents=True)
     (tree / path).write_text(THEIRS)
-    prefix = Prefix(Tree.at(tree), MESSAGES[:3], [message.name for message in MESSAGES[3:]])
+    prefix = Prefix(Tree.at(tree), MESSAGES[:3])
     after = prefix.files()[path]
     assert after.index("class TheirTest") < after.index("class TestMeshTimeouts") < after.index("if __name__")
     (tree / path).write_text(after)
@@ -144,9 +144,6 @@ def test_what_a_patch_changes_in_their_tests_is_in_its_own_commit(tmp_path):
     name = "test_debug_mode_densor_redistribution_trace"
     (tree / path).write_text(THEIRS.replace("TheirTest", "TestDTensorDebugMode").replace("test_it", name))
     number = [message.name for message in MESSAGES].index("planned-by-default")
-    before, after = (
-        Prefix(Tree.at(tree), MESSAGES[:count], [message.name for message in MESSAGES[count:]]).tests()
-        for count in (number, number + 1)
-    )
+    before, after = (Prefix(Tree.at(tree), MESSAGES[:count]).tests() for count in (number, number + 1))
     assert path not in before
     assert f"    @dist.config.patch(plan_redistribution=False)\n    def {name}(self)" in after[path]

@@ -7,7 +7,7 @@ which mypy reports here.
 from torch.distributed.tensor import DTensor
 
 import torch_overlay
-from torch_overlay.distributed._settings import Settings
+from torch_overlay.choices import Choices
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.report import Status
 from torch_overlay.show.drawing import Drawing
@@ -20,7 +20,7 @@ def right(tensor: DTensor, mesh: OverlayMesh) -> None:
     chosen: Options = {"cost": "plan", "topology": {"tp": (450e9, 2e-6)}}
     with torch_overlay.enabled(**chosen) as inside, torch_overlay.private_groups():
         status = inside
-    settings: Settings = torch_overlay.options()
+    chosen_now: Choices = torch_overlay.options()
     explanation: Explanation = torch_overlay.explain(tensor, "R,S1")
     explanation = torch_overlay.explain(tensor, "R,S1", out="plans.png")
     drawing: Drawing = torch_overlay.draw(mesh, out="mesh.png", gpus_per_host=4)
@@ -28,7 +28,7 @@ def right(tensor: DTensor, mesh: OverlayMesh) -> None:
     dims: ParallelDims = torch_overlay.parallel_dims.ParallelDims(tp=2)
     torch_overlay.prepare(other)
     torch_overlay.disable(force=True)
-    print(status, settings.flatten, explanation.overlay.collectives, drawing, dims.tp)
+    print(status, chosen_now.flatten, explanation.overlay.collectives, drawing, dims.tp)
 
 
 def wrong(tensor: DTensor, mesh: OverlayMesh) -> None:

@@ -12,12 +12,9 @@ from libcst import matchers
 from .insert import Insertion
 from .message import StackError
 from .names import Import, bound, is_import, used
-from .room import Room, kept_function
+from .ours import Room, kept_function
 
 CARRIERS = {name: f"_{name}" for name in ("DeviceMesh", "DTensorSpec", "Redistribute")}  # torch's: ours with methods
-
-_ELLIPSIS = matchers.SimpleStatementLine(body=[matchers.Expr(value=matchers.Ellipsis())])
-_THEIRS = matchers.If(body=matchers.IndentedBlock(body=[_ELLIPSIS]), orelse=None)
 
 
 @dataclass
@@ -82,7 +79,7 @@ def gather(
         if owner:
             member = fit.member(_member(room, CARRIERS.get(owner, owner), name))
             torchs = theirs.get(qualname)
-            members.setdefault(owner, {})[name] = _documented(_completed(member, torchs), torchs)
+            members.setdefault(owner, {})[name] = _documented(member, torchs)
         elif name in theirs:
             functions[name] = _documented(fit(room.definition(name)), theirs[name])
         else:
@@ -145,23 +142,6 @@ class _Fit(cst.CSTTransformer):
 
     def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
         return updated.with_changes(annotation=None) if updated.name.value == "self" else updated
-
-
-def _completed(ours: cst.BaseStatement, torchs: cst.FunctionDef | None) -> cst.BaseStatement:
-    """Ours with torch's statement, as it is, in the place of each ``if QUESTION: ...``."""
-    if torchs is None or not isinstance(ours, cst.FunctionDef):
-        return ours
-    body = [_stays(s, torchs) if matchers.matches(s, _THEIRS) else s for s in ours.body.body]
-    return ours.with_changes(body=ours.body.with_changes(body=body))
-
-
-def _stays(statement: cst.If, torchs: cst.FunctionDef) -> cst.If:
-    """Torch's statement that asks the same."""
-    same = [s for s in torchs.body.body if isinstance(s, cst.If) and s.test.deep_equals(statement.test)]
-    if len(same) != 1:
-        asked = cst.Module([]).code_for_node(statement.test)
-        raise StackError(f"{torchs.name.value} has {len(same)} statements 'if {asked}:', and one should stay as it is")
-    return same[0]
 
 
 def _documented(ours: cst.BaseStatement, torchs: cst.FunctionDef | None) -> cst.BaseStatement:

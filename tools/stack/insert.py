@@ -5,9 +5,9 @@ file nests them. The innermost ends with the anchor, ``name = ...``: what stands
 of torch's function or class that binds the name. Definitions without an anchor are helpers, which come along if used.
 Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, each
 ``if`` that asks them, and a ``with`` that is empty then. ``NAME(..., keyword=value)`` gives the keyword to torch's
-calls of NAME that lack it.
-``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that has the key, ``[first, new]`` at
-the end of its list that has the first.
+calls of NAME that lack it. Parameters with a default are added to those of torch's function. ``{"key": ..., "new":
+value}`` puts the new entries at the end of torch's dict that has the key, ``[first, new]`` at the end of its list that
+has the first.
 
 A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
 its statement takes the place of the one before.
@@ -24,7 +24,8 @@ from libcst import matchers
 
 from .message import PATCHES, StackError
 from .names import bound, used
-from .room import Room, parse
+from .ours import Room
+from .ours import room as read_room
 
 _ANCHOR = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Ellipsis())])
 _DEL = matchers.SimpleStatementLine(body=[matchers.Del()])
@@ -44,6 +45,7 @@ class Insertion:
         target: the function that a row names, which is the place or lies around it.
         anchor: the name that torch's statement binds.
         lines: what goes before that statement.
+        params: that the function takes from then on, after its own.
         gone: the names whose statements go.
         given: keywords for calls that lack them, by the name that is called.
         entries: of a dict or a list that has the first of them.
@@ -54,6 +56,7 @@ class Insertion:
     target: str
     anchor: str
     lines: tuple[cst.BaseStatement, ...]
+    params: tuple[cst.Param, ...] = ()
     gone: frozenset[str] = frozenset()
     given: tuple[tuple[str, cst.Arg], ...] = ()
     entries: tuple[cst.DictElement | cst.Element, ...] = ()
@@ -61,7 +64,7 @@ class Insertion:
     @property
     def nodes(self) -> list[cst.CSTNode]:
         """All that comes into torch's file."""
-        return [*self.lines, *(entry.value for entry in self.entries[1:])]
+        return [*self.lines, *self.params, *(entry.value for entry in self.entries[1:])]
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def read_insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> I
     if not path.exists():
         return None
     source = f"patches/insert/{patch}/{file}"
-    room = parse(file, path)
+    room = read_room(file, path)
     found: list[Insertion] = []
     helpers: list[cst.BaseStatement] = []
     if room.body and matchers.matches(room.body[-1], _ANCHOR):
@@ -107,6 +110,8 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
     place, body = (*outer, node.name.value), node.body.body
     if isinstance(node, cst.FunctionDef):
         target = target or ".".join(place)
+    if isinstance(node, cst.FunctionDef) and (new := [param for param in node.params.params if param.default]):
+        yield Insertion(source, place, target, "", (), tuple(new))
     if matchers.matches(body[-1], _ANCHOR):
         (anchor,) = bound(body[-1]) or {""}
         lines = body[1:-1] if node.get_docstring() is not None else body[:-1]
@@ -117,10 +122,12 @@ def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: 
         found = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
         entries, *more = [tuple(one.elements) for one in found] or [()]
         lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
-        yield Insertion(source, place, target, anchor, tuple(lines), gone, given, entries)
+        yield Insertion(source, place, target, anchor, tuple(lines), (), gone, given, entries)
         yield from (Insertion(source, place, target, anchor, (), entries=others) for others in more)
-    for inner in body:
-        yield from _insertions(inner, place, target, source)
+    found = [one for inner in body for one in _insertions(inner, place, target, source)]
+    if outer and not found and isinstance(node, cst.FunctionDef) and not matchers.matches(body[-1], _ANCHOR):
+        raise StackError(f"{source}: {'.'.join(place)} has nothing that ends with 'name = ...', where its lines go")
+    yield from found
 
 
 def _deleted(line: cst.SimpleStatementLine) -> list[str]:
@@ -141,9 +148,9 @@ def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cs
     for one in insertions:
         visitor = _Insert(one)
         module = module.visit(visitor)
-        if visitor.found != 1:
+        if visitor.found != (1 if one.anchor else 0) or (one.place and not visitor.entered):
             there = f"binds {one.anchor} {visitor.found or 'no'} time{'s' * (visitor.found != 1)}"
-            if not visitor.entered and one.place:
+            if one.place and not visitor.entered:
                 there = "isn't there"
             raise StackError(
                 f"torch/distributed/{file}: {'.'.join(one.place) or 'its top level'} {there}, and {one.source} goes "
@@ -197,7 +204,13 @@ class _Insert(cst.CSTTransformer):
         return updated
 
     visit_ClassDef = visit_FunctionDef = _enter
-    leave_ClassDef = leave_FunctionDef = _leave
+    leave_ClassDef = _leave
+
+    def leave_FunctionDef(self, original, updated):  # type: ignore[no-untyped-def]
+        if tuple(self.at) == self.insertion.place and self.insertion.params:
+            params = [*updated.params.params, *self.insertion.params]
+            updated = updated.with_changes(params=updated.params.with_changes(params=params))
+        return self._leave(original, updated)
 
     def leave_IndentedBlock(self, original, updated):  # type: ignore[no-untyped-def]
         return self._filled(updated) if self.at and tuple(self.at) == self.insertion.place else updated

@@ -14,7 +14,7 @@ from .gather import Laid, blocks, parsed
 from .insert import insert
 from .message import StackError
 from .names import Import, bound, import_lines, imports_of, is_import, unquoted, used
-from .room import Room
+from .ours import Room
 
 
 class _Quote(cst.CSTTransformer):
@@ -174,6 +174,9 @@ class _Place(cst.CSTTransformer):
 
     def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
         own = [i for i in self.new if i.bound in self.top or _standard(i)]
+        if not self.laid.targets:  # only what the file lacks: at its end
+            helpers = [helper.with_changes(leading_lines=_blank(2)) for helper in self.laid.helpers]
+            return updated.with_changes(body=with_imports([*updated.body, *helpers], own, self.knows_checking))
         if not self._has_targets(updated.body):
             return updated.with_changes(body=with_imports(updated.body, [i for i in own if _standard(i)], True))
         helpers = [helper for helper in self.laid.helpers if bound(helper) <= self.top]

@@ -49,6 +49,8 @@ def _formatted_now(files: dict[str, str], sort: set[str], there: Mapping[str, st
             (root / path).write_text(text, encoding="utf-8")
         if sort:
             _ruff(root, "check", "--select", "I", "--fix", "--quiet", *sorted(sort))
+        if new := sorted({*files} - {*there}):  # what only lines that stay here use
+            _ruff(root, "check", "--select", "F401", "--fix", "--quiet", *new)
         _ruff(root, "format", "--quiet", *files)
         again = _narrow(root, files, there)
         if again:

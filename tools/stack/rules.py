@@ -1,8 +1,4 @@
-"""What upstream's reviewers ask of a patch, beside lint. A breach is refused by file and line.
-
-A patch may owe breaches: ``Owes: RULE COUNT REASON`` in its head, just so many, so that the debt is a list that only
-shrinks by being edited. A patch over the size limit says why: ``Size: REASON``.
-"""
+"""What upstream's reviewers ask of a patch, beside lint. A breach is refused by file and line."""
 
 from __future__ import annotations
 
@@ -10,13 +6,12 @@ import ast
 import difflib
 import functools
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .message import PatchMessage, StackError
 
-WIDTH, MESSAGE_WIDTH, SIZE = 88, 72, 500
+WIDTH, MESSAGE_WIDTH, SIZE = 88, 72, 2000
 # The last: torch as somebody else, which it isn't upstream; not a path, a name in code, or a release.
 WORDS = re.compile(
     r"torch's own|\bstock\b|overlay|NotOurs|\bthe room\b"
@@ -95,11 +90,11 @@ def numbers(before: State, after: State) -> str:
     return f"{len(found)} files {counts[0]}, tests {counts[1]}"
 
 
-def breaches(message: PatchMessage, before: State, after: State, last: State | None) -> list[Breach]:
-    """All of them, owed ones, too.
+def breaches(message: PatchMessage, before: State, after: State, new: Collection[str]) -> list[Breach]:
+    """All of them in one patch.
 
     Args:
-        last: the files after the last patch, which use what `Files:` names; None if they aren't known.
+        new: the paths of all files that the stack brings.
     """
     found = changes(before, after)
     said = [*_message(message), *_size(message, found)]
@@ -110,20 +105,14 @@ def breaches(message: PatchMessage, before: State, after: State, last: State | N
             words = () if _IMPORT.match(line) else WORDS.finditer(line)
             said += [Breach("words", change.path, number, f"{word[0]!r}") for word in words]
         if not change.is_test:
-            said += [*_releases(change), *_twice(change), *_unguarded(change)]
-    return [*said, *_callers(message, found, after, last)]
+            said += [*_releases(change), *_twice(change), *_unguarded(change), *_forward(change, after, new)]
+    return said
 
 
-def refuse(message: PatchMessage, found: Sequence[Breach]) -> None:
-    """Raises StackError unless the patch owes just these."""
-    counts = Counter(breach.rule for breach in found)
-    owed = Counter({debt.rule: debt.count for debt in message.owes})
-    lines = [f"  {breach}" for breach in found if counts[breach.rule] > owed[breach.rule]]
-    if lines:
-        raise StackError(f"{message.name} breaks upstream's rules:\n" + "\n".join(lines))
-    paid = [f"{rule} {counts[rule]}" for rule in owed if counts[rule] < owed[rule]]
-    if paid:
-        raise StackError(f"{message.name}.md owes less than it says: write 'Owes: {', '.join(paid)}', or nothing for 0")
+def refuse(found: Sequence[Breach]) -> None:
+    """Raises StackError for any."""
+    if found:
+        raise StackError("The stack breaks upstream's rules:\n" + "\n".join(f"  {breach}" for breach in found))
 
 
 def _message(message: PatchMessage) -> Iterator[Breach]:
@@ -137,10 +126,22 @@ def _message(message: PatchMessage) -> Iterator[Breach]:
 
 
 def _size(message: PatchMessage, found: Sequence[Change]) -> Iterator[Breach]:
-    lines = sum(len(change.added) for change in found if not change.is_test)
-    if lines > SIZE and not message.size:
-        why = f"{lines} added lines without tests, at most {SIZE}; say 'Size: why'"
-        yield Breach("size", f"patches/{message.name}.md", 1, why)
+    lines = sum(len(change.added) + change.removed for change in found)
+    if lines > SIZE:
+        yield Breach("size", f"patches/{message.name}.md", 1, f"{lines} changed lines, at most {SIZE}")
+
+
+def _forward(change: Change, after: State, new: Collection[str]) -> Iterator[Breach]:
+    """Imports of files, or of names in them, that a later patch brings."""
+    for node in ast.walk(_tree(change.text)):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("torch.distributed"):
+            continue
+        home = f"{(node.module or '').replace('.', '/')}"
+        for name in (alias.name for alias in node.names):
+            lacks = [path for path in (f"{home}.py", f"{home}/{name}.py") if path in new and not after.get(path)]
+            text = after.get(f"{home}.py") if f"{home}.py" in new else None
+            if lacks or (text and name not in {*_definitions(text)}):
+                yield Breach("forward", change.path, node.lineno, f"no patch before brings {node.module}.{name}")
 
 
 def _releases(change: Change) -> Iterator[Breach]:
@@ -214,10 +215,9 @@ def _asks_release(node: ast.AST, imported: set[str]) -> str | None:
     return None
 
 
-def _callers(message: PatchMessage, found: Sequence[Change], after: State, last: State | None) -> Iterator[Breach]:
-    """Definitions that nothing in the rendered tree uses: for what torch's users call, tests are users, too."""
-    whole = {f"torch/distributed/{file}" for file in (*message.files, *message.parts)}
-    for change in found:
+def unused(before: State, after: State) -> Iterator[Breach]:
+    """Definitions that nothing uses once the whole stack is in; tests are users of what torch's users may call."""
+    for change in changes(before, after):
         if change.is_test:
             continue
         there = set(_definitions(change.before))
@@ -225,13 +225,8 @@ def _callers(message: PatchMessage, found: Sequence[Change], after: State, last:
             name = qualname.rpartition(".")[2]
             if qualname in there or (name.startswith("__") and name.endswith("__")):
                 continue
-            public = not name.startswith("_") and bool(change.before)
-            state = last if change.path in whole else after
-            if state is None:
-                continue
-            own = _definitions(state.get(change.path) or "").get(qualname, node)  # in the last state it may have moved
-            if not _is_used(name, own, change.path, state, public or change.path in whole):
-                yield Breach("callers", change.path, node.lineno, f"nothing uses {qualname}")
+            if not _is_used(name, node, change.path, after, not name.startswith("_") and bool(change.before)):
+                yield Breach("unused", change.path, node.lineno, f"nothing uses {qualname}")
 
 
 def _is_used(name: str, node: ast.stmt, path: str, state: State, tests: bool) -> bool:

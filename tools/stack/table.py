@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .message import PatchMessage
 from .rules import State, changes
 
-HEAD = ("patch", "files", "added", "removed", "tests added", "rows")
+HEAD = ("stack", "patch", "files", "added", "removed", "tests added", "rows")
 
 
 def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
@@ -17,9 +17,9 @@ def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
         found = changes(before, after)
         code, tests = [c for c in found if not c.is_test], [c for c in found if c.is_test]
         counts = (len(code), sum(len(c.added) for c in code), sum(c.removed for c in code))
-        lines.append((f"`{message.name}`", *counts, sum(len(c.added) for c in tests), len(message.rows)))
-    sums = [sum(int(line[column]) for line in lines) for column in range(1, len(HEAD))]
-    rows = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *lines, (f"{len(lines)} patches", *sums)]
+        lines.append((message.stack, f"`{message.name}`", *counts, sum(len(c.added) for c in tests), len(message.rows)))
+    sums = [sum(int(line[column]) for line in lines) for column in range(2, len(HEAD))]
+    rows = [HEAD, ("---", "---", *["---:"] * (len(HEAD) - 2)), *lines, ("all", f"{len(lines)} patches", *sums)]
     return "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in rows)
 
 

@@ -110,31 +110,8 @@ class Tree:
         classes = [found for found in _classes(tree) if found.name == row.owner] if tree else []
         return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)
 
-    def lacks(self, member: str) -> bool:
-        """Whether torch has no such member, ``device_mesh.DeviceMesh._hash``, of a class under torch.distributed.
-
-        Without a class, ``device_mesh.init_device_mesh``, a function that stands at top level or in an ``if`` there.
-        """
-        *file, owner, name = member.split(".")
-        if not owner[:1].isupper():
-            tree = ast.parse(self._bytes(f"torch/distributed/{'/'.join([*file, owner])}.py"))
-            blocks = [tree.body, *(block for s in tree.body if isinstance(s, ast.If) for block in (s.body, s.orelse))]
-            return name not in {bound for block in blocks for statement in block for bound in _bound(statement)}
-        tree = ast.parse(self._bytes(f"torch/distributed/{'/'.join(file)}.py"))
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
-        if not classes:
-            raise StackError(f"torch/distributed/{'/'.join(file)}.py has no class {owner}, for which there are forms")
-        return name not in {bound for found in classes for statement in found.body for bound in _bound(statement)}
-
     def _source(self, row: Patch, path: str) -> recognise.Source:
         return _source_of(row.module, path, self._bytes(path))
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.FunctionDef):
-        return [statement.name]
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 _parse = functools.lru_cache(maxsize=64)(ast.parse)  # each prefix asks

@@ -10,8 +10,9 @@ from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_gr
 
 from ..distributed import _mesh_state
 from ..distributed import device_mesh as bodies
-from ..distributed._mesh_input import normalize_overrides, read_mesh, read_overrides
+from ..distributed._mesh_input import normalize_overrides, read_overrides
 from ..distributed._mesh_layout import _FlatLayout
+from ..distributed._mesh_ranks import read_mesh
 from ..distributed._mesh_state import shared_state, view_of
 from ..distributed._torch_layout import to_torch
 from ._mesh_layout import flattened_layout

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from torch.distributed import ProcessGroup, distributed_c10d
 
+from ..distributed._member_names import MemberNames
+from ..distributed._torch_groups import making_for_mesh
+from ..distributed.distributed_c10d import _process_group_name as named_by_members
+
 # Before 2.10 a name is a string.
 GroupName = str
+
+# A split counts its ranks inside its parent, and doesn't say which parent that is.
+_splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary()
+
+
+def _process_group_name(ranks: list[int], use_hashed_name: bool) -> GroupName:
+    """As ours upstream, with another count for the splits of a parent that isn't known."""
+    world = distributed_c10d._world.default_pg
+    if use_hashed_name and world is not None and not making_for_mesh.get():
+        return distributed_c10d.GroupName(_splits.setdefault(world, MemberNames("split")).next(ranks))
+    return named_by_members(ranks, use_hashed_name)
 
 
 class _Placed(int):

@@ -90,6 +90,9 @@ def shards_become_terms() -> bool:
 # Before 2.10 torch searches no graph for steps, and a tensor's dims are cut by one mesh axis after the other.
 _FORCE_MIN_COST_REDISTRIBUTION_PLAN = None
 
+# Before 2.11 torch merges nothing.
+_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION = False
+
 
 class _DTensorSpec:
     """Never instantiated: its attributes are set on torch's DTensorSpec."""

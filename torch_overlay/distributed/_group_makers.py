@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
-from . import _kept
+from . import config
 from ._settings import get_settings
 
 if TYPE_CHECKING:
@@ -20,16 +20,11 @@ def members_create(world: ProcessGroup, backend: str | None) -> bool:
     members make groups of the fake backend, whatever is chosen.
     """
     asked = (backend or distributed_c10d.get_backend(world)).lower()
-    if uses_torchcomms() and backend == "fake":
+    if config.use_torchcomms and backend == "fake":
         return True  # compiled code can't resolve numbered names beside those of splits
-    return get_settings().create == "members" and not makes_communicators(world) and "mpi" not in asked
+    return get_settings().mesh_create_groups == "members" and not makes_communicators(world) and "mpi" not in asked
 
 
 def makes_communicators(world: ProcessGroup) -> bool:
     """Whether a group has its communicator, and the memory of one, from the moment it is made."""
-    return world.bound_device_id is not None or uses_torchcomms()
-
-
-def uses_torchcomms() -> bool:
-    """Whether groups are made by torchcomms, which has its own way."""
-    return _kept.uses_torchcomms()
+    return world.bound_device_id is not None or config.use_torchcomms

@@ -1,15 +1,8 @@
-"""Torch's own code under another name, for bodies that put theirs in its place and still need it; and its switches."""
+"""Torch's own code under another name, for bodies that put theirs in its place and still need it."""
 
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
-
-import torch
-from torch.distributed import config
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 def keep(module: types.ModuleType, name: str) -> types.FunctionType:
@@ -21,17 +14,3 @@ def keep(module: types.ModuleType, name: str) -> types.FunctionType:
     )
     kept.__kwdefaults__ = dict(function.__kwdefaults__ or {})
     return kept
-
-
-def switch(module: types.ModuleType, name: str) -> bool:
-    """Whether this switch of torch's is on."""
-    return bool(getattr(module, name))
-
-
-def uses_torchcomms() -> bool:
-    return bool(config.use_torchcomms)
-
-
-def compiles_for_all(mesh: DeviceMesh) -> bool:
-    """Whether code is being compiled on one rank for all."""
-    return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

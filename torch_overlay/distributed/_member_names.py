@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import hashlib
 import threading
 import weakref
@@ -10,25 +9,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _lock = threading.Lock()
-
-# On while a group is made for a mesh: `new_group` takes no name, and asks for one in the middle.
-making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
-
-
-def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
-    """The same constructor, whose ranks are those of a mesh, and not those of a split inside its parent."""
-
-    def making(**how: Any) -> Any:
-        token = making_for_mesh.set(True)
-        try:
-            return make(**how)
-        finally:
-            making_for_mesh.reset(token)
-
-    return making
 
 
 class MemberNames:
@@ -42,13 +25,13 @@ class MemberNames:
 
     def __init__(self, what: str = "group") -> None:
         self._what = what
-        self._made: Counter[tuple[bool, Sequence[int]]] = Counter()
+        self._made: Counter[Sequence[int]] = Counter()
 
     def next(self, ranks: Sequence[int]) -> str:
         """A name for the next group of these ranks, in this order."""
-        made = (making_for_mesh.get(), compact(ranks))  # a split's ranks count inside its parent: another count
+        made = compact(ranks)
         self._made[made] += 1
-        text = f"{self._what} {self._made[made]} of {'mesh' if made[0] else 'split'} ranks {made[1]}"
+        text = f"{self._what} {self._made[made]} of ranks {made}"
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -10,14 +10,13 @@ store of its own.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import DistNetworkError, distributed_c10d
 
-from . import _settings
+from . import config  # overlay only
 from ._rank_map import short
 from ._settings import get_settings
 from ._universe import current_world
@@ -39,7 +38,7 @@ class Words(NamedTuple):
 
 
 MESH = Words("build the same mesh", "build")
-PROCESS = Words("run the same release with the same options", "run")
+PROCESS = Words("run with the same settings", "run")
 
 
 def check_same_mesh(describe: Callable[[], str]) -> None:
@@ -51,7 +50,7 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
     Raises:
         RuntimeError: ranks differ, or some didn't come within the default group's timeout; names the ranks.
     """
-    if not get_settings().check_mesh:
+    if not get_settings().mesh_check:
         return
     world = distributed_c10d._get_default_group()
     if world.size() == 1 or distributed_c10d.get_backend(world) in ("fake", "mpi"):
@@ -65,9 +64,9 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
 
 def _process() -> str:
     """What groups and plans depend on beside the meshes, as one line."""
-    settings = get_settings()
-    said = [f"{field.name}={getattr(settings, field.name)!r}" for field in dataclasses.fields(settings)]
-    return ", ".join([_settings.build, *said])
+    said = [f"{name}={value!r}" for name, value in get_settings()._asdict().items()]
+    said.insert(0, config.build)  # overlay only
+    return ", ".join(said)
 
 
 def _compare(prefix: str, line: str, words: Words) -> None:

@@ -78,17 +78,17 @@ def _find_or_make(
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """The groups over several axes of a new mesh that `options.flatten` asks for; none of a view of `is_apart`."""
+    """The groups over several axes of a new mesh that mesh_joint_groups asks for; none of a view of `is_apart`."""
     large = _large(mesh)
     if len(large) > 1 and not is_apart(mesh) and _brings_joint():
-        _make_joint(mesh, sets_of_axes(mesh) if get_settings().flatten == "create" else [large])
+        _make_joint(mesh, sets_of_axes(mesh) if get_settings().mesh_joint_groups == "create" else [large])
 
 
 def _brings_joint() -> bool:
     """Whether a new mesh brings a group over all its axes. With sharing off it brings none: all views of a universe
     would share it."""
-    policy = get_settings().flatten
-    if policy == "existing" or get_settings().share_groups == "off":
+    policy = get_settings().mesh_joint_groups
+    if policy == "existing" or get_settings().mesh_share_groups == "off":
         return False
     # A communicator takes memory as soon as it is made, so it must be asked for.
     return policy == "create" or not makes_communicators(distributed_c10d._get_default_group())
@@ -183,7 +183,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
     key = None if is_apart(mesh) else _joint_key(mesh, universe, axes)
     if key is None:
         return None
-    usable = get_settings().flatten != "existing"
+    usable = get_settings().mesh_joint_groups != "existing"
     usable = usable or (universe is not None and key in universe.asked_for)  # overlay only
     if usable and universe is not None and key in universe.joint:
         return universe.joint[key]
@@ -193,7 +193,7 @@ def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
 def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
     """The name of the group of a flattened view, that of the first name in order."""
     # What we make a group for doesn't run in the default group, beside the user's own collectives.
-    existing = get_settings().flatten == "existing"
+    existing = get_settings().mesh_joint_groups == "existing"
     default = None if existing else distributed_c10d._get_default_group().group_name
     for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
         names = group_names(flattened)

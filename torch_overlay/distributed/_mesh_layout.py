@@ -122,10 +122,13 @@ class _FlatLayout:
         Law: ``L.coordinate(L(c) + M(d)) == c`` for orthogonal ``L``, ``M`` that together are orthogonal.
 
         Raises:
-            ValueError: this layout isn't orthogonal, so its digits can't be read off an index.
+            ValueError: this layout isn't orthogonal or has a stride of 0, so its digits can't be read off an index; or
+                the index is below 0, where no copy of it is.
         """
-        if not self.check_orthogonal():
+        if not self.check_orthogonal() or 0 in self.stride:
             raise ValueError(f"only an orthogonal layout has a coordinate for an index, got {self} and index {index}")
+        if index < 0:
+            raise ValueError(f"a copy of {self} holds indices from 0 on, got index {index}")
         coordinate = 0
         for size, stride in zip(self.shape, self.stride, strict=True):
             coordinate = coordinate * size + index // stride % size
@@ -144,7 +147,7 @@ class _FlatLayout:
         Raises:
             ValueError: this layout isn't orthogonal, so no order of its modes need sort its indices.
         """
-        if not self.check_orthogonal():
+        if not self.check_orthogonal() or 0 in self.stride:
             raise ValueError(f"only an orthogonal layout can be sorted by its modes, got {self}")
         modes = sorted(zip(self.stride, self.shape, strict=True), reverse=True)
         return _FlatLayout(tuple(size for _, size in modes), tuple(stride for stride, _ in modes))
@@ -301,5 +304,11 @@ class _MeshLayout:
         return _MeshLayout((*self.axes[:start], *layout.axes, *self.axes[end:]))
 
     def select(self, axes: Sequence[int]) -> _MeshLayout:
-        """The axes at these positions, in this order: a slice, or a permutation when all are named."""
+        """The axes at these positions, in this order: a slice, or a permutation when all are named.
+
+        Raises:
+            ValueError: an axis named twice.
+        """
+        if len({*axes}) != len(axes):
+            raise ValueError(f"a layout is selected from each axis at most once, got {tuple(axes)} of {self}")
         return _MeshLayout(tuple(self.axes[axis] for axis in axes))

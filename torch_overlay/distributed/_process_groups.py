@@ -9,15 +9,17 @@ import torch
 from torch.distributed import DistError, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
+from . import config
 from ._group_kind import Kind
-from ._group_makers import makes_communicators, members_create, uses_torchcomms
+from ._group_makers import makes_communicators, members_create
 from ._group_table import Entry, GroupTable, Key, describe
-from ._member_names import compact, for_mesh
+from ._member_names import compact
 from ._mesh_layout import _FlatLayout
 from ._rank_map import short
 from ._settings import get_settings
-from ._timeouts import timeout_of
+from ._torch_groups import for_mesh
 from ._universe import Universe, making_private
+from .distributed_c10d import _timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class GroupCounters:
+class GroupCounters:  # overlay only
     """What happened to group requests in this process.
 
     Attributes:
@@ -141,13 +143,13 @@ def _covers_world(request: Request, world_size: int) -> bool:
 
 
 def _table(universe: Universe) -> GroupTable:
-    shared = get_settings().share_groups == "world" and not universe.private and not making_private.get()
+    shared = get_settings().mesh_share_groups == "world" and not universe.private and not making_private.get()
     return universe.world.table if shared else universe.table
 
 
 def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
     """The keys of all copies, in the lane that the options give to the axis."""
-    policy = get_settings().share_groups
+    policy = get_settings().mesh_share_groups
     # A group of one rank is no communicator. With one for each name, a loop that destroys the groups of all axes works.
     named = policy in ("names", "off") or request.view.layout.numel() == 1
     lane, kind = request.name if named and not request.joint else None, Kind.of(request.override)
@@ -158,7 +160,7 @@ def _shares_nothing(universe: Universe, request: Request) -> bool:
     """Whether an axis gets a group that no other axis ever gets, not even one of the same universe."""
     if request.joint:
         return False
-    return get_settings().share_groups == "off" or (making_private.get() and not universe.private)
+    return get_settings().mesh_share_groups == "off" or (making_private.get() and not universe.private)
 
 
 def _note_override(universe: Universe, request: Request, mine: Entry | None) -> None:
@@ -211,7 +213,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
         raise type(error)(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
             f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
-            "died or build another mesh (the option check_mesh compares them)."
+            "died or build another mesh (mesh_check compares them)."
         ) from error
     return None if group == GroupMember.NON_GROUP_MEMBER else cast("ProcessGroup | None", group)
 
@@ -219,7 +221,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
 def _timeout(request: Request) -> timedelta | None:
     """The timeout that the user gave for the axis, else the default group's; None where a backend doesn't say."""
     options = request.override[1]
-    return options._timeout if options is not None else timeout_of(distributed_c10d._get_default_group())
+    return options._timeout if options is not None else _timeout_of(distributed_c10d._get_default_group())
 
 
 def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]) -> bool:
@@ -233,7 +235,7 @@ def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]
     parent = world._get_backend(device)
     if backend is not None and parent.name() != backend:
         return False
-    splits = uses_torchcomms() or parent.supports_splitting
+    splits = config.use_torchcomms or parent.supports_splitting
     return splits and all(ranks == sorted(ranks) for ranks in copies)
 
 

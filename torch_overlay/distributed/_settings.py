@@ -1,42 +1,70 @@
-"""The choices that the bodies read while they run: one frozen value, and the one place that holds the current one.
+"""The choices in torch.distributed.config, checked, as one frozen value."""
 
-Checking values, reading the environment and explaining belong to whoever sets them; here they are taken as they come.
-"""
+from __future__ import annotations
 
-import dataclasses
+import functools
+from typing import Any, NamedTuple
 
-__all__ = ["DEFAULT", "Settings", "get_settings", "set_settings"]
+from . import config
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a user may choose about groups and redistribution.
+class Settings(NamedTuple):
+    """What a user may choose about groups and redistributions, by the names in torch.distributed.config.
 
-    ``topology`` is one ``(axis name, bytes per second, seconds of latency)`` for each axis that the user described.
+    ``mesh_topology`` has one ``(axis name, bytes per second, seconds of latency)`` for each axis that was described.
     """
 
-    share_groups: str = "names"
-    create: str = "members"
-    flatten: str = "whole"
-    check_mesh: bool = False
-    cost: str = "stock"
-    topology: tuple[tuple[str, float, float], ...] | None = None
+    mesh_share_groups: str
+    mesh_create_groups: str
+    mesh_joint_groups: str
+    mesh_check: bool
+    mesh_topology: tuple[tuple[str, float, float], ...] | None
+    redistribute_cost: str
+    plan_redistribution: bool
 
 
-DEFAULT = Settings()
-_current = DEFAULT
-
-# Which release this code belongs to, for people; ranks compare it. Whoever turns it on says so.
-build = ""
+_WORDS = {
+    "mesh_share_groups": ("names", "ranks", "world", "off"),
+    "mesh_create_groups": ("members", "world"),
+    "mesh_joint_groups": ("existing", "whole", "create"),
+    "redistribute_cost": ("steps", "plan"),
+}
 
 
 def get_settings() -> Settings:
-    """The settings in force now; ask again at each use, since they change while meshes live."""
-    return _current
+    """The choices in force now; ask again at each use, since they change while meshes live.
+
+    Raises:
+        ValueError: a choice that isn't one; names it, and what it takes.
+    """
+    topology = None if config.mesh_topology is None else _rows(config.mesh_topology)
+    return _checked(*[getattr(config, name) if name != "mesh_topology" else topology for name in Settings._fields])
 
 
-def set_settings(settings: Settings) -> Settings:
-    """Put these in force for the whole process and return the ones before, for whoever puts them back."""
-    global _current
-    before, _current = _current, settings
-    return before
+def _rows(topology: Any) -> tuple[tuple[Any, ...], ...]:
+    """What is kept as a value, however it is written."""
+    try:
+        return tuple([tuple(row) for row in topology])
+    except TypeError:
+        return ((topology,),)
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(*values: object) -> Settings:
+    settings = Settings(*values)  # type: ignore[arg-type]
+    for name, words in _WORDS.items():
+        value = getattr(settings, name)
+        if value not in words:
+            raise ValueError(f"torch.distributed.config.{name} is one of {', '.join(words)}, got {value!r}")
+    if not all(map(_describes, settings.mesh_topology or ())):
+        raise ValueError(
+            "torch.distributed.config.mesh_topology is (name, bytes per second, seconds of latency) for each axis, "
+            f"got {settings.mesh_topology!r}"
+        )
+    return settings
+
+
+def _describes(row: tuple[Any, ...]) -> bool:
+    if len(row) != 3 or not isinstance(row[0], str):
+        return False
+    return all(isinstance(number, (int, float)) for number in row[1:]) and row[1] > 0 and row[2] >= 0

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from ._mesh_layout import _MeshLayout
     from ._rank_map import RankMap
     from ._universe import Universe
-    from .tensor._answers import Answer
-    from .tensor._joint_groups import AtHand
-    from .tensor._question import Question
-    from .tensor._site import Site
 
 
 # Of the meshes that live: what `status()` counts, and what `forget_answers` clears.
@@ -40,13 +36,13 @@ class Remembered:
     """What redistributions over the meshes of a universe found out.
 
     Attributes:
-        at_hand: the groups of each mesh.
-        answers: to questions, each made once.
+        at_hand: the groups at hand of each site, see tensor/_joint_groups.py.
+        answers: to questions, each made once, see tensor/_answers.py.
         specs: the attributes of the specs in which redistributions end, but for the mesh.
     """
 
-    at_hand: dict[Site, AtHand] = field(default_factory=dict)
-    answers: dict[Question, Answer] = field(default_factory=dict)
+    at_hand: dict[Any, Any] = field(default_factory=dict)
+    answers: dict[Any, Any] = field(default_factory=dict)
     specs: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 
 

@@ -2,7 +2,7 @@
 
 ``mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))`` opens one, with ``mesh["tp"]`` and
 ``mesh._flatten()`` in it. The same call again opens another, and the two share nothing unless
-``options.share_groups`` is ``"world"``.
+mesh_share_groups is "world".
 
 What is kept here outlives the meshes, as groups do, and ends with the world (the default process group).
 """

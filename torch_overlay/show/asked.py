@@ -12,9 +12,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
 
 from .. import options
+from ..choices import Choices
 from ..compat.tensor_mesh import as_views
 from ..distributed._mesh_traced import real_mesh
-from ..distributed._settings import Settings
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
@@ -131,7 +131,7 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
     return before, after, why_not_planned(mesh, source, target) or ""
 
 
-def _groups(mesh: DeviceMesh, settings: Settings, on: bool) -> frozenset[tuple[int, ...]] | None:
+def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> frozenset[tuple[int, ...]] | None:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
     from ..distributed.tensor._joint_groups import joint_axes

@@ -1,17 +1,22 @@
-"""What dynamo may read of a mesh, and what it guards: a view that needs groups may be private."""
+"""What dynamo may read of a mesh, what it runs when code is compiled, and what it guards: a view that needs groups may
+be private."""
 
 from __future__ import annotations
 
 
 def _register_distributed_opaque_types():
-    from torch.distributed import _universe
+    from torch.distributed import _mesh_traced, _universe
 
     {  # noqa: B018
         "_flatten": ...,
+        "permute": MemberType.INLINED,
+        "submesh_at": MemberType.INLINED,
         "flatten": MemberType.INLINED,
         "unflatten": MemberType.INLINED,
         "concatenate": MemberType.INLINED,
         "_beside": MemberType.INLINED,
+        "_trace_view": MemberType.USE_REAL,
+        "_traced_views": MemberType.USE_REAL,
     }
-    [obj._thread_id, _universe.making_private.get()]
+    [obj._thread_id, *_mesh_traced.whose_views(obj), _universe.making_private.get()]
     _distributed_opaque_types_registered = ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ._timeouts import timeout_of
+from .distributed_c10d import _timeout_of
 
 
 class DeviceMesh:
     def _init_one_process_group():
         new_group(..., timeout=timeout)
         if timeout is None:
-            timeout = timeout_of(_get_default_group())
+            timeout = _timeout_of(_get_default_group())
         group_desc = ...

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from typing import Any
 
 
 def keep(module: types.ModuleType, name: str) -> Any:
@@ -24,16 +21,3 @@ def keep(module: types.ModuleType, name: str) -> Any:
         return kept(*given, **{name: value for name, value in named.items() if name in known})
 
     return call
-
-
-def switch(module: types.ModuleType, name: str) -> bool:
-    """Whether this switch is on; one that torch doesn't have yet is off."""
-    return bool(getattr(module, name, False))
-
-
-def uses_torchcomms() -> bool:
-    return False
-
-
-def compiles_for_all(mesh: DeviceMesh) -> bool:
-    return False

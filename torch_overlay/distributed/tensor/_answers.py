@@ -154,7 +154,7 @@ def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) 
     return SYMBOLIC if is_symbolic(source.shape) else None
 
 
-def forget_answers(_: None = None) -> None:
+def forget_answers(_: None = None) -> None:  # overlay only
     """Forget what redistributions found out about all meshes."""
     for shared in list(states):
         shared.remembered = Remembered()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import _collective_utils as torch_utils
 
+from .. import config
 from .._kept import keep
 from .._settings import get_settings
 
@@ -17,8 +18,9 @@ redistribute_cost_by_steps = keep(torch_utils, "redistribute_cost")
 
 
 def redistribute_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float:
-    """Microseconds on the wire: torch's estimate, or with ``options.cost = "plan"`` that of the plan that will run."""
-    if get_settings().cost == "plan":
+    """Microseconds on the wire: of the steps one by one, or where redistribute_cost is "plan" of the plan that runs."""
+    # All choices are read only where this one isn't the default: that takes longer than a price.
+    if config.redistribute_cost != "steps" and get_settings().redistribute_cost == "plan":
         # The planner needs placements, and they need this module.
         from ._planned_cost import planned_cost
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import is_initialized
 
+from .. import config
 from .._mesh_group_names import group_names
 from .._mesh_traced import real_mesh
 from .._settings import get_settings
@@ -23,8 +24,9 @@ class _DTensorSpec:
     def _stable_hash(self: DTensorSpec) -> str:
         """The same in every process, for caches of compiled code, which has plans in it: of all that they depend on."""
         mesh = real_mesh(self.mesh)
-        _, *rest = self._hash_key()
-        known = (mesh._stable_hash(), rest, _joint_axes_of(mesh), get_settings())
+        known: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
+        if config.plan_redistribution:
+            known = (*known, _joint_axes_of(mesh), get_settings())
         return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
 
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
-from torch.distributed.distributed_c10d import get_backend
 
-from .._group_table import find_group
+from .._torch_groups import never_nothing
 from ._pack import (
     MOVED,
     Local,
@@ -87,20 +86,6 @@ def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group
         return finish(_functional.all_to_all_single(as_bytes(flat), received, sent, group.name)).view(flat.dtype)
 
     return run
-
-
-def never_nothing(
-    pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Group, own: int
-) -> Callable[..., torch.Tensor]:
-    """Changes `outgoing` and `incoming` for the fake process group, so call it before they are used: before 2.15 that
-    group refuses to send nothing while something comes, so one element goes to oneself, where nobody reads it. No other
-    group gets it: it is a constant, and in compiled code the exchange might depend on no input, and be run in the
-    forward and in the backward graph."""
-    made = find_group(group.name)
-    if any(outgoing) or not any(incoming) or made is None or get_backend(made) != "fake":
-        return pack
-    outgoing[own] = incoming[own] = 1
-    return lambda *made_from: torch.cat([unread(*made_from), made_from[0].new_zeros(1)])
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:

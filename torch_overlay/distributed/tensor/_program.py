@@ -68,7 +68,7 @@ class Program:
     @property
     def cost(self) -> Cost:
         """The cost model by which the plan was chosen."""
-        return Cost.of(self.question.site.names, self.question.site.settings.topology)
+        return Cost.of(self.question.site.names, self.question.site.settings.mesh_topology)
 
     @property
     def text(self) -> str:
@@ -148,7 +148,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
-    groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.topology)
+    groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.mesh_topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
     if question.async_op:
         # The caller goes on while a reduce-scatter that comes last runs. What comes before is waited for in any case,

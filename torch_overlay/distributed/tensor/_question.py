@@ -8,18 +8,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute
 
-from .._kept import compiles_for_all, switch
+from .. import config
 from .._mesh_group_names import group_names
 from ._site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Placement
 
@@ -85,9 +85,11 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
         mesh: of both specs, as a real `DeviceMesh`, for which a spec may hold a stand-in.
         forced: the caller's ``use_graph_based_transform``.
     """
+    if not config.plan_redistribution:
+        return "plans are turned off"
     if forced is not None or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN is not None:
         return "an algorithm for the steps was asked for"
-    if switch(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"):
+    if _redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
         return "the step-by-step path was asked for, unmerged"
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
@@ -111,4 +113,4 @@ def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     if local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None:
         return True
-    return compiles_for_all(mesh)
+    return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

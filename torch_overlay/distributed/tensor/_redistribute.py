@@ -5,7 +5,6 @@ What can't be planned runs step by step, with collectives merged only where that
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,15 +13,15 @@ import torch
 import torch.distributed.tensor._api as dtensor
 from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .._kept import keep
-from .._mesh_state import view_of
 from .._mesh_traced import real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._target_spec import is_known, other_spec
+from ._torch_shape import of_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,68 +29,46 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor.placement_types import Placement, Shard
 
 redistribute_by_steps = keep(torch_redistribute, "redistribute_local_tensor")
 """One mesh dim after the other, merged where that is exact."""
-merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
-
-
-def _optimize_transform_infos(
-    transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
-) -> list[Any]:
-    """Torch's steps, with consecutive ones of a kind merged where that is exact.
-
-    Torch merges averages with sums and divides afterwards, and then a whole number isn't one any more.
-    """
-    in_order = _in_rank_order(real_mesh(device_mesh))
-    steps: list[Any] = []
-    count = 0
-    for _, run in itertools.groupby(transform_infos, lambda info: info.src_dst_placements):
-        infos, earlier = list(run), transform_infos[:count]
-        count += len(infos)
-        merge = len(infos) > 1
-        if merge and infos[0]._comm_type_key() in ("all_gather", "reduce_scatter"):
-            # Merged gathers of strided shards stay an error; one by one, torch's greedy planner gives other rows.
-            strided = isinstance(infos[0].src_dst_placements[0], _StridedShard)
-            merge = in_order and (strided or _cuts_evenly(infos, device_mesh, earlier))
-        steps += merge_transform_infos(infos, device_mesh, src_placements, dst_placements) if merge else infos
-    return steps
 
 
 def _cuts_evenly(
     infos: list[torch_redistribute._TransformInfo],
     device_mesh: DeviceMesh,
     earlier: Sequence[torch_redistribute._TransformInfo],
+    src_placements: Sequence[Placement],
+    shape: Sequence[Any] | None,
 ) -> bool:
-    """Whether every cut is even that these all-gathers undo, or these reduce-scatters make.
+    """Whether every cut is even that these all-gathers undo, or these reduce-scatters make, and those outside of them.
 
     Only then is torch.chunk by all their mesh dims at once sure to be torch.chunk by one
     after the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh.
+    It is asked of the whole tensor, so that all ranks run the same collectives: of 9 rows on
+    2 x 2 x 2, half of the ranks could merge the inner two gathers, and the others not.
 
-    For a reduce-scatter, cuts of the same dim by `earlier` transforms of the plan count,
-    too: the greedy planner leaves them out of the logical shapes. In R, P, P to S(0),
-    S(0), S(0) on 2 x 2 x 2 all three have the length of the whole tensor.
+    Args:
+        earlier: the transforms of the plan before these.
+        shape: of the whole tensor; where it isn't known, this rank decides by what it has.
     """
     source, target = infos[0].src_dst_placements
-    if source.is_partial():
-        dim = cast("Shard", target).dim
-        outermost_first = [
-            info for info in (*earlier, *infos) if getattr(info.src_dst_placements[1], "dim", None) == dim
-        ]
-        if any(isinstance(info.src_dst_placements[1], _StridedShard) for info in outermost_first):
-            # uneven though the length may be divided by the parts: 8 rows with split factor 3 are 5 and 3
-            return False
-    else:
-        dim, outermost_first = cast("Shard", source).dim, infos[::-1]
-    parts = math.prod(device_mesh.size(info.mesh_dim) for info in outermost_first)
-    return guard_or_false(outermost_first[0].logical_shape[dim] % parts == 0)
-
-
-def _in_rank_order(mesh: DeviceMesh) -> bool:
-    """Whether the ranks of every copy of the mesh ascend row-major. Then its flattened views have the mesh's order,
-    torch's too, which sorts the ranks of groups."""
-    view = view_of(mesh)
-    return view.layout.collapse().check_sorted() and view.rank_map.ascends
+    dim = cast("Shard", target if source.is_partial() else source).dim
+    now, own = list(src_placements), {info.mesh_dim for info in infos}
+    for info in earlier:
+        now[info.mesh_dim] = info.src_dst_placements[1]
+    outer = [axis for axis, held in enumerate(now) if axis not in own and getattr(held, "dim", None) == dim]
+    if source.is_partial() and any(
+        isinstance(held, _StridedShard) for held in (target, *(now[axis] for axis in outer))
+    ):
+        # uneven though the length may be divided by the parts: 8 rows with split factor 3 are 5 and 3
+        return False
+    if shape is None:
+        outer = []
+        shape = max([info.logical_shape for info in infos], key=lambda logical: logical[dim])
+    parts = math.prod(device_mesh.size(axis) for axis in (*own, *outer))
+    return guard_or_false(shape[dim] % parts == 0)
 
 
 def redistribute_local_tensor(
@@ -108,7 +85,7 @@ def redistribute_local_tensor(
     found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, Fallback):
         count_fallback(found.reason)  # overlay only
-        return redistribute_by_steps(
+        return of_shape(redistribute_by_steps, current_spec.shape)(
             local_tensor,
             current_spec,
             target_spec,
@@ -121,7 +98,7 @@ def redistribute_local_tensor(
     # by that path, so that the mode sees the same operations.
     if torch._C._len_torch_dispatch_stack() and found.same_step_by_step(mesh):
         one_step = partial(
-            redistribute_by_steps,
+            of_shape(redistribute_by_steps, current_spec.shape),
             current_spec=current_spec,
             target_spec=target_spec,
             async_op=async_op,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from .._torch_groups import never_nothing
 from ._exchange import (
     combine,
-    never_nothing,
     offsets,
     own_member,
     pack_pieces,

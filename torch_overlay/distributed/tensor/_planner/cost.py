@@ -40,7 +40,7 @@ class Cost:
     round_bytes: int = 16 << 20
     # A plan that reduces may bring this many times the bytes of the leanest one. By more than 1, tests see other plans.
     # It is whole, so that elements are compared exactly however many there are.
-    thrift: float = 1  # overlay only
+    thrift: float = 1
 
     @staticmethod
     def of(names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None) -> Cost:

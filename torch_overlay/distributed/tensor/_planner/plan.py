@@ -226,7 +226,7 @@ def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
     return f"{name}({axes}){label} {arriving(step) * itemsize} B{several}"
 
 
-def flatten_call(axes: Sequence[int], names: Sequence[str] | None) -> str:
+def flatten_call(axes: Sequence[int], names: Sequence[str] | None) -> str:  # overlay only
     """The call on a mesh, whose axes have these names, that makes a group over several of them.
 
     >>> flatten_call((0, 1), ("dp", "cp", "tp"))

@@ -181,11 +181,6 @@ class AllToAll(Collective):
         """What is to be done, without who sends what."""
         return Exchange(self.before, self.after, self.axes, self.reduced)
 
-    @property
-    def has_replicas(self) -> bool:
-        """Do some members hold the same? Then not every member is a peer."""
-        return not self.exchange.shards.issuperset(self.axes)
-
     def peers(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
         """The coordinate of each rank that this one exchanges with, itself included; by their coordinates on the shard
         axes of the group, which is one order on all ranks.

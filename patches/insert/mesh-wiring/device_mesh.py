@@ -1,0 +1,27 @@
+"""The ranks in order take no memory; compiled code is guarded by all that makes two meshes unequal, and by their
+views' groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._rank_map import RankMap
+
+
+def init_device_mesh():
+    del rank_map
+    rank_map = RankMap.identity(layout.numel())
+    device_mesh = ...
+
+
+def _register_distributed_opaque_types():
+    from torch.distributed import _mesh_state
+
+    [obj._thread_id, obj._preserve_rank_order, *_mesh_state.whose_groups(obj)]
+    _distributed_opaque_types_registered = ...
+
+
+class DeviceMesh:
+    _flatten_rank_map: tuple[int, ...]
+    _dim_group_names: Any
+    _root_mesh = ...

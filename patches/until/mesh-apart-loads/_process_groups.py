@@ -1,3 +1,0 @@
-"""Before a loaded view finds the groups that it shares with no other."""
-
-_note_apart = ...

@@ -1,3 +1,0 @@
-"""Before single views can be private."""
-
-mark_apart = ...

@@ -1,3 +1,0 @@
-"""Before a copied mesh has the groups of its original."""
-
-copy_mesh = ...

@@ -1,6 +1,0 @@
-"""Before the default group serves an axis."""
-
-from __future__ import annotations
-
-_default_serves = ...
-_covers_world = ...

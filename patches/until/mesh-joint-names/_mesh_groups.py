@@ -1,3 +1,0 @@
-"""Before anybody asks for the backend and options of an axis."""
-
-override_of = ...

@@ -1,3 +1,0 @@
-"""Before an error of a group says its ranks."""
-
-short = ...

@@ -1,3 +1,0 @@
-"""Before a copy of some axes can be a root of its own."""
-
-Window = ...

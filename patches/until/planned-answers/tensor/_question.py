@@ -1,3 +1,0 @@
-"""Before anybody asks."""
-
-is_symbolic = ...

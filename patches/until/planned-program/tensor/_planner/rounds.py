@@ -1,3 +1,0 @@
-"""Before a program is made ready with async_op."""
-
-in_one_round = ...

@@ -1,3 +1,0 @@
-"""Before reduce-scatters run."""
-
-reduce_scatter_in_rounds = ...

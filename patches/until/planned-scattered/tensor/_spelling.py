@@ -1,3 +1,0 @@
-"""Before reduce-scatters run."""
-
-scattered = ...

@@ -1,3 +1,0 @@
-"""Before a rank's local tensor may have another shape than its spec says."""
-
-pads_step_by_step = ...

@@ -1,3 +1,0 @@
-"""Before it is asked for which sizes all cuts of a plan are even."""
-
-plan_and_parts = ...

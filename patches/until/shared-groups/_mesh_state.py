@@ -1,3 +1,0 @@
-"""Before groups are shared."""
-
-axis_names = ...

@@ -1,3 +1,0 @@
-"""Before the state of a mesh says which universe it is of."""
-
-universe_of = ...

@@ -1,0 +1,402 @@
+# Owner(s): ["oncall: distributed"]
+"""What moving a tensor takes, and costs."""
+
+import itertools
+import random
+from unittest import mock
+
+from planner_simulator import SIZES, exchange, is_right, pairs, regions, sent
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+from torch_overlay.distributed.tensor._planner import busiest
+from torch_overlay.distributed.tensor._planner.boxes import shortest
+from torch_overlay.distributed.tensor._planner.busiest import _aligned, most_sent
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
+from torch_overlay.distributed.tensor._planner.groups import Groups
+from torch_overlay.distributed.tensor._planner.moves import all_to_alls, crossed, move
+from torch_overlay.distributed.tensor._planner.regions import Regions, least_overlap
+from torch_overlay.distributed.tensor._planner.senders import Exchange
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Collective, Narrow
+
+
+class TestBusiest(TestCase):
+    @parametrize("size", [2, 3, 4, 8])
+    def test_on_diagonals_each_rank_sends_one_shard(self, size) -> None:
+        asked = exchange((None, 0), (0, None), size * size, (size, size))
+        self.assertGreaterEqual(most_sent(asked, (), 0), (size - 1) * size)
+        self.assertEqual(most_sent(asked, asked.diagonals(), 0), size)
+
+    @parametrize("length", [1, 5, 6, 7, 12])
+    def test_no_rank_sends_more(self, length) -> None:
+        for old, new in itertools.product(itertools.product((None, 0), repeat=2), repeat=2):
+            asked = exchange(old, new, length, (2, 3))
+            for diagonals in ((), asked.diagonals()):
+                said = most_sent(asked, diagonals, 0)
+                self.assertGreaterEqual(said, sent(asked, diagonals), msg=f"{old} to {new}")
+
+    def test_on_diagonals_of_even_cuts_it_is_exact(self) -> None:
+        for ends in (((None, 0), (0, None)), ((0, None), (None, 0))):
+            asked = exchange(*ends, 36, (6, 6))
+            diagonals = asked.diagonals()
+            self.assertEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{ends}")
+
+    @parametrize("old, new, kept", [((0, None), (None, None), 6), ((0, 0), (0, None), 2), ((0, 0), (None, None), 2)])
+    def test_what_every_rank_keeps_is_not_sent(self, old, new, kept) -> None:
+        asked = exchange(old, new, 12, (2, 3))
+        self.assertEqual(most_sent(asked, (), kept), sent(asked, ()))
+
+
+instantiate_parametrized_tests(TestBusiest)
+
+
+def drawn(rng: random.Random) -> Exchange:
+    """Between two orders of cuts of a tensor of one dim."""
+    sizes = tuple(rng.choices((2, 3, 4, 6), k=rng.choice((2, 3))))
+    cuts = [tuple(rng.sample(range(len(sizes)), rng.randrange(len(sizes) + 1))) for _ in range(2)]
+    length = rng.choice((12, 36, 48, 144))
+    before, after = (Regions((length,), sizes, (cut,), (None,) * len(sizes)) for cut in cuts)
+    return Exchange(before, after, tuple(range(len(sizes))))
+
+
+class TestAligned(TestCase):
+    def test_digits_say_what_overlaps_say(self) -> None:
+        rng, aligned = random.Random(1), 0
+        for _ in range(100):
+            asked = drawn(rng)
+            for diagonals in ((), asked.diagonals()):
+                kept = asked.before.most  # as much as a rank can keep, whatever else is found of that
+                said = most_sent(asked, diagonals, kept)
+                with mock.patch.object(busiest, "_aligned", return_value=False):
+                    self.assertEqual(said, most_sent(asked, diagonals, kept), msg=f"{asked}, {diagonals}")
+                self.assertGreaterEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{asked}")
+                if _aligned(asked, 0):
+                    aligned += 1
+                    with mock.patch.object(busiest, "overlaps", side_effect=AssertionError):
+                        most_sent(asked, diagonals, 0)  # looks at no chunks
+        self.assertGreater(aligned, 50)
+
+
+class TestNearest(TestCase):
+    def test_digits_say_what_a_count_says(self) -> None:
+        rng, aligned = random.Random(1), 0
+        for _ in range(100):
+            asked = drawn(rng)
+            for diagonals in ((), asked.diagonals()):
+                said, counted = most_sent(asked, diagonals, 0), sent(asked, diagonals)
+                if _aligned(asked, 0):
+                    aligned += 1
+                    self.assertEqual(said, counted, msg=f"{asked}, {diagonals}")
+                self.assertGreaterEqual(said, counted, msg=f"{asked}, {diagonals}")
+        self.assertGreater(aligned, 50)
+
+    @parametrize("new, most", [((0, 0), 5), ((0, None), 30)])
+    def test_the_nearest_sender_keeps_what_it_wants_itself(self, new, most) -> None:
+        asked = Exchange(*(Regions.of(dims, (None,) * 2, (36,), (6, 6)) for dims in ((None, 0), new)), (1,))
+        self.assertEqual(most_sent(asked, (), 0), most)
+
+
+instantiate_parametrized_tests(TestNearest)
+
+
+@instantiate_parametrized_tests
+class TestKept(TestCase):
+    @parametrize("shape", [(12, 12), (7, 5), (1, 6), (6, 0)])
+    @parametrize("sizes", [(2, 3), (2, 2)])
+    def test_no_rank_has_less(self, shape, sizes) -> None:
+        for old, new in pairs(mesh_dims=2):
+            before, after = regions(old, shape, sizes), regions(new, shape, sizes)
+            places = itertools.product(*map(range, sizes))
+            true = min(before.box(place).meet(after.box(place)).elements for place in places)
+            self.assertLessEqual(least_overlap(before, after), true, msg=f"{old} to {new}")
+            if shape == (12, 12):  # all cuts are even
+                self.assertEqual(least_overlap(before, after), true, msg=f"{old} to {new}")
+
+    @parametrize("parts", [(3,), (2, 2), (3, 2), (2, 3, 2)])
+    def test_the_shortest_piece(self, parts) -> None:
+        for length in range(30):
+            pieces = (
+                regions((0,) * len(parts), (length,), parts).span(0, at)[1]
+                for at in itertools.product(*map(range, parts))
+            )
+            self.assertEqual(shortest(length, parts), min(pieces), msg=f"{length}")
+
+
+def placed(*dims, shape=(16, 16)):
+    """On a (2, 4) mesh."""
+    return regions(dims, shape, (2, 4))
+
+
+class TestCost(TestCase):
+    def test_what_is_local_costs_nothing(self) -> None:
+        step = Narrow(placed(None, None), placed(0, 1))
+        self.assertEqual((collectives([step]), arriving(step), Cost().seconds(step, 4)), (0, 0, 0))
+
+    def test_what_comes_and_what_goes(self) -> None:
+        gather = AllGather(placed(None, 0), placed(None, None), (1,))
+        self.assertEqual((arriving(gather), leaving(gather)), (192, 192))
+        exchange = AllToAll(placed(None, 0), placed(None, 1), (1,))
+        self.assertEqual((arriving(exchange), leaving(exchange)), (48, 48))
+
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_no_rank_of_an_all_to_all_sends_or_gets_more(self, shape) -> None:
+        for ends in pairs(mesh_dims=2):
+            step = AllToAll(*(placed(*dims, shape=shape) for dims in ends), (0, 1))
+            step = AllToAll(step.before, step.after, step.axes, diagonals=step.exchange.diagonals())
+            out, into = [], []
+            for own, place in enumerate(step.members((0, 0))):
+                for pieces, most in ((step.sends(place), out), (step.receives(place), into)):
+                    most.append(sum(piece.box.elements for piece in pieces if piece.member != own))
+            for said, true in ((leaving(step), max(out)), (arriving(step), max(into))):
+                self.assertGreaterEqual(said, true, msg=f"{ends}")
+                self.assertTrue(said == true or shape != (16, 16), msg=f"{ends}: {said} of {true}")
+
+    def test_seconds_are_latency_and_bytes(self) -> None:
+        gather = AllGather(placed(None, 0), placed(None, None), (1,))
+        exchange = AllToAll(placed(None, 0), placed(None, 1), (1,))
+        bare = Cost(latency=0.0, bandwidth=1.0)
+        self.assertEqual(bare.seconds(gather, 4), 192 * 4)
+        self.assertEqual(bare.seconds(exchange, 4), 1.25 * 48 * 4)
+        self.assertEqual(Cost(latency=2.0, bandwidth=float("inf")).seconds(gather, 4), 2.0 * (1 + 2) / 2)
+
+    def test_more_bytes_and_more_ranks_cost_more(self) -> None:
+        seconds = []
+        for sizes in ((2,), (4,), (8,)):
+            (step, more) = (AllGather(*(regions(dim, (n, 8), sizes) for dim in ((0,), (None,))), (0,)) for n in (8, 16))
+            self.assertLess(Cost().seconds(step, 4), Cost().seconds(more, 4))
+            self.assertLess(Cost().seconds(step, 4), Cost().seconds(step, 8))
+            seconds.append(Cost(bandwidth=float("inf")).seconds(step, 4))
+        self.assertEqual([at / seconds[0] for at in seconds], [1.0, 1.5, 2.0])
+
+    def test_of_equal_plans_the_first_is_taken(self) -> None:
+        gather = AllGather(placed(None, 0), placed(None, None), (1,))
+        plans = [(gather,), (gather, Narrow(placed(None, None), placed(0, None)))]
+        self.assertIs(Cost().fastest(plans, 4), plans[0])
+        twice = (
+            AllGather(placed(0, 0), placed(0, None), (1,)),
+            AllGather(placed(0, None), placed(None, None), (0,)),
+        )
+        once = (AllGather(placed(0, 0), placed(None, None), (0, 1)),)
+        self.assertIs(Cost().fastest([twice, once], 4), once)
+
+
+instantiate_parametrized_tests(TestCost)
+
+
+def differing(before, after) -> set[int]:
+    """The mesh dims on which a rank and the nearest holder of an element that it wants differ, of a tensor of one dim.
+    The nearest holder has the rank's own coordinate on each mesh dim that doesn't cut the source."""
+    found: set[int] = set()
+    for wanting in itertools.product(*map(range, before.sizes)):
+        start, length = after.span(0, wanting)
+        for element in range(start, start + length):
+            others = [range(n) if a in before.sharded else (wanting[a],) for a, n in enumerate(before.sizes)]
+            (holder,) = [
+                place
+                for place in itertools.product(*others)
+                if 0 <= element - before.span(0, place)[0] < before.span(0, place)[1]
+            ]
+            found.update(a for a in before.sharded if holder[a] != wanting[a])
+    return found
+
+
+class TestCrossed(TestCase):
+    @parametrize("sizes", [(2, 2), (2, 3), (2, 2, 2)])
+    @parametrize("length", [1, 5, 7, 12])
+    def test_ranks_and_holders_differ_along_these(self, sizes, length) -> None:
+        cuts = [*itertools.product((None, 0), repeat=len(sizes))]
+        for old, new in itertools.product(cuts, cuts):
+            before, after = (Regions.of(dims, (None,) * len(sizes), (length,), sizes) for dims in (old, new))
+            self.assertEqual(crossed(before, after), differing(before, after), msg=f"{old} to {new}")
+
+    def test_ranks_that_want_nothing_may_count(self) -> None:
+        """One element on two ranks: rank 1 wants nothing, and would have to cross if it did."""
+        ends = [Regions.of((dim,), (None,), (1, 1), (2,)) for dim in (0, 1)]
+        self.assertEqual(crossed(*ends), {0})
+        self.assertEqual(crossed(*[Regions.of((dim,), (None,), (0, 1), (2,)) for dim in (0, 1)]), set())
+
+
+instantiate_parametrized_tests(TestCrossed)
+
+
+class TestGroups(TestCase):
+    def test_groups_within_and_between_sets_of_mesh_dims(self) -> None:
+        sizes = (2, 3, 4)
+        some, every = Groups.of(((0, 2), (1, 2), (0, 1, 2)), sizes), Groups.of(None, sizes)
+        self.assertEqual(some.within((0, 1)), [(1,), (0,)])
+        self.assertEqual(some.within((0, 1, 2))[:3], [(0, 1, 2), (1, 2), (0, 2)])
+        self.assertEqual(every.within((0, 1)), [(0, 1), (1,), (0,)])
+        self.assertEqual(some.between((2,), (0, 1, 2)), [(2,), (0, 2), (1, 2), (0, 1, 2)])
+        self.assertEqual(every.between((2,), (0, 1, 2)), [(2,), (0, 1, 2)])
+
+    def test_mesh_dims_are_covered_by_the_biggest_groups(self) -> None:
+        for groups, found in ((None, [(0, 1, 2)]), (((0, 2), (1, 2)), [(0, 2), (1,)]), ((), [(0,), (1,), (2,)])):
+            self.assertEqual(Groups.of(groups, (2, 2, 2)).cover((0, 1, 2)), found)
+
+    def test_single_mesh_dims_always_have_a_group(self) -> None:
+        some = Groups.of(((0, 2), (1, 2)), (2, 1, 4))
+        self.assertEqual(some.axes, {(0, 2)})
+        self.assertEqual([some.has(axes) for axes in ((), (2,), (2, 0), (0, 1))], [True, True, True, False])
+
+
+def moved(source, target, shape=(16, 16)):
+    """The steps, and the regions from which and to which they should lead."""
+    before, after = (regions(spec, shape) for spec in (source, target))
+    return move(before, after, Groups.of(None, SIZES), 4, Cost()), before, after
+
+
+class TestMoves(TestCase):
+    """All 729 pairs on a (2, 2, 2) mesh, all groups at hand."""
+
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_every_rank_gets_its_box(self, shape) -> None:
+        for ends in pairs():
+            steps, before, after = moved(*ends, shape)
+            self.assertTrue(is_right(steps, before, after), msg=f"{ends}: {steps}")
+            self.assertLessEqual(collectives(steps), 1)
+
+    def test_replicas_at_both_ends_take_no_part(self) -> None:
+        for ends in pairs():
+            steps, before, after = moved(*ends)
+            talking = {axis for step in steps if isinstance(step, Collective) for axis in step.axes}
+            self.assertLessEqual(crossed(before, after), talking)
+            self.assertLessEqual(talking, before.sharded | after.sharded)
+
+    @parametrize(
+        "source, target, kinds",
+        [
+            ((0, 0, 1), (0, None, 1), [AllGather]),
+            ((None, 0, 1), (0, None, 1), [AllToAll]),
+            ((None, 0, None), (1, None, None), [Narrow, AllGather]),
+            ((None, None, 1), (0, None, 1), [Narrow]),
+            ((0, 1, None), (1, 0, None), [AllToAll]),
+        ],
+    )
+    def test_of_which_steps_it_is(self, source, target, kinds) -> None:
+        self.assertEqual([*map(type, moved(source, target)[0])], kinds)
+
+    @parametrize("rows, kind", [(8, AllGather), (7, AllGather), (5, AllToAll), (1, AllToAll)])
+    def test_a_gather_has_little_padding(self, rows, kind) -> None:
+        (step,) = moved((0, 0, 0), (None, None, None), (rows, 1))[0]
+        self.assertIs(type(step), kind)
+
+
+instantiate_parametrized_tests(TestMoves)
+
+
+class TestBalanced(TestCase):
+    @parametrize("size", [4, 8])
+    def test_replicas_share_the_sending(self, size) -> None:
+        shape, sizes = (size**2 << 20,), (size, size)
+        before, after = (Regions.of(dims, (None, None), shape, sizes) for dims in ((None, 0), (0, None)))
+        (step,) = move(before, after, Groups.of(None, sizes), 4, Cost())
+        self.assertEqual(step.axes, (0, 1))
+        self.assertEqual(leaving(step), after.most)
+        (nearest,) = move(before, after, Groups.of((), sizes), 4, Cost())
+        self.assertEqual(nearest.axes, (1,))
+        self.assertEqual(leaving(nearest), (size - 1) * after.most)
+
+    def test_small_data_goes_over_the_smaller_group(self) -> None:
+        before, after = (Regions.of(dims, (None, None), (16,), (4, 4)) for dims in ((None, 0), (0, None)))
+        (step,) = move(before, after, Groups.of(None, (4, 4)), 4, Cost())
+        self.assertEqual(step.axes, (1,))
+
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_every_all_to_all_brings_every_rank_its_box(self, shape) -> None:
+        """Of all 729 pairs on a (2, 2, 2) mesh, also those that aren't taken."""
+        groups = Groups.of(None, SIZES)
+        for source, target in pairs():
+            before, after = regions(source, shape), regions(target, shape)
+            axes = tuple(sorted(crossed(before, after)))
+            for step in all_to_alls(Exchange(before, after, axes), before.free, groups) if axes else ():
+                self.assertTrue(is_right((step,), before, after), msg=f"{source} to {target}: {step}")
+                self.assertLessEqual({*axes}, {*step.axes})
+
+
+instantiate_parametrized_tests(TestBalanced)
+
+
+class TestTurns(TestCase):
+    """All 729 pairs on a (2, 2, 2) mesh."""
+
+    @parametrize("shape", [(16, 16), (5, 3)])
+    @parametrize("groups", [(), ((0, 1, 2),), ((0, 1), (1, 2))])
+    def test_every_rank_gets_its_box(self, shape, groups) -> None:
+        joint = {frozenset(group) for group in groups}
+        for source, target in pairs():
+            before, after = regions(source, shape), regions(target, shape)
+            steps = move(before, after, Groups.of(groups, SIZES), 4, Cost())
+            self.assertTrue(is_right(steps, before, after), msg=f"{source} to {target}: {steps}")
+            self.assertLessEqual(collectives(steps), 3)
+            for step in steps:
+                if isinstance(step, Collective):
+                    self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
+
+    @parametrize(
+        "source, target, axes", [((None, 0, 1), (0, None, None), [(1,), (2,)]), ((0, 1, None), (1, 0, 0), [(0, 1, 2)])]
+    )
+    def test_a_bigger_group_may_be_slower_than_two(self, source, target, axes) -> None:
+        """No group is over just the two mesh dims that communicate, but one contains them."""
+        before, after = regions(source, (16, 16)), regions(target, (16, 16))
+        steps = move(before, after, Groups.of(((0, 1, 2),), SIZES), 4, Cost())
+        self.assertEqual([step.axes for step in steps if isinstance(step, Collective)], axes)
+
+    def test_a_group_gives_up_cuts_and_makes_those_that_fit(self) -> None:
+        before, after = regions((0, 1, None), (16, 16)), regions((1, 0, None), (16, 16))
+        steps = move(before, after, Groups.of((), SIZES), 4, Cost())
+        self.assertEqual([(type(step), step.axes) for step in steps], [(AllGather, (0,)), (AllToAll, (1,))])
+
+
+instantiate_parametrized_tests(TestTurns)
+
+
+class TestUnblocked(TestCase):
+    @parametrize("source, target", [((0, 1), (1, None)), ((1, 0), (0, None))])
+    def test_a_cut_in_the_way_goes_first(self, source, target) -> None:
+        before, after = (regions(ends, (8, 8), (2, 2)) for ends in (source, target))
+        steps = move(before, after, Groups.of((), (2, 2)), 4, Cost())
+        self.assertTrue(is_right(steps, before, after))
+        self.assertEqual([(type(step), step.axes) for step in steps], [(AllGather, (1,)), (AllToAll, (0,))])
+        self.assertEqual([*map(arriving, steps)], [16, 16])
+
+
+instantiate_parametrized_tests(TestUnblocked)
+
+
+def steps_of(source, target, cost, joint=None):
+    """The steps of a move with these joint groups at hand, or all."""
+    before, after = (regions(spec, (16, 16)) for spec in (source, target))
+    return move(before, after, Groups.of(joint, SIZES), 4, cost)
+
+
+class TestTopology(TestCase):
+    def test_a_joint_group_is_as_slow_as_its_slowest_dim(self) -> None:
+        known = Cost.of(("host", "gpu"), [("host", 2.0, 5.0), ("gpu", 100.0, 1.0)])
+        both = AllGather(regions((0, 0), (16, 16), (2, 4)), regions((None, None), (16, 16), (2, 4)), (0, 1))
+        self.assertEqual(known.seconds(both, 1), 5.0 * (1 + 3) / 2 + 112)
+        self.assertEqual(known.by_speed((0, 1))[0], (frozenset({0}), frozenset({1})))
+
+    def test_of_equal_bandwidths_the_longer_latency_is_slower(self) -> None:
+        known = Cost(axes=((1.0, 1.0), (1.0, 2.0)))
+        self.assertEqual(known.by_speed((0, 1))[0], (frozenset({1}), frozenset({0})))
+
+    def test_a_slow_mesh_dim_is_crossed_last_where_less_is_left_for_it(self) -> None:
+        slow, fast = (1e5, 1e-6), (1e8, 1e-6)
+        steps = steps_of((0, None, 1), (None, 1, None), cost=Cost(axes=(slow, fast, fast)))
+        self.assertEqual([step.axes for step in steps], [(2,), (0,)])
+
+    def test_a_slow_mesh_dim_is_crossed_first(self) -> None:
+        """With half of what the group over both would bring over it; but not for few bytes, with much latency, or where
+        all are alike."""
+        slow, fast = (1e5, 1e-6), (1e8, 1e-6)
+        for axes, order in (((slow, fast, fast), [(0,), (1,)]), ((fast, slow, fast), [(1,), (0,)])):
+            for joint in (None, ()):
+                steps = steps_of((0, 1, None), (None, None, None), Cost(axes=axes), joint)
+                self.assertEqual([step.axes for step in steps], order, msg=f"{joint}")
+        far = ((1e5, 1.0), (1e8, 1.0), (1e8, 1.0))
+        for axes in ((slow,) * 3, far):
+            steps = steps_of((0, 1, None), (None, None, None), cost=Cost(axes=axes))
+            self.assertEqual([step.axes for step in steps], [(0, 1)])
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,249 @@
+# Owner(s): ["oncall: distributed"]
+"""How pending reductions end."""
+
+import contextlib
+import itertools
+from dataclasses import replace
+from unittest import mock
+
+from planner_simulator import MOVED, SIZES, is_right, pairs, regions
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+from torch_overlay.distributed.tensor._planner import forms
+from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives
+from torch_overlay.distributed.tensor._planner.exchanged import exchanged, in_one, one_group_at_a_time
+from torch_overlay.distributed.tensor._planner.forms import shared_plan
+from torch_overlay.distributed.tensor._planner.groups import Groups
+from torch_overlay.distributed.tensor._planner.plan import plan
+from torch_overlay.distributed.tensor._planner.reductions import Reduction
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.scatters import Scatters
+from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+
+
+def scatters(source, target, shape) -> Scatters:
+    before, after = regions(source, shape), regions(target, shape)
+    return Scatters(before, after, before.pending, Groups.of(None, SIZES))
+
+
+class TestScatters(TestCase):
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_every_cut_is_along_all_dims_of_the_reduction(self, shape) -> None:
+        for source, target in pairs((*MOVED, "sum")):
+            asked = scatters(source, target, shape)
+            for narrow in asked.narrowed() if asked.axes else ():
+                found = [*asked.cuts(narrow)]
+                self.assertEqual(len({*found}), len(found))
+                for cut in found:
+                    self.assertLessEqual(asked.axes, cut.sharded)
+                    self.assertEqual(cut.pending & asked.axes, set())
+
+    def test_the_target_comes_first_where_it_is_such_a_cut(self) -> None:
+        for target in itertools.product((0, 1), repeat=3):
+            asked = scatters(("sum",) * 3, target, (16, 16))
+            self.assertEqual(next(asked.cuts(asked.before)), asked.after)
+
+    def test_where_the_cuts_of_the_target_pad_another_one_comes_too(self) -> None:
+        """Of five rows in four parts and three columns in two, boxes have four elements; of rows in eight, three."""
+        asked = scatters(("sum",) * 3, (0, 0, 1), (5, 3))
+        self.assertEqual([cut.most for cut in asked.cuts(asked.before)], [4, 3])
+
+    def test_a_dim_that_divides_evenly_is_taken(self) -> None:
+        asked = scatters(("sum", "sum", None), (None, None, None), (5, 8))
+        (cut,) = asked.cuts(asked.before)
+        self.assertEqual(cut.orders, ((), (0, 1)))
+
+
+instantiate_parametrized_tests(TestScatters)
+
+
+def reduction(source, target, shape) -> Reduction:
+    """From pending reductions of one kind to none, with all groups at hand."""
+    before, after = regions(source, shape), regions(target, shape)
+    op = next(op for op in before.partial if op)
+    return Reduction(before, after, before.pending, op, Groups.of(None, SIZES), 4, Cost())
+
+
+def reductions(op="sum"):
+    """All 999 pairs on a (2, 2, 2) mesh in which something is reduced."""
+    return [(source, target) for source, target in pairs((*MOVED, op)) if op in source]
+
+
+class TestReductions(TestCase):
+    @parametrize("op", ["sum", "avg", "max"])
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_two_collectives_reduce_every_term_once(self, op, shape) -> None:
+        for source, target in reductions(op):
+            asked = reduction(source, target, shape)
+            steps = asked.best()
+            self.assertLessEqual(collectives(steps), 2, msg=f"{source} to {target}")
+            self.assertTrue(is_right(steps, asked.before, asked.after), msg=f"{source} to {target}: {steps}")
+
+    def test_sums_are_scattered_where_they_are_wanted_in_parts(self) -> None:
+        (step,) = reduction(("sum", "sum", None), (0, 0, None), (16, 16)).best()
+        self.assertIsInstance(step, ReduceScatter)
+        (step,) = reduction(("sum", None, "sum"), (None, None, None), (16, 16)).best()
+        self.assertIsInstance(step, AllReduce)
+
+
+instantiate_parametrized_tests(TestReductions)
+
+
+class TestMovedFirst(TestCase):
+    @parametrize("op", ["sum", "avg", "max"])
+    def test_both_ways_reduce_every_term_once(self, op) -> None:
+        """Whether they are the best or not."""
+        for source, target in reductions(op):
+            asked = reduction(source, target, (5, 3))
+            for way in (asked.part_whole, asked.moved_first):
+                for steps, now in way():
+                    self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
+
+    def test_what_cuts_the_target_is_scattered_before_the_rest_is_reduced(self) -> None:
+        steps = reduction(("sum", "sum", None), (0, None, None), (1 << 10, 1 << 10)).best()
+        self.assertEqual([type(step) for step in steps], [ReduceScatter, AllReduce])
+        self.assertEqual([step.axes for step in steps], [(0,), (1,)])
+
+    def test_what_is_smaller_in_the_end_is_moved_first(self) -> None:
+        steps = reduction((None, 0, "sum"), (0, 1, None), (1 << 10, 1 << 10)).best()
+        self.assertEqual([(type(step), step.axes) for step in steps], [(AllToAll, (1,)), (AllReduce, (2,))])
+
+
+instantiate_parametrized_tests(TestMovedFirst)
+
+
+class TestExchanged(TestCase):
+    @parametrize("op", ["sum", "avg", "max"])
+    def test_every_term_is_reduced_once(self, op) -> None:
+        """Whether it is the best or not."""
+        for source, target in reductions(op):
+            asked = reduction(source, target, (5, 3))
+            for steps, now in in_one(asked):
+                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
+
+    def test_it_is_leaner_where_each_rank_wants_little(self) -> None:
+        """384 bytes, where a reduce-scatter and an all-to-all bring 448."""
+        (step,) = reduction((None, 0, "sum"), (None, 1, 1), (16, 16)).best()
+        self.assertEqual((type(step), step.op, 4 * arriving(step)), (AllToAll, "sum", 384))
+
+
+instantiate_parametrized_tests(TestExchanged)
+
+
+def grouped(source, target, shape, groups) -> Reduction:
+    """With these joint groups at hand alone."""
+    return replace(reduction(source, target, shape), groups=Groups.of(groups, SIZES))
+
+
+class TestOneByOne(TestCase):
+    @parametrize("groups", [(), ((0, 1), (1, 2))])
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_groups_that_there_are_reduce_every_term_once(self, groups, shape) -> None:
+        joint = {frozenset(group) for group in groups}
+        for source, target in reductions():
+            asked = grouped(source, target, shape, groups)
+            steps = asked.best()
+            self.assertTrue(is_right(steps, asked.before, asked.after), msg=f"{source} to {target}: {steps}")
+            for step in steps:
+                if isinstance(step, Collective):
+                    self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
+
+    @parametrize("op", ["sum", "avg", "max"])
+    def test_one_group_at_a_time_reduces_every_term_once(self, op) -> None:
+        """Whether it is the best or not."""
+        for source, target in reductions(op):
+            asked = grouped(source, target, (5, 3), ())
+            for steps, now in one_group_at_a_time(asked):
+                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
+
+    def test_a_move_may_come_before_the_reductions(self) -> None:
+        """One all-reduce at once would bring 8192 bytes."""
+        steps = grouped(("sum", "sum", 0), (0, None, 1), (64, 64), ()).best()
+        brought = [(type(step), 4 * arriving(step)) for step in steps]
+        self.assertEqual(brought, [(AllToAll, 4096), (ReduceScatter, 4096), (AllReduce, 4096)])
+
+
+instantiate_parametrized_tests(TestOneByOne)
+
+
+class TestOneGroup(TestCase):
+    @parametrize("shape", [(16, 16), (5, 3)])
+    def test_one_group_reduces_every_term_once(self, shape) -> None:
+        for source, target in reductions():
+            asked = grouped(source, target, shape, ((0, 1, 2),))
+            steps = asked.best()
+            self.assertTrue(is_right(steps, asked.before, asked.after), msg=f"{source} to {target}: {steps}")
+            for step in steps:
+                if isinstance(step, Collective):
+                    self.assertIn(len(step.axes), (1, 3), msg=f"{source} to {target}: {step}")
+
+    @parametrize("op", ["sum", "avg", "max"])
+    def test_exchanged_terms_are_reduced_once(self, op) -> None:
+        """Whether that is the best or not."""
+        for source, target in reductions(op):
+            asked = grouped(source, target, (5, 3), ((0, 1, 2),))
+            for steps, now in exchanged(asked):
+                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
+
+    def test_terms_are_exchanged_where_only_the_whole_has_a_group(self) -> None:
+        """As terms of a part for each rank, which then moves; all terms of what a rank wants would be 16384 bytes."""
+        steps = grouped(("sum", "sum", 0), (0, None, 1), (64, 64), ((0, 1, 2),)).best()
+        brought = [(type(step), 4 * arriving(step)) for step in steps]
+        self.assertEqual(brought, [(AllToAll, 8192), (AllGather, 2048)])
+
+    def test_a_part_is_cut_where_a_group_leads_on(self) -> None:
+        """From R·S1·S0 to S1·S0·S1 mesh dims 1 and 2 would talk, without a group; from R·S1·S1 dim 1 does alone."""
+        asked = grouped((None, 1, "sum"), (1, 0, 1), (16, 16), ())
+        cuts = [cut.orders for cut in asked.scatters.cuts(asked.before)]
+        self.assertEqual(cuts, [((2,), (1,)), ((), (1, 2))])
+
+
+instantiate_parametrized_tests(TestOneGroup)
+
+
+def ends(source, target, shape):
+    """On a (2, 4) mesh."""
+    return regions(source, shape, (2, 4)), regions(target, shape, (2, 4))
+
+
+class TestSharedReductions(TestCase):
+    def test_a_shared_reduction_leads_where_the_own_one_does(self) -> None:
+        ends_of = pairs((*MOVED, "sum", "avg"), (*MOVED, "sum"), 2)
+        changes = [pair for pair in ends_of if {"sum", "avg"}.intersection((*pair[0], *pair[1]))]
+        for shape, (source, target) in itertools.product(((8, 16), (40, 8), (5, 3)), changes):
+            before, after = ends(source, target, shape)
+            with contextlib.suppress(NotPlanned):
+                shared, own = shared_plan(before, after, 4), plan(before, after, 4)
+                self.assertEqual(collectives(shared), collectives(own), msg=f"{source} to {target} of {shape}")
+                self.assertTrue(is_right(shared, before, after), msg=f"{source} to {target} of {shape}")
+
+    def test_sizes_of_one_form_are_reduced_by_one_plan(self) -> None:
+        forms._forms.cache_clear()
+        with mock.patch.object(forms, "plan_at_once", wraps=forms.plan_at_once) as planned:
+            for length in (1024, 1032, 1040):
+                shared_plan(*ends(("sum", 0), (0, 1), (length, 64)), 4)
+        self.assertEqual(planned.call_count, 1)
+
+    def test_a_plan_that_tried_to_cut_another_dim_is_not_shared(self) -> None:
+        """Of two tensors with the same bytes in the smallest one, each plan cuts the dim that is cut evenly."""
+        pending, sizes = (None, "sum", "sum"), (2, 2, 4)
+        forms._forms.cache_clear()
+        with mock.patch.object(forms, "plan", wraps=plan) as own:
+            for columns, rows, cut in ((6, 32, 2), (16, 12, 1)):
+                shape = (80, columns, rows)
+                before = Regions.of((0, None, None), pending, shape, sizes)
+                after = Regions.of((None, None, 0), (None,) * 3, shape, sizes)
+                steps = shared_plan(before, after, 4, frozenset({(0, 1, 2)}))
+                self.assertEqual(steps[0].after.orders[cut], (0, 1, 2))
+        self.assertEqual(own.call_count, 2)
+
+    def test_plans_to_new_pending_sums_are_not_shared(self) -> None:
+        forms._forms.cache_clear()
+        with mock.patch.object(forms, "plan", wraps=plan) as own:
+            for length in (1024, 1032):
+                shared_plan(*ends((0, None), ("sum", 0), (length, 64)), 4)
+        self.assertEqual(own.call_count, 2)
+
+
+if __name__ == "__main__":
+    run_tests()

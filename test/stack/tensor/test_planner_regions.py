@@ -1,0 +1,101 @@
+# Owner(s): ["oncall: distributed"]
+"""What a coordinate holds of a tensor, as boxes."""
+
+import itertools
+
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions, overlaps
+from torch_overlay.distributed.tensor._planner.rounds import parts
+
+
+def cut(length: int, sizes, coordinate) -> list[int]:
+    """The places along a dim that a coordinate holds, by torch.chunk along one mesh dim after the other."""
+    held = torch.arange(length)
+    for size, at in zip(sizes, coordinate, strict=True):
+        chunks = held.chunk(size)
+        held = chunks[at] if at < len(chunks) else held[:0]
+    return held.tolist()
+
+
+class TestRegions(TestCase):
+    """Two mesh dims cut one tensor dim, evenly, unevenly, and so that some ranks hold nothing."""
+
+    @parametrize("sizes", [(2, 2), (2, 3), (3, 2)])
+    @parametrize("length", range(10))
+    def test_nested_chunks(self, sizes, length) -> None:
+        regions = Regions.of((0, 0), (None, None), (length,), sizes)
+        seen = []
+        for coordinate in itertools.product(*map(range, sizes)):
+            box = regions.box(coordinate)
+            start, count = regions.span(0, coordinate)
+            held = [*range(start, start + count)]
+            self.assertEqual(tuple(box), ((start,), (count,)))
+            self.assertEqual(held, cut(length, sizes, coordinate), msg=f"{coordinate}")
+            seen += held
+        self.assertEqual(sorted(seen), [*range(length)])
+
+    def test_a_replica_holds_what_its_copies_hold(self) -> None:
+        regions = Regions.of((None, 1), (None, None), (6, 4), (2, 2))
+        self.assertEqual(regions.box((0, 1)), regions.box((1, 1)))
+        self.assertNotEqual(regions.box((0, 0)), regions.box((0, 1)))
+
+
+instantiate_parametrized_tests(TestRegions)
+
+
+class TestOrders(TestCase):
+    @parametrize("sizes", [(2, 2), (2, 3), (3, 2)])
+    def test_an_even_strided_shard_is_a_box(self, sizes) -> None:
+        """The second mesh dim cuts first, as its split factor says."""
+        regions = Regions.of((0, 0), (None, None), (12,), sizes, factors=(sizes[1], 1))
+        for place in itertools.product(*map(range, sizes)):
+            placements = (_StridedShard(0, split_factor=sizes[1]), Shard(0))
+            length, start = _compute_local_shape_and_global_offset((12,), sizes, [*place], placements)
+            self.assertEqual(tuple(regions.box(place)), (start, length), msg=f"{place}")
+
+    def test_an_explicit_order_cuts_by_that_order(self) -> None:
+        regions = Regions.of((0, 0), (None, None), (12,), (2, 3), shard_order=((0, (1, 0)),))
+        starts = [regions.box(place).start[0] for place in itertools.product(range(2), range(3))]
+        self.assertEqual(starts, [0, 4, 8, 2, 6, 10])
+
+    @parametrize("said", [{"factors": (2, 1)}, {"shard_order": ((0, (1, 0)),)}])
+    def test_an_uneven_cut_in_another_order_is_refused(self, said) -> None:
+        with self.assertRaisesRegex(NotPlanned, r"dim 0 of length 5 is cut by axes \(1, 0\) in that order, unevenly"):
+            Regions.of((0, 0), (None, None), (5,), (2, 2), **said)
+
+
+instantiate_parametrized_tests(TestOrders)
+
+
+class TestParts(TestCase):
+    def test_parts_make_up_a_piece(self) -> None:
+        for length, rounds in (((8, 3), 4), ((2, 9), 4), ((3, 1), 8), ((0, 5), 2)):
+            found = [
+                place
+                for box in parts(length, rounds)
+                for place in itertools.product(*[range(at, at + n) for at, n in zip(box.start, box.length)])
+            ]
+            self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))
+
+
+class TestOverlaps(TestCase):
+    def test_overlaps_cover_a_dim_once(self) -> None:
+        cuts = [*itertools.product((None, 0), repeat=2)]
+        for length, old, new in itertools.product(range(8), cuts, cuts):
+            before, after = (Regions.of(dims, (None, None), (length,), (2, 3)) for dims in (old, new))
+            seen = []
+            for elements, held, wanted in overlaps(before, after, 0):
+                spans = [range(start, start + n) for start, n in (before.span(0, held), after.span(0, wanted))]
+                common = [place for place in spans[0] if place in spans[1]]
+                self.assertEqual(len(common), elements, msg=f"{old} to {new}: {held} to {wanted}")
+                seen += common
+            self.assertEqual(seen, [*range(length)], msg=f"{old} to {new}")
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,326 @@
+# Owner(s): ["oncall: distributed"]
+"""Steps as collectives."""
+
+import itertools
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, _dtensor_spec
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_overlay.distributed.tensor._joint_groups import Group
+from torch_overlay.distributed.tensor._pack import assembled, part
+from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+)
+from torch_overlay.distributed.tensor._run import runners
+from torch_overlay.distributed.tensor._specs import norm_ended, read_cuts
+from torch_overlay.distributed.tensor._spelling import gathered, scattered
+
+
+class TestSpecs(TestCase):
+    """What DTensor says, as the planner reads it; no process group."""
+
+    def test_placements_are_the_boxes_that_they_say(self) -> None:
+        read = {Replicate(): (None, None), Shard(0): (0, None), Shard(1): (1, None), Partial("max"): (None, "max")}
+        for placements in itertools.product(read, repeat=2):
+            dims, ops = zip(*(read[placement] for placement in placements))
+            cuts = read_cuts(placements, None, 2, (2, 3)).on((5, 7), (2, 3))
+            self.assertEqual(cuts, Regions.of(dims, ops, (5, 7), (2, 3)), msg=f"{placements}")
+
+    def test_strided_shards_are_an_order_of_mesh_dims(self) -> None:
+        """Two ranks cut four parts each, and the outer mesh dim takes them strided."""
+        strided = read_cuts((_StridedShard(0, split_factor=2), Shard(0)), None, 1, (2, 2))
+        ordered = [_dtensor_spec.ShardOrderEntry(0, (1, 0))]
+        self.assertEqual(strided, read_cuts((Shard(0), Shard(0)), ordered, 1, (2, 2)))
+        self.assertEqual([strided.on((8,), (2, 2)).box(place).start for place in ((0, 1), (1, 0))], [(4,), (2,)])
+        with self.assertRaises(NotPlanned):
+            strided.on((7,), (2, 2))
+
+    def test_an_order_of_mesh_dims_is_read(self) -> None:
+        for order, starts in (((0, 1), [2, 4]), ((1, 0), [4, 2])):
+            cuts = read_cuts((Shard(0), Shard(0)), [_dtensor_spec.ShardOrderEntry(0, order)], 1, (2, 2)).on(
+                (8,), (2, 2)
+            )
+            self.assertEqual([cuts.box(place).start[0] for place in ((0, 1), (1, 0))], starts)
+
+    def test_strided_shards_have_no_order_beside_their_factors(self) -> None:
+        ordered = [_dtensor_spec.ShardOrderEntry(0, (1, 0))]
+        with self.assertRaisesRegex(NotPlanned, "a shard order of their own"):
+            read_cuts((_StridedShard(0, split_factor=2), Shard(0)), ordered, 1, (2, 2))
+
+    def test_a_subclass_may_mean_anything(self) -> None:
+        class Other(Partial):
+            pass
+
+        with self.assertRaisesRegex(NotPlanned, "a placement of the class Other"):
+            read_cuts((Other("sum"),), None, 1, (2,))
+
+
+class TestNorms(TestCase):
+    """No process group."""
+
+    def test_a_norm_is_a_sum_of_powers(self) -> None:
+        norm = _NormPartial(2)
+        self.assertEqual(read_cuts((norm,), None, 1, (2,)), read_cuts((Partial("sum"),), None, 1, (2,)))
+        self.assertEqual(norm_ended((norm, norm), (Replicate(), norm), (2, 2)), norm)
+        self.assertIsNone(norm_ended((norm, Shard(0)), (norm, Replicate()), (2, 2)))
+        with self.assertRaisesRegex(NotPlanned, "beside terms of another"):
+            norm_ended((norm, Partial()), (Replicate(), Replicate()), (2, 2))
+
+    def test_over_one_rank_nothing_ends(self) -> None:
+        norm = _NormPartial(2)
+        self.assertIsNone(norm_ended((norm, norm), (Replicate(), norm), (1, 2)))
+
+    def test_terms_are_not_made(self) -> None:
+        norm = _NormPartial(2)
+        for source, target in (
+            ((Replicate(),), (norm,)),
+            ((norm,), (Partial(),)),
+            ((norm, norm), (Replicate(), Partial())),
+            ((norm, Replicate()), (Replicate(), Partial())),
+        ):
+            with self.assertRaisesRegex(NotPlanned, "from something else"):
+                norm_ended(source, target, (2,) * len(source))
+
+
+class TestRunners(DTensorOpTestBase):
+    """Four threads play the ranks."""
+
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def _regions(self, dim, shape) -> Regions:
+        return Regions.of((dim,), (None,), shape, (4,))
+
+    def _moved(self, steps, local) -> torch.Tensor:
+        mesh = init_device_mesh("cpu", (4,))
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
+        place = (self.rank,)
+        held = steps[0].before.box(place)
+        for function in runners(steps, place, held, lambda axes: group):
+            local = function(local)
+        return local
+
+    def test_moves(self) -> None:
+        for shape in ((8, 8), (5, 7), (1, 3)):
+            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
+            replicas, rows, columns = (self._regions(dim, shape) for dim in (None, 0, 1))
+            for steps in (
+                [Narrow(replicas, rows)],
+                [AllToAll(rows, columns, (0,))],
+                [AllToAll(rows, columns, (0,), rounds=2)],
+                [Narrow(replicas, columns), AllToAll(columns, rows, (0,))],
+            ):
+                held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))
+                self.assertEqual(self._moved(steps, part(whole, held)), part(whole, wanted), msg=f"{shape}: {steps}")
+
+
+class TestSpelling(TestCase):
+    """A gather along dim 0 of what three ranks send is what the collective does; no process group."""
+
+    @parametrize("dim", [0, 1])
+    @parametrize("length", [6, 7, 2])
+    def test_a_gather_puts_shards_together(self, dim, length) -> None:
+        shape = (length, 4) if dim == 0 else (4, length)
+        whole = torch.arange(4 * length).reshape(shape)
+        before, after = (Regions.of((d,), (None,), shape, (3,)) for d in (dim, None))
+        step, boxes = AllGather(before, after, (0,)), [before.box((rank,)) for rank in range(3)]
+        spellings = [gathered(step, box, after.box((0,))) for box in boxes]
+        arrived = torch.cat([pack(part(whole, box)) for (pack, _), box in zip(spellings, boxes)])
+        for _, land in spellings:
+            self.assertEqual(land(arrived) if land else arrived, whole)
+
+
+instantiate_parametrized_tests(TestSpelling)
+
+
+class TestGathers(DTensorOpTestBase):
+    """Four threads play the ranks."""
+
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def _regions(self, dim, shape) -> Regions:
+        return Regions.of((dim,), (None,), shape, (4,))
+
+    def _moved(self, steps, local, async_op=False, in_order=True) -> torch.Tensor:
+        mesh = init_device_mesh("cpu", (4,))
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order)
+        place = (self.rank,) if len(steps[0].axes) == 1 else divmod(self.rank, 2)
+        held = steps[0].before.box(place)
+        for function in runners(steps, place, held, lambda axes: group, async_op):
+            local = function(local)
+        return local
+
+    def test_gathers(self) -> None:
+        for shape in ((8, 8), (5, 7), (1, 3)):
+            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
+            replicas, rows, columns = (self._regions(dim, shape) for dim in (None, 0, 1))
+            for steps in (
+                [AllGather(rows, replicas, (0,))],
+                [AllGather(columns, replicas, (0,))],
+                [AllToAll(rows, columns, (0,)), AllGather(columns, replicas, (0,)), Narrow(replicas, rows)],
+            ):
+                held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))
+                for in_order in (True, False):  # by operations that compilers know, or box by box
+                    moved = self._moved(steps, part(whole, held), in_order=in_order)
+                    self.assertEqual(moved, part(whole, wanted), msg=f"{shape}: {steps}, {in_order}")
+
+    def test_gathers_of_two_dims(self) -> None:
+        """By one permute where the boxes are alike, else each padded to the largest."""
+        for shape in ((8, 8), (5, 7), (1, 3)):
+            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
+            blocks, replicas = (Regions.of(dims, (None, None), shape, (2, 2)) for dims in ((0, 1), (None, None)))
+            step = AllGather(blocks, replicas, (0, 1))
+            self.assertEqual(self._moved([step], part(whole, blocks.box(divmod(self.rank, 2)))), whole, msg=f"{shape}")
+
+    def test_padding_stays_where_it_is_little(self) -> None:
+        """A view keeps in memory what it is a view of."""
+        pieces = [(0, Box((0, 0), (5, 7)))]
+        for padding, is_view in ((5, True), (40, False)):
+            flat = torch.arange(35 + padding)
+            whole = assembled(flat, pieces, (5, 7))
+            self.assertEqual(whole, flat[:35].view(5, 7))
+            self.assertEqual(whole.data_ptr() == flat.data_ptr(), is_view)
+
+    def test_types_that_some_backends_do_not_move_travel_as_bytes(self) -> None:
+        sent = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func is torch.ops._c10d_functional.all_gather_into_tensor.default:
+                    sent.append(args[0].dtype)
+                return func(*args, **(kwargs or {}))
+
+        rows, replicas = self._regions(0, (8, 8)), self._regions(None, (8, 8))
+        for dtype in (torch.int32, torch.int16):
+            whole = torch.arange(64).reshape(8, 8).to(dtype)
+            with Watch():
+                moved = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))))
+            self.assertEqual(moved, whole)
+        self.assertEqual(sent, [torch.int32, torch.uint8])
+
+    def test_the_last_collective_is_waited_for_later(self) -> None:
+        rows, replicas = self._regions(0, (8, 8)), self._regions(None, (8, 8))
+        whole = torch.arange(64.0).reshape(8, 8)
+        gathered = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))), async_op=True)
+        self.assertIsInstance(gathered, AsyncCollectiveTensor)
+        self.assertEqual(gathered + 0, whole)
+
+    def test_a_later_dim_is_waited_for_later_behind_dims_of_one(self) -> None:
+        """A batch of one: joining its sequence is a view, for which nothing is read."""
+        rows, replicas = self._regions(1, (1, 8, 3)), self._regions(None, (1, 8, 3))
+        whole = torch.arange(24.0).reshape(1, 8, 3)
+        gathered = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))), async_op=True)
+        self.assertIsInstance(gathered, AsyncCollectiveTensor)
+        self.assertEqual(gathered + 0, whole)
+
+
+class TestReduced(DTensorOpTestBase):
+    """Four threads play the ranks."""
+
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def _reduced(self, steps, local) -> torch.Tensor:
+        mesh, coordinate = init_device_mesh("cpu", (4,)), (self.rank,)
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
+        for function in runners(steps, coordinate, steps[0].before.box(coordinate), lambda axes: group):
+            local = function(local)
+        return local
+
+    def test_all_reduces(self) -> None:
+        for shape in ((8, 8), (5, 7)):
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
+            pending, replicas, rows = (
+                Regions.of((dim,), (op,), shape, (4,)) for dim, op in ((None, "sum"), (None, None), (0, None))
+            )
+            summed = self._reduced([AllReduce(pending, replicas, (0,), "sum"), Divide(4)], whole)
+            self.assertEqual(summed, whole)
+            terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
+            self.assertEqual(self._reduced(terms, part(whole, rows.box((self.rank,)))), whole)
+
+
+class TestScatterSpelling(TestCase):
+    """What goes into a reduce-scatter; no process group."""
+
+    @parametrize("dim", [0, 1])
+    def test_a_scatter_leaves_parts_in_a_row(self, dim) -> None:
+        whole = torch.arange(36).reshape(6, 6)
+        before, after = Regions.of((None,), ("sum",), (6, 6), (3,)), Regions.of((dim,), (None,), (6, 6), (3,))
+        step = ReduceScatter(before, after, (0,), "sum")
+        for rank in range(3):
+            pack = scattered(step, before.box((0,)), after.box((rank,)))
+            self.assertEqual(pack(whole).chunk(3)[rank], part(whole, after.box((rank,))))
+
+    def test_uneven_parts_have_no_spelling(self) -> None:
+        before, after = Regions.of((None,), ("sum",), (7, 6), (3,)), Regions.of((0,), (None,), (7, 6), (3,))
+        step = ReduceScatter(before, after, (0,), "sum")
+        self.assertIsNone(scattered(step, before.box((0,)), after.box((0,))))
+
+
+instantiate_parametrized_tests(TestScatterSpelling)
+
+
+class TestScattered(DTensorOpTestBase):
+    """Four threads play the ranks."""
+
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def _scattered(self, step, local, coordinate=None) -> torch.Tensor:
+        mesh, coordinate = init_device_mesh("cpu", (4,)), coordinate or (self.rank,)
+        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
+        for function in runners([step], coordinate, step.before.box(coordinate), lambda axes: group):
+            local = function(local)
+        return local
+
+    def test_rows(self) -> None:
+        for shape in ((8, 8), (5, 7)):  # the second by pieces, padded
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
+            pending = Regions.of((None,), ("sum",), shape, (4,))
+            rows = Regions.of((0,), (None,), shape, (4,))
+            mine = self._scattered(ReduceScatter(pending, rows, (0,), "sum"), whole)
+            self.assertEqual(mine, part(whole * 4, rows.box((self.rank,))))
+
+    def test_equal_pieces_of_two_dims_are_permuted(self) -> None:
+        """Over both axes of a 2 x 2 mesh."""
+        for shape in ((4, 6), (3, 5)):  # the second by pieces, padded
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
+            pending = Regions.of((None, None), ("sum", "sum"), shape, (2, 2))
+            blocks = Regions.of((0, 1), (None, None), shape, (2, 2))
+            mine = self._scattered(ReduceScatter(pending, blocks, (0, 1), "sum"), whole, divmod(self.rank, 2))
+            self.assertEqual(mine, part(whole * 4, blocks.box(divmod(self.rank, 2))))
+
+    def test_in_rounds(self) -> None:
+        whole = torch.arange(64.0).reshape(8, 8)
+        pending = Regions.of((None,), ("sum",), (8, 8), (4,))
+        for dim in (0, 1):
+            parts = Regions.of((dim,), (None,), (8, 8), (4,))
+            with CommDebugMode() as counted:
+                summed = self._scattered(ReduceScatter(pending, parts, (0,), "sum", 2), whole * (self.rank + 1))
+            self.assertEqual(summed, part(whole * 10, parts.box((self.rank,))), msg=f"{dim} on rank {self.rank}")
+            self.assertEqual(counted.get_total_counts(), 2)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,77 @@
+"""What torch's steps merge: its answer is asked for and mended. Upstream this is a few lines in its function."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor.placement_types import Partial, _StridedShard
+
+from ..distributed._kept import keep
+from ..distributed._mesh_state import view_of
+from ..distributed._mesh_traced import real_mesh
+from ..distributed.tensor._redistribute import _cuts_evenly
+from ..distributed.tensor._torch_shape import moved_shape
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
+
+
+def _optimize_transform_infos(
+    transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
+) -> list[Any]:
+    """Torch's steps, with consecutive ones of a kind merged where that is exact."""
+    mesh, in_order = real_mesh(device_mesh), _in_rank_order(real_mesh(device_mesh))
+    steps: list[Any] = []
+    count = 0
+    for _, run in itertools.groupby(transform_infos, _kind):
+        infos, earlier = list(run), transform_infos[:count]
+        count += len(infos)
+        even = True
+        if len(infos) > 1 and infos[0]._comm_type_key() in ("all_gather", "reduce_scatter"):
+            # Merged gathers of strided shards stay an error; one by one, torch's greedy planner gives other rows.
+            strided = isinstance(infos[0].src_dst_placements[0], _StridedShard)
+            even = strided or _cuts_evenly(infos, device_mesh, earlier, src_placements, moved_shape.get())
+        if not even:
+            _warn_of_uneven_cuts(mesh, infos, src_placements, dst_placements)
+        if not even or not in_order:
+            steps += infos
+        else:
+            merged = merge_transform_infos(infos, device_mesh, src_placements, dst_placements)
+            steps += [_as_sum(step, infos) for step in merged]
+    return steps
+
+
+def _kind(info: Any) -> tuple[Any, Any]:
+    """What consecutive transforms must have in common to be merged: averages are sums, divided later."""
+    source, target = info.src_dst_placements
+    averages = type(source) is Partial and source.reduce_op == "avg"
+    return Partial("sum") if averages else source, target
+
+
+def _as_sum(step: Any, infos: list[Any]) -> Any:
+    """A step merged from averages and sums is a sum; torch leaves it an average where only axes of one rank average."""
+    sources = {info.src_dst_placements[0] for info in infos}
+    if len(sources) < 2 or not hasattr(step, "avg_scale"):
+        return step
+    return dataclasses.replace(step, src_dst_placements=(Partial("sum"), step.src_dst_placements[1]))
+
+
+def _warn_of_uneven_cuts(mesh: DeviceMesh, infos: list[Any], source: Any, target: Any) -> None:
+    """Say what torch says where it doesn't merge for that; nothing where there is no flattened mesh to merge over."""
+    dims = tuple(sorted(info.mesh_dim for info in infos))
+    if torch_redistribute._get_flattened_mesh_by_layout(mesh, dims) is not None:
+        torch_redistribute._warn_flatten_optimization_not_possible(
+            mesh, dims, source, target, len(infos), infos[0]._comm_type_key(), "uneven_tensor_shape"
+        )
+
+
+def _in_rank_order(mesh: DeviceMesh) -> bool:
+    """Whether the ranks of every copy of the mesh ascend row-major. Then its flattened views have the mesh's order,
+    torch's too, which sorts the ranks of groups."""
+    view = view_of(mesh)
+    return view.layout.collapse().check_sorted() and view.rank_map.ascends
