@@ -29,7 +29,7 @@ class Transfer:
 
     Making one is collective over `group` and plans everything; it compares what the ranks say of both sides. It has a
     process group of its own, over the ranks of both sides, until `close` or the end of a `with`. `run` is collective
-    over those; it reads the sources and writes the targets that they have then.
+    over those. The trees are read once: it reads and writes what these DTensors hold when it begins.
 
     Each element goes once to each rank that lacks it, from one of those that have it, in as few exchanges as the budget
     allows. Where a reduction is pending on a source, the source mesh does it first.
@@ -85,12 +85,14 @@ class Transfer:
         """Bring the sources' values into the targets. Collective over the ranks of both sides.
 
         Raises:
+            ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
+                placements, or lost its memory; names both.
             RuntimeError: the Transfer is closed, or a rank failed; says whether targets were written.
         """
         self._route.run()
 
     def close(self) -> None:
-        """Destroy the Transfer's process group. Again does nothing."""
+        """Destroy the Transfer's process group, and let go of its tensors. Again does nothing."""
         self._route.close()
 
     def __enter__(self) -> Transfer:

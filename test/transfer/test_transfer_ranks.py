@@ -3,6 +3,7 @@
 from torch.testing._internal.common_utils import run_tests
 
 from mesh_ranks import EightRanks
+from rank_changes import ChangeCases
 from rank_loops import LoopCases
 from rank_recipes import RecipeCases
 from rank_refusals import RefusalCases
@@ -12,7 +13,7 @@ from way import needs_package
 
 
 @needs_package
-class TestTransferOnEightRanks(TransferCases, TreeCases, LoopCases, RecipeCases, RefusalCases, EightRanks):
+class TestTransferOnEightRanks(TransferCases, ChangeCases, TreeCases, LoopCases, RecipeCases, RefusalCases, EightRanks):
     """Each method runs on all eight ranks, in a world of its own."""
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..distributed.tensor._pack import part
 from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
-from .runs import Locals, Run, runs_of, there
+from .runs import Block, Locals, Run, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class Letter(NamedTuple):
     tag: int
     size: int
     key: object
-    flat: torch.Tensor | None
+    flat: Block | None
     runs: list[Run]
 
     @staticmethod
@@ -61,7 +61,7 @@ class Letter(NamedTuple):
         view = part(there(locals_[tensor]), box)
         flat, runs = None, []
         if view.is_contiguous():
-            flat = view.view(-1)[first:last].view(torch.uint8)
+            flat = Block.at(tensor, view.view(-1)[first:last])
         else:
             loads, at = [], 0
             for block in blocks(box, first, last):
@@ -70,17 +70,17 @@ class Letter(NamedTuple):
             runs = runs_of(loads, locals_)
         return Letter(place, TAGS + message.tag, message.size, (tensor, box, first, last), flat, runs)
 
-    def copied_out(self) -> torch.Tensor:
+    def copied_out(self, locals_: Locals) -> torch.Tensor:
         """The bytes, in a buffer."""
-        buffer = torch.empty(self.size, dtype=torch.uint8)
+        buffer = _buffer(self.size)
         for run in self.runs:
-            torch._foreach_copy_(run.inside(buffer), run.blocks)
+            run.pack(locals_, buffer)
         return buffer
 
-    def copy_in(self, buffer: torch.Tensor) -> None:
-        """Write the bytes of a buffer where they belong."""
-        for run in self.runs:
-            torch._foreach_copy_(run.blocks, run.inside(buffer))
+
+def _buffer(size: int) -> torch.Tensor:
+    """Bytes in the memory of the host, also where the program makes its tensors elsewhere by default."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 class Mail:
@@ -92,20 +92,23 @@ class Mail:
 
     def __init__(self, out: Sequence[Letter], into: Sequence[Letter]) -> None:
         self._out = out
-        self._straight = [letter for letter in into if letter.flat is not None]
+        self._straight = [(letter, letter.flat) for letter in into if letter.flat is not None]
         self._through = [letter for letter in into if letter.flat is None]
         self.writes = bool(self._straight)
 
-    def start(self, group: ProcessGroup) -> Callable[[], None]:
-        """Begin with all of them; returns what waits for their end."""
-        straight = [group.recv([letter.flat], letter.place, letter.tag) for letter in self._straight]
-        through = self._receive_through_window(group)
+    def start(self, group: ProcessGroup, sources: Locals, targets: Locals) -> Callable[[], None]:
+        """Begin with all of them, of tensors of whole numbers; returns what waits for their end."""
+        straight = []
+        for letter, flat in self._straight:
+            straight.append(group.recv([flat.of(targets).view(torch.uint8)], letter.place, letter.tag))
+        through = self._receive_through_window(group, targets)
         sent, copied = [], {}
         for letter in self._out:
-            data = letter.flat
-            if data is None:
+            if letter.flat is not None:
+                data = letter.flat.of(sources).view(torch.uint8)
+            else:
                 if letter.key not in copied:
-                    copied[letter.key] = letter.copied_out()
+                    copied[letter.key] = letter.copied_out(sources)
                 data = copied[letter.key]
             sent.append(group.send([data], letter.place, letter.tag))
 
@@ -116,13 +119,13 @@ class Mail:
 
         return finish
 
-    def _receive_through_window(self, group: ProcessGroup) -> Callable[[], None]:
+    def _receive_through_window(self, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
         if not self._through:
             return lambda: None
         slots = min(WINDOW, len(self._through))
         most = max([letter.size for letter in self._through])
         most += -most % ALIGNED  # where each slot begins
-        window = torch.empty(slots * most, dtype=torch.uint8).split(most)
+        window = _buffer(slots * most).split(most)
         begun: deque[tuple[Letter, torch.Tensor, Work]] = deque()
         waiting = iter(self._through)
 
@@ -139,7 +142,8 @@ class Mail:
             while begun:
                 letter, slot, work = begun.popleft()
                 work.wait()
-                letter.copy_in(slot[: letter.size])
+                for run in letter.runs:
+                    run.land(targets, slot[: letter.size])
                 begin(slot)
 
         return finish

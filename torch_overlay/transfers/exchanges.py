@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..distributed.tensor._pack import part
 from .direct import Letter, Mail, in_turns, large_on
-from .runs import Locals, Run, as_whole_numbers, free, runs_of, there
+from .runs import Block, Locals, Run, as_whole_numbers, free, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,10 +61,10 @@ class Exchanges:
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
         self._landed, self._is_written = 0, False
-        self._bound: tuple[Locals, Locals] = (), ()
+        self._geometry: object = None
         self._ways: list[tuple[Way, Way]] = []
         self._mail: list[Mail] = []
-        self._kept: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._kept: list[tuple[Block, Block]] = []
 
     @property
     def staging(self) -> int:
@@ -83,13 +83,12 @@ class Exchanges:
             Torn: an exchange failed when something was written.
             RuntimeError: an exchange failed before anything was written.
         """
-        self._bind(sources, targets)
+        sources, targets = ([None if t is None else as_whole_numbers(t) for t in side] for side in (sources, targets))
+        self._find_blocks(sources, targets)
         self._landed, self._is_written = 0, False
         try:
-            self._exchange()
-            if self._kept[0]:
-                self._is_written = True
-                torch._foreach_copy_(*self._kept)
+            self._exchange(sources, targets)
+            self._copy_kept(sources, targets)
         except Exception as error:
             said = f"exchange {self._landed + 1} of {self.count} failed: {error}"
             if self._is_written:
@@ -98,29 +97,29 @@ class Exchanges:
                 raise RuntimeError(said) from error
             raise
 
-    def _exchange(self) -> None:
-        running = self._start(0, self._packed(0)) if self.count else None
+    def _exchange(self, sources: Locals, targets: Locals) -> None:
+        running = self._start(0, self._packed(0, sources), sources, targets) if self.count else None
         for number in range(1, self.count + 1):
-            packed = self._packed(number) if number < self.count else None
+            packed = self._packed(number, sources) if number < self.count else None
             came = self._came(running)  # what was sent is free before more is asked for
             if packed is not None:
-                running, packed = self._start(number, packed), None
+                running, packed = self._start(number, packed, sources, targets), None
             self._is_written = True
-            self._land(number - 1, came)
+            self._land(number - 1, came, targets)
             self._landed = number
             free(came)
 
-    def _packed(self, number: int) -> torch.Tensor:
+    def _packed(self, number: int, sources: Locals) -> torch.Tensor:
         way = self._ways[number][0]
         buffer = torch.empty(sum(way.splits), dtype=torch.uint8, device=self.device)
         for run in way.runs:
-            torch._foreach_copy_(run.inside(buffer), run.blocks)
+            run.pack(sources, buffer)
         return buffer
 
-    def _start(self, number: int, packed: torch.Tensor) -> InFlight:
+    def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         out, into = self._ways[number]
         self._is_written |= self._mail[number].writes
-        finish = self._mail[number].start(self.group)
+        finish = self._mail[number].start(self.group, sources, targets)
         came = torch.empty(sum(into.splits), dtype=torch.uint8, device=self.device)
         work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
@@ -142,26 +141,33 @@ class Exchanges:
         free(running.sent)
         return running.came
 
-    def _land(self, number: int, came: torch.Tensor) -> None:
+    def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         for run in self._ways[number][1].runs:
-            torch._foreach_copy_(run.blocks, run.inside(came))
+            run.land(targets, came)
 
-    def _bind(self, sources: Locals, targets: Locals) -> None:
-        """Make the views, unless they are of these very tensors."""
-        if self._ways and all(map(_same, self._bound, (sources, targets))):
+    def _copy_kept(self, sources: Locals, targets: Locals) -> None:
+        pairs = [(new.of(targets), old.of(sources)) for old, new in self._kept]
+        pairs = [(new, old) for new, old in pairs if new.data_ptr() != old.data_ptr()]
+        if pairs:
+            self._is_written = True
+            torch._foreach_copy_(*map(list, zip(*pairs)))
+
+    def _find_blocks(self, sources: Locals, targets: Locals) -> None:
+        """Where all blocks lie, unless tensors lie as they did in the last run."""
+        geometry = [None if t is None else (t.shape, t.stride(), t.storage_offset()) for t in (*sources, *targets)]
+        if geometry == self._geometry:
             return
-        plain = [[None if local is None else as_whole_numbers(local) for local in side] for side in (sources, targets)]
-        self._ways = [(self._way(out, plain[0]), self._way(into, plain[1])) for out, into in self._messages]
+        self._ways = [(self._way(out, sources), self._way(into, targets)) for out, into in self._messages]
         self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
-        kept: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._kept = []
         for number, *boxes in self.schedule.kept:
-            old, new = [part(there(side[number]), box) for side, box in zip(plain, boxes)]
-            if old.data_ptr() != new.data_ptr():
-                kept[0].append(new)
-                kept[1].append(old)
-        self._kept, self._bound = kept, (sources, targets)
+            old, new = [
+                Block.at(number, part(there(side[number]), box)) for side, box in zip((sources, targets), boxes)
+            ]
+            self._kept.append((old, new))
+        self._geometry = geometry
 
-    def _way(self, messages: Messages, locals_: list[torch.Tensor | None]) -> Way:
+    def _way(self, messages: Messages, locals_: Locals) -> Way:
         splits = [0] * len(self._place)
         for peer, size in messages.sizes.items():
             splits[self._place[peer]] = size
@@ -169,7 +175,3 @@ class Exchanges:
         direct = in_turns(messages.direct, own, self._place)
         letters = [Letter.of(message, locals_, self._place[message.peer]) for message in direct]
         return Way(splits, runs_of(messages.loads, locals_), letters)
-
-
-def _same(one: Locals, other: Locals) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other))

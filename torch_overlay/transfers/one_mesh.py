@@ -145,11 +145,10 @@ def _changed(
     for change in changes:
         wanted = change.after.box(coordinate).length if wants else (0,)
         targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
-    tensors = [change.tensor for change in changes]
-    locals_ = [tensor._local_tensor.detach() for tensor in tensors]
+    locals_ = [change.tensor._local_tensor.detach() for change in changes]
     moves = moves_along(changes, ranks, some)
     for parts in phases([change.reduction for change in changes], [move.itemsize for move in moves], budget):
-        sources = reduce_parts(parts, tensors, locals_)
+        sources = reduce_parts(parts, [mesh] * len(changes), locals_)
         if some == []:
             free_results(parts, sources)
             continue

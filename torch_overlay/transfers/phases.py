@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.device_mesh import DeviceMesh
 
     from ._planner.reductions import Part
     from ._planner.sides import Move
@@ -25,14 +25,14 @@ def room(parts: Sequence[Part], moves: Sequence[Move], budget: int) -> int:
 
 
 def reduce_parts(
-    parts: Sequence[Part], tensors: Sequence[DTensor | None], locals_: Locals
+    parts: Sequence[Part], meshes: Sequence[DeviceMesh | None], locals_: Locals
 ) -> list[torch.Tensor | None]:
     """What this rank has to give in a phase, by the place of the part; nothing is pending any more."""
     terms = []
     for place, (number, reduction, slab, _) in enumerate(parts):
-        tensor, local = tensors[number], locals_[number]
-        if reduction is not None and tensor is not None and local is not None:
-            terms.append(Term(place, local.detach(), tensor.device_mesh, reduction, slab))
+        mesh, local = meshes[number], locals_[number]
+        if reduction is not None and mesh is not None and local is not None:
+            terms.append(Term(place, local.detach(), mesh, reduction, slab))
     results = reduced(terms)
     return [results.get(place, locals_[part.number]) for place, part in enumerate(parts)]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed._rank_map import short
 from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, Reduction, phases
 from ._planner.schedule import Schedule
 from ._planner.sides import Move, Ranks, Side
+from .current import Current, agree, locals_of
 from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
@@ -20,10 +20,12 @@ from .meeting import Meeting, silent_ranks
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
+
+    from .runs import Locals
 
 
 class Route:
@@ -34,6 +36,7 @@ class Route:
         ranks: those of both sides.
         traffic: by rank, bytes out and in, and the exchanges it needs; empty on a rank that is none of them.
         count: of exchanges.
+        staging: the most bytes that a run has in buffers on this rank.
     """
 
     def __init__(
@@ -55,16 +58,31 @@ class Route:
         self.ranks = sorted(every - left)
         self._moves, self._budget, self._gone = _moves(self.tensors), budget, left
         self._phases: list[tuple[list[Part], Exchanges]] = []
+        self._sources: list[Current | None] = []
+        self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.tensors, self._moves, left)
         self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
         self.traffic: Traffic = {}
-        self.count = 0
+        self.count = self.staging = 0
         if dist.get_rank() not in self.ranks or self._group is None:
             return
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
-        self._sources, self._targets = ([side.get(tensor.name) for tensor in self.tensors] for side in sides)
+        self._sources, self._targets = map(self._current, SIDES, sides)
         self._phases = self._planned()
+        self.staging = self._staging()
+
+    def _current(self, side: str, given: Mapping[str, DTensor]) -> list[Current | None]:
+        found: list[Current | None] = []
+        for tensor in self.tensors:
+            own = given.get(tensor.name)
+            if (
+                own is None or own.device_mesh.get_coordinate() is None
+            ):  # of a mesh that it isn't in, a rank has nothing
+                found.append(None)
+            else:
+                found.append(Current(side, tensor.name, own, getattr(tensor, side)))
+        return found
 
     def _planned_phases(self) -> list[list[Part]]:
         reductions = [_reduction(tensor) for tensor in self.tensors]
@@ -77,37 +95,40 @@ class Route:
 
     def _planned(self) -> list[tuple[list[Part], Exchanges]]:
         """What is reduced and exchanged together. Ranks agree on how many exchanges there are."""
-        if self._group is None:
-            raise AssertionError("a rank that takes part is in the group")
-        device = torch.device(self.tensors[0].source.device)
+        group, device = self._member, self._device
         found = []
         for parts in self._planned_phases():
             schedule = Schedule.of(moves_of(parts, self._moves), dist.get_rank(), self._gone)
-            count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), self._group, device)
-            found.append((parts, Exchanges(schedule, count, self._group, device)))
+            count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), group, device)
+            found.append((parts, Exchanges(schedule, count, group, device)))
             self.count += count
             for rank, each in traffic.items():
                 before = self.traffic.get(rank, (0, 0, 0))
                 self.traffic[rank] = before[0] + each[0], before[1] + each[1], before[2] + each[2]
         return found
 
-    @property
-    def staging(self) -> int:
-        """The most bytes that a run has in buffers on this rank."""
+    def _staging(self) -> int:
         most = 0
         for parts, exchanges in self._phases:
             most = max(most, held(parts, self._moves) + max(exchanges.staging, sum([part.packed for part in parts])))
         return most
 
-    @torch.no_grad()
     def run(self) -> None:
-        """Read the sources and write the targets. Raises RuntimeError: see `Transfer.run`."""
+        """Read the sources and write the targets. Raises as `Transfer.run`."""
         if self._is_closed:
             raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
         if not self.traffic:
             return
+        self._run()
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        problems: list[str] = []
         try:
-            self._run()
+            (sources, wrong), (targets, more) = locals_of(self._sources), locals_of(self._targets)
+            problems = agree([*wrong, *more], self._member, self._device)
+            if not problems:
+                self._carry_out(sources, targets)
         except Exception as error:
             torn = isinstance(error, Torn)
             state = "some targets are new and others not, or half so" if torn else "no target was written"
@@ -121,19 +142,35 @@ class Route:
             raise RuntimeError(
                 f"A Transfer over ranks {short(self.ranks)} failed, and {state}: {who}{error}"
             ) from error
+        if problems:
+            raise ValueError(
+                f"A Transfer over ranks {short(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
+                "runs with the shapes, types and placements that it was made for. Make another one for these."
+            )
         self._runs += 1
+
+    @property
+    def _member(self) -> ProcessGroup:
+        if self._group is None:
+            raise AssertionError("a rank that takes part is in the group")
+        return self._group
+
+    @property
+    def _device(self) -> torch.device:
+        """For what ranks tell one another."""
+        return torch.device(self.tensors[0].source.device)
 
     @property
     def _failure(self) -> str:
         """What ranks call a failure of the run that is under way."""
-        return f"{self._group.group_name if self._group is not None else ''}/run {self._runs} failed"
+        return f"{self._member.group_name}/run {self._runs} failed"
 
-    def _run(self) -> None:
-        sources, targets = ([_local(tensor) for tensor in side] for side in (self._sources, self._targets))
+    def _carry_out(self, sources: Locals, targets: Locals) -> None:
+        meshes = [None if current is None else current.mesh for current in self._sources]
         is_written = False
         for parts, exchanges in self._phases:
             try:
-                given = reduce_parts(parts, self._sources, sources)
+                given = reduce_parts(parts, meshes, sources)
                 exchanges.run(given, [targets[part.number] for part in parts])
             except Exception as error:
                 if is_written:
@@ -143,10 +180,11 @@ class Route:
             free_results(parts, given)
 
     def close(self) -> None:
-        """Destroy the process group; again does nothing."""
+        """Destroy the process group, and keep no tensor; again does nothing."""
         if not self._is_closed and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
-        self._is_closed = True
+        self._is_closed, self._group = True, None
+        self._sources, self._targets, self._phases = [], [], []
 
 
 def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gone: frozenset[int]) -> None:
@@ -174,14 +212,6 @@ def _reduction(tensor: Tensor) -> Reduction | None:
     if (source.ranks, source.regions.sizes) == (target.ranks, target.regions.sizes):
         return Reduction.toward(source.regions, target.regions)
     return Reduction.apart(source.regions)
-
-
-def _local(tensor: DTensor | None) -> torch.Tensor | None:
-    """What a rank holds now; of a mesh that it isn't in, nothing."""
-    if tensor is None or tensor.device_mesh.get_coordinate() is None:
-        return None
-    local = tensor._local_tensor
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _moves(tensors: Sequence[Tensor]) -> list[Move]:

@@ -1,6 +1,8 @@
 """Runs: blocks of tensors that lie side by side in a flat buffer of bytes, copied there and back by one call.
 
-A block travels as whole numbers of its elements' width, so that every type travels.
+A block travels as whole numbers of its elements' width, so that every type travels. What is kept between two runs of a
+transfer are places in memory and no tensors: views would keep memory alive that a tensor doesn't have any more, and one
+made in inference mode can't be written outside of it.
 """
 
 from __future__ import annotations
@@ -22,24 +24,51 @@ Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None wh
 _BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
+class Block(NamedTuple):
+    """Where a block of a local tensor lies: the number of the tensor, and what `as_strided` takes."""
+
+    tensor: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def at(tensor: int, view: torch.Tensor) -> Block:
+        """The block that a view shows."""
+        return Block(tensor, tuple(view.shape), view.stride(), view.storage_offset())
+
+    def of(self, locals_: Locals) -> torch.Tensor:
+        """The view, of the tensors of whole numbers that are there now."""
+        return there(locals_[self.tensor]).as_strided(*self[1:])
+
+
 class Run(NamedTuple):
     """Blocks of one width that follow one another in a buffer.
 
     Attributes:
         at, size: where they lie, in bytes.
         width: of an element, as a type.
-        blocks: views of the local tensors.
     """
 
     at: int
     size: int
     width: torch.dtype
-    blocks: list[torch.Tensor]
+    blocks: list[Block]
 
-    def inside(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The same blocks in the buffer."""
+    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks into the buffer."""
+        views, inside = self._both(locals_, buffer)
+        torch._foreach_copy_(inside, views)
+
+    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks out of the buffer."""
+        views, inside = self._both(locals_, buffer)
+        torch._foreach_copy_(views, inside)
+
+    def _both(self, locals_: Locals, buffer: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        views = [block.of(locals_) for block in self.blocks]
         flat = buffer.narrow(0, self.at, self.size).view(self.width)
-        return torch._C._nn.unflatten_dense_tensors(flat, self.blocks)
+        return views, torch._C._nn.unflatten_dense_tensors(flat, views)
 
 
 def there(local: torch.Tensor | None) -> torch.Tensor:
@@ -68,7 +97,7 @@ def runs_of(loads: Sequence[Load], locals_: Locals) -> list[Run]:
     found: list[Run] = []
     for tensor, box, at in loads:
         local = there(locals_[tensor])
-        block = part(local, box)
+        block = Block.at(tensor, part(local, box))
         size = box.elements * local.element_size()
         last = found[-1] if found else None
         if last is not None and last.width == local.dtype and last.at + last.size == at:

@@ -112,7 +112,7 @@ def _exchange(
         schedule = kept_schedule(these, rank, group.size())
         count, _ = agreed_count(schedule, room(parts, moves, budget), group, made[0].device)
         exchanges = Exchanges(schedule, count, group, made[0].device)
-        given = reduce_parts(parts, tensors, held)
+        given = reduce_parts(parts, [tensor.device_mesh for tensor in tensors], held)
         exchanges.run(given, [wanted[part.number] for part in parts])
         free_results(parts, given)
 

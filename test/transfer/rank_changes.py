@@ -1,0 +1,194 @@
+"""What a program does to its tensors between two runs of a `Transfer`: new values are sent, and what doesn't fit the
+plan any more is named on all ranks, before anything is sent or written."""
+
+import gc
+import random
+import weakref
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import torch_overlay
+from mesh_ranks import SHUFFLED, WORLD, make_root
+from width import NIGHTLY
+
+R, S = Replicate(), Shard
+SIDES = "source", "target"
+TYPES = torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.uint8
+LAYOUTS = (
+    ((S(0), S(1)), (R,)),
+    ((S(0), R), (S(1),)),
+    ((R, S(1)), (S(0),)),
+    ((S(1), S(0)), (S(0),)),
+    ((R, R), (S(1),)),
+    ((S(0), S(0)), (R,)),
+)
+
+
+def elsewhere(local, rng):
+    """The same values in other memory: contiguous, with other strides, in the middle of something bigger."""
+    kind = rng.choice(("contiguous", "strides", "offset"))
+    if kind == "contiguous":
+        return local.clone(memory_format=torch.contiguous_format)
+    if kind == "strides":
+        return torch.empty(local.shape[::-1], dtype=local.dtype).t().copy_(local)
+    bigger = torch.empty([length + 3 for length in local.shape], dtype=local.dtype)
+    return bigger[2 : 2 + local.shape[0], 1 : 1 + local.shape[1]].copy_(local)
+
+
+def without_storage(local):
+    emptied = local.clone()
+    emptied.untyped_storage().resize_(0)
+    return emptied
+
+
+# What must be refused, and in which words.
+REFUSED = (
+    ("is float16 and was", lambda local: local.to(torch.float16)),
+    ("has shape .* and had", lambda local: local.new_zeros(local.shape[0] + 1, local.shape[1])),
+    ("has shape .* and had", lambda local: local.new_zeros(local.shape[0], local.shape[1] + 5)),
+    ("has shape .* and had", lambda local: local[:, :-1]),
+    ("has shape .* and had", lambda local: local.flatten()),
+    ("is on meta and was on cpu", lambda local: local.to("meta")),
+    ("needs .* bytes of storage, and has 0", without_storage),
+)
+EXPANDED = "is expanded", lambda local: torch.zeros(1, 1, dtype=local.dtype).expand_as(local)
+CONJUGATE = "is a conjugate", lambda local: torch.zeros(local.shape, dtype=local.dtype).conj()
+
+
+class ChangeCases:
+    """Cases for ``EightRanks``."""
+
+    def two_sides(self, rng):
+        """Some tensors on a mesh, and their targets on another one, by name."""
+        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))
+        source, target = {}, {}
+        for number in range(rng.randint(2, 4)):
+            # Of 19 rows some ranks hold none.
+            shape = (19, 16) if not number else (rng.choice((8, 22, 23)), rng.choice((8, 16, 22)))
+            before, after = rng.choice(LAYOUTS)
+            whole = self.whole(torch.empty(shape, dtype=TYPES[number]), 0)
+            source[f"w{number}"] = distribute_tensor(whole, mesh, before, src_data_rank=None)
+            target[f"w{number}"] = distribute_tensor(whole, other, after, src_data_rank=None)
+        return source, target
+
+    def whole(self, tensor, step):
+        return (torch.arange(tensor.numel()).reshape(tensor.shape) % 50 + step).to(tensor.dtype)
+
+    def set_values(self, tensors, step, rng):
+        """New values on all ranks, in place or in other memory."""
+        for tensor in tensors.values():
+            new = distribute_tensor(self.whole(tensor, step), tensor.device_mesh, tensor.placements, src_data_rank=None)
+            how = rng.choice(("in place", "data", "rebound"))
+            if how == "in place":
+                tensor._local_tensor.copy_(new.to_local())
+            elif how == "data":
+                tensor._local_tensor.data = elsewhere(new.to_local(), rng)
+            else:
+                tensor._local_tensor = elsewhere(new.to_local(), rng)
+
+    def check_values(self, tensors, step, said):
+        for name, tensor in tensors.items():
+            mesh, placements = tensor.device_mesh, tensor.placements
+            want = distribute_tensor(self.whole(tensor, step), mesh, placements, src_data_rank=None).to_local()
+            self.assertTrue(torch.equal(tensor._local_tensor, want), f"{said}, {name}")
+
+    def check_changes(self, seed):
+        """Some runs; before some of them a tensor of one rank changes so that nothing may be sent."""
+        rng, own = random.Random(seed), random.Random(seed * WORLD + self.rank)
+        source, target = self.two_sides(rng)
+        with torch_overlay.Transfer(source, target, budget=(1 << 20, 3000)[seed % 2]) as transfer:
+            for step in range(1, 6):
+                self.set_values(source, step, own)
+                if rng.random() < 0.7:
+                    where, side, name = rng.randrange(WORLD), rng.randrange(2), rng.choice([*source][1:])
+                    tensor = (source, target)[side][name]
+                    unwritable = [EXPANDED, CONJUGATE] if tensor.dtype.is_complex else [EXPANDED]
+                    words, change = rng.choice([*REFUSED, *unwritable * side])
+                    held = tensor._local_tensor
+                    if self.rank == where:
+                        tensor._local_tensor = change(held)
+                    said = f"can't run, and nothing was sent: rank {where}: the {SIDES[side]} '{name}' {words}"
+                    with self.assertRaisesRegex(ValueError, said):
+                        transfer.run()
+                    tensor._local_tensor = held
+                    self.check_values(target, step - 1, f"seed {seed}, step {step}, refused")
+                for each in target.values():
+                    if own.random() < 0.3:  # what was there doesn't matter
+                        each._local_tensor.data = elsewhere(each._local_tensor, own)
+                transfer.run()
+                self.check_values(target, step, f"seed {seed}, step {step}")
+
+    def test_a_module_in_another_type_is_an_error(self):
+        """Its parameters become other DTensors in place. State dicts hold what was there, as they always do."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source, target = nn.Linear(16, 24), nn.Linear(16, 24)
+        for module in (source, target):
+            for name, parameter in list(module.named_parameters()):
+                shards = distribute_tensor(parameter.detach(), mesh, [S(0)], src_data_rank=None)
+                setattr(module, name, nn.Parameter(shards))
+        given = [dict(module.named_parameters()) for module in (source, target)]
+        with torch_overlay.Transfer(*given) as transfer:
+            transfer.run()
+            before = target.weight.to_local().clone()
+            source.to(torch.bfloat16)
+            with self.assertRaisesRegex(
+                ValueError, "rank 0: the source 'bias' is bfloat16 .* and was float32 .*'weight'"
+            ):
+                transfer.run()
+            self.assertEqual(target.weight.to_local(), before)
+            source.to(torch.float32)
+            transfer.run()
+            self.assertEqual(target.weight.to_local(), source.weight.to_local())
+
+    def test_other_placements_of_equal_shapes_are_an_error(self):
+        """Seven rows on four ranks are cut like eight, but for the last."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        whole = torch.arange(64.0).reshape(8, 8)
+        source = distribute_tensor(whole, mesh, [S(0), R], src_data_rank=None)
+        target = distribute_tensor(whole * 0, mesh, [R, R], src_data_rank=None)
+        with torch_overlay.Transfer([source], [target]) as transfer:
+            other = distribute_tensor(whole, mesh, [S(0), R], src_data_rank=None)
+            torch.utils.swap_tensors(source, other)
+            transfer.run()
+            self.assertEqual(target.to_local(), whole)
+            uneven = distribute_tensor(torch.ones(7, 8), mesh, [S(0), R], src_data_rank=None)
+            torch.utils.swap_tensors(source, uneven)
+            with self.assertRaisesRegex(
+                ValueError, r"the source '0' is float32 of shape \(7, 8\).* and was float32 of"
+            ):
+                transfer.run()
+
+    def test_nothing_keeps_memory_that_a_tensor_gave_up(self):
+        """Neither between two runs, nor after `close`."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        for rows in (64, 1 << 17):  # packed, and sent by itself
+            tensors = [[distribute_tensor(torch.ones(rows, 2), mesh, [at], src_data_rank=None)] for at in (S(0), R)]
+            transfer = torch_overlay.Transfer(*tensors)
+            transfer.run()
+            for (tensor,) in tensors:
+                left = StorageWeakRef(tensor._local_tensor.untyped_storage())
+                tensor._local_tensor.data = tensor._local_tensor.clone()
+                gc.collect()
+                self.assertTrue(left.expired())
+            transfer.run()
+            ends = [weakref.ref(tensor) for (tensor,) in tensors]
+            held = [StorageWeakRef(tensor._local_tensor.untyped_storage()) for (tensor,) in tensors]
+            transfer.close()
+            text = str(transfer)
+            del tensors, tensor
+            gc.collect()
+            self.assertEqual([end() for end in ends], [None, None])
+            self.assertTrue(all(each.expired() for each in held), text)
+
+
+# Four hundred at night.
+for first in range(0, 400, 20) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 6))):
+        for seed in seeds:
+            self.check_changes(seed)
+
+    setattr(ChangeCases, f"test_random_changes_{first:03}", check)
