@@ -33,7 +33,7 @@ class Current:
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
         self._lies: tuple[tuple[int, ...], int] | None = None
-        self._needed = 0
+        self._needed, self._overlaps = 0, False
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -79,6 +79,7 @@ class Current:
         if lies != self._lies:
             steps = [(length - 1) * stride for length, stride in zip(self._shape, lies[0])]
             self._needed = (lies[1] + sum(steps) + 1) * self._dtype.itemsize if local.numel() else 0
+            self._overlaps = any(length > 1 and not stride for length, stride in zip(self._shape, lies[0]))
             self._lies = lies
         there = local.untyped_storage().nbytes()
         if there < self._needed:
@@ -86,7 +87,7 @@ class Current:
         if self._side == "target":
             if local.is_conj() or local.is_neg():
                 return "is a conjugate or a negative view, which has no memory of its own to write to"
-            if any(length > 1 and not stride for length, stride in zip(self._shape, lies[0])):
+            if self._overlaps:
                 return "is expanded: several elements share one place in memory"
         return None
 
