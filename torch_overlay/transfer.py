@@ -87,7 +87,8 @@ class Transfer:
         Raises:
             ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
                 placements, or lost its memory; names both.
-            RuntimeError: the Transfer is closed, or a rank failed; says whether targets were written.
+            RuntimeError: the Transfer is closed, or running in another thread; or a rank failed: says whether targets
+                were written.
         """
         self._route.run()
 

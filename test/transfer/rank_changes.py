@@ -3,7 +3,10 @@ plan any more is named on all ranks, before anything is sent or written."""
 
 import gc
 import random
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import torch
 from torch import nn
@@ -12,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from torch_overlay.transfers.exchanges import Exchanges
 from width import NIGHTLY
 
 R, S = Replicate(), Shard
@@ -159,6 +163,39 @@ class ChangeCases:
             with self.assertRaisesRegex(
                 ValueError, r"the source '0' is float32 of shape \(7, 8\).* and was float32 of"
             ):
+                transfer.run()
+
+    def test_a_second_run_at_the_same_time_is_an_error(self):
+        """On each rank the other thread stands in the middle of a run; its values are right."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        whole = torch.arange(64.0).reshape(16, 4)
+        source, target = [[distribute_tensor(whole.clone(), mesh, [at], src_data_rank=None)] for at in (S(0), R)]
+        inside, go_on, original = threading.Event(), threading.Event(), Exchanges.run
+
+        def waits(self, *given):
+            inside.set()
+            go_on.wait(20)
+            original(self, *given)
+
+        with torch_overlay.Transfer(source, target) as transfer, ThreadPoolExecutor(1) as pool:
+            for step in range(3):
+                inside.clear(), go_on.clear()
+                source[0].to_local().copy_(source[0].to_local() * 2)
+                with mock.patch.object(Exchanges, "run", waits):
+                    first = pool.submit(transfer.run)
+                    inside.wait(20)
+                    for _ in range(2):
+                        with self.assertRaisesRegex(
+                            RuntimeError, "running in another thread, and runs go one at a time"
+                        ):
+                            transfer.run()
+                    if step == 2:  # it waits for the run
+                        threading.Timer(0.1, go_on.set).start()
+                        transfer.close()
+                    go_on.set()
+                    first.result()
+                self.assertEqual(target[0].to_local(), whole * 2 ** (step + 1))
+            with self.assertRaisesRegex(RuntimeError, "closed"):
                 transfer.run()
 
     def test_nothing_keeps_memory_that_a_tensor_gave_up(self):

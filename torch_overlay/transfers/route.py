@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +64,7 @@ class Route:
         _check_nothing_is_lost(self.tensors, self._moves, left)
         self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
+        self._running = Lock()
         self.traffic: Traffic = {}
         self.count = self.staging = 0
         if dist.get_rank() not in self.ranks or self._group is None:
@@ -115,11 +117,17 @@ class Route:
 
     def run(self) -> None:
         """Read the sources and write the targets. Raises as `Transfer.run`."""
-        if self._is_closed:
-            raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
-        if not self.traffic:
-            return
-        self._run()
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError(
+                "This Transfer is running in another thread, and runs go one at a time. Wait for that one to end."
+            )
+        try:
+            if self._is_closed:
+                raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
+            if self.traffic:
+                self._run()
+        finally:
+            self._running.release()
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -180,11 +188,12 @@ class Route:
             free_results(parts, given)
 
     def close(self) -> None:
-        """Destroy the process group, and keep no tensor; again does nothing."""
-        if not self._is_closed and self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._is_closed, self._group = True, None
-        self._sources, self._targets, self._phases = [], [], []
+        """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
+        with self._running:
+            if not self._is_closed and self._group is not None and dist.is_initialized():
+                dist.destroy_process_group(self._group)
+            self._is_closed, self._group = True, None
+            self._sources, self._targets, self._phases = [], [], []
 
 
 def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gone: frozenset[int]) -> None:
