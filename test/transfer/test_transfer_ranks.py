@@ -6,6 +6,7 @@ from mesh_ranks import EightRanks
 from rank_changes import ChangeCases
 from rank_loops import LoopCases
 from rank_recipes import RecipeCases
+from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
@@ -13,7 +14,16 @@ from way import needs_package
 
 
 @needs_package
-class TestTransferOnEightRanks(TransferCases, ChangeCases, TreeCases, LoopCases, RecipeCases, RefusalCases, EightRanks):
+class TestTransferOnEightRanks(
+    TransferCases,
+    ChangeCases,
+    ReductionCases,
+    TreeCases,
+    LoopCases,
+    RecipeCases,
+    RefusalCases,
+    EightRanks,
+):
     """Each method runs on all eight ranks, in a world of its own."""
 
 

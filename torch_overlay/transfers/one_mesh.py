@@ -25,6 +25,7 @@ from ._planner.sides import Move, Ranks, Side
 from .descriptions import misfit
 from .exchanges import Exchanges
 from .notes import one_fate
+from .pending import refusal
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor")
         after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
     except NotPlanned:
         return None
-    averages = "avg" in before.partial and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    refused = any(refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type) for axis in before.pending)
     odd = any(placement.is_partial() and type(placement).__name__ != "Partial" for placement in spec.placements)
-    if after.pending or averages or odd:
+    if after.pending or refused or odd:
         return None
     return Change(tensor, placements, before, after, _reduction(mesh, before, after), name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,  # and divided
+    "avg": dist.ReduceOp.SUM,  # of scaled terms, see `_scaled_down`
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
@@ -48,6 +49,8 @@ def refusal(op: str, dtype: torch.dtype, device: str) -> str | None:
         return "no group reduces like this"
     if op == "avg" and not number:
         return "an average of whole numbers may be none"
+    if op == "avg" and dtype.itemsize == 1:
+        return "torch doesn't divide floats of eight bits"
     if op in _ON_BITS and number:
         return "only whole numbers are taken bit by bit"
     if dtype.is_complex and op not in ("sum", "avg"):
@@ -104,21 +107,43 @@ def _reduced_together(terms: Sequence[Term]) -> dict[int, torch.Tensor]:
     here: Sequence[int] = mesh.get_coordinate() or ()
     regions = [term.reduction.before for term in terms]
     held = [part(t.local, t.box(r, here).inside(r.box(here))) for t, r in zip(terms, regions)]
-    flat = _flat(held) if not steps[0][2] else None
-    for axis, op, scatters in steps:
+    # Averages are taken of terms that are divided first, so that no sum is more than the greatest of them can be.
+    scale = math.prod([_power_of_two(mesh.size(axis)) for axis, op, _ in steps if op == "avg"])
+    flat = _divided(_flat(held), scale) if not steps[0][2] else None
+    for number, (axis, op, scatters) in enumerate(steps):
         group = mesh.get_group(axis)
         if scatters:
             regions = [each.cut(_upto(term.reduction.after, each, axis)) for term, each in zip(terms, regions)]
-            flat = _scattered(terms, regions, held, here, axis, _OPS[op], group)
+            flat = _scattered(terms, regions, held, here, axis, _OPS[op], group, scale if not number else 1)
             held = _pieces(flat, [term.box(each, here).length for term, each in zip(terms, regions)])
         elif flat is not None and flat.numel():
             dist.all_reduce(flat, _OPS[op], group=group)
         if op == "avg" and flat is not None:
-            flat /= mesh.size(axis)
+            _divided(flat, mesh.size(axis) / _power_of_two(mesh.size(axis)))
     if flat is None:
         raise AssertionError("what is pending is reduced in a step at least")
     boxes = [term.box(term.reduction.after, here).length for term in terms]
     return {term.number: piece for term, piece in zip(terms, _pieces(flat, boxes))}
+
+
+def _power_of_two(ranks: int) -> int:
+    """The smallest one that isn't less.
+
+    Dividing by it is exact, but for numbers that are too small to be normal. So the terms are added as they are where
+    they are divided afterwards, and the rest of the division rounds as that one does: (x / 4) / 0.75 is x / 3, to the
+    bit.
+
+    >>> [_power_of_two(ranks) for ranks in (1, 2, 3, 8, 9)]
+    [1, 2, 4, 8, 16]
+    """
+    return 1 << (ranks - 1).bit_length()
+
+
+def _divided(flat: torch.Tensor, by: float) -> torch.Tensor:
+    """The same tensor, divided in place."""
+    if by != 1:
+        (torch.view_as_real(flat) if flat.is_complex() else flat).div_(by)
+    return flat
 
 
 def _upto(after: Regions, now: Regions, axis: int) -> list[tuple[int, ...]]:
@@ -134,8 +159,9 @@ def _scattered(
     axis: int,
     op: dist.ReduceOp.RedOpType,
     group: dist.ProcessGroup,
+    scale: int,
 ) -> torch.Tensor:
-    """This rank's parts, reduced, in one buffer; each rank along the axis gets its own."""
+    """This rank's parts, reduced, in one buffer; each rank along the axis gets its own. Terms are divided first."""
     coordinates = [(*here[:axis], at, *here[axis + 1 :]) for at in range(group.size())]
     boxes = [[term.box(each, at) for term, each in zip(terms, regions)] for at in coordinates]
     size = max([sum([box.elements for box in some]) for some in boxes])
@@ -144,6 +170,7 @@ def _scattered(
         pieces = _pieces(flat.narrow(0, number * size, size), [box.length for box in some])
         for piece, local, box, term, each in zip(pieces, held, some, terms, regions):
             piece.copy_(part(local, box.inside(term.box(_before(each, axis), here))))
+    _divided(flat, scale)
     if size and dist.get_backend(group) == "gloo":
         # It reduces a copy of everything either way, and a thread of its own keeps that for a while.
         dist.all_reduce(flat, op, group=group)
