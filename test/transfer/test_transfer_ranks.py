@@ -4,6 +4,7 @@ from torch.testing._internal.common_utils import run_tests
 
 from mesh_ranks import EightRanks
 from rank_changes import ChangeCases
+from rank_gradients import GradientCases
 from rank_loops import LoopCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
@@ -19,6 +20,7 @@ class TestTransferOnEightRanks(
     ChangeCases,
     ReductionCases,
     TreeCases,
+    GradientCases,
     LoopCases,
     RecipeCases,
     RefusalCases,

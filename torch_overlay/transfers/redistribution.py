@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
 from ..compat.tensor_mesh import need_views
@@ -35,7 +36,10 @@ def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements
 
 
 class _Redistribute(torch.autograd.Function):
-    """All tensors at once, so that their gradients come back at once."""
+    """All tensors at once, so that their gradients come back at once: those of a loop over them.
+
+    A result wants a gradient if its tensor does, and one that nobody uses brings none back.
+    """
 
     @staticmethod
     def forward(
@@ -44,12 +48,16 @@ class _Redistribute(torch.autograd.Function):
         ctx.budget, ctx.names = budget, names
         ctx.sources = [(tensor.device_mesh, tensor.placements) for tensor in tensors]
         ctx.strides = [tensor.stride() for tensor in tensors]
-        return tuple(_moved(tensors, targets, budget, names))
+        ctx.set_materialize_grads(False)
+        found = tuple(_moved(tensors, targets, budget, names))
+        ctx.mark_non_differentiable(*[made for made, tensor in zip(found, tensors) if not tensor.requires_grad])
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: DTensor | None) -> tuple[Any, ...]:
         found: list[Any] = [None] * len(gradients)
-        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        wanted = ctx.needs_input_grad[-len(gradients) :]
+        there = [number for number, gradient in enumerate(gradients) if gradient is not None and wanted[number]]
         targets = []
         for number in there:
             mesh, placements = ctx.sources[number]
@@ -69,8 +77,8 @@ def _with_stride(gradient: DTensor, stride: tuple[int, ...]) -> DTensor:
     torch would copy the gradient there and keep it elsewhere; and before 2.12 copying uneven shards communicates."""
     if gradient.stride() == stride or gradient.requires_grad:
         return gradient
-    meta = TensorMeta(gradient.shape, stride, gradient.dtype)
-    spec = DTensorSpec(gradient.device_mesh, gradient.placements, tensor_meta=meta)
+    spec = copy(gradient._spec)
+    spec.tensor_meta = TensorMeta(gradient.shape, stride, gradient.dtype)
     return DTensor(gradient._local_tensor, spec, requires_grad=False)
 
 
