@@ -1,6 +1,7 @@
 """Pending reductions of trees and transfers on real ranks, held against torch's own steps wherever these are right."""
 
 import itertools
+import math
 import random
 
 import torch
@@ -9,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from rank_gradients import leaf
 from torch_overlay.transfers.pending import refusal
 from width import NIGHTLY
 
@@ -101,6 +103,38 @@ class ReductionCases:
         dist.all_gather_object(every, list(self.differing(seed)))
         self.assertTrue(not any(every), "\n".join([text for some in every for text in some]))
 
+    def check_slabs(self, seed):
+        """Tensors larger than their share of a tiny budget, cut by some axes and pending over others."""
+        rng = random.Random(seed)
+        ranks, sizes = rng.choice((*MESHES[:2], (range(WORLD), (2, 2, 2))))
+        mesh, other = make_root(ranks, sizes, ("a", "b", "c")[: len(sizes)]), make_root(SHUFFLED, (8,), ("d",))
+        onto = rng.choice((mesh, other))
+        source, target, wanted, here = [], [], [], mesh.get_coordinate()
+        for _ in range(rng.randint(1, 3)):
+            shape = [rng.randint(1, 40) for _ in range(rng.randint(1, 3))]
+            ends = R, P(), *map(S, range(len(shape)))
+            placements = [rng.choice(ends) for _ in sizes]
+            placements[rng.randrange(len(sizes))] = P()
+            base = torch.arange(math.prod(shape), dtype=rng.choice((torch.float32, torch.int64))).reshape(shape) % 50
+            own, terms = 0, 1
+            for size, at, placement in zip(sizes, here, placements, strict=True):
+                if placement.is_partial():
+                    own, terms = own * size + at, terms * size
+            source.append(leaf(mesh, base + own, tuple(placements), None, False))
+            after = tuple(rng.choice((R, *ends[2:])) for _ in onto.shape)
+            wanted.append(leaf(onto, base * terms + sum(range(terms)), after, None, False))
+            target.append(leaf(onto, base * 0, after, None, False))
+        budget = rng.choice((1800, 2400, 4000, 9000))
+        said = f"seed {seed}: {[tensor._spec for tensor in source]} to {[tensor._spec for tensor in target]}, {budget}"
+        with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+            transfer.run()
+            self.assertTrue(transfer.staging <= budget, said)
+        after = {f"{number}": tensor.placements for number, tensor in enumerate(target)}
+        found = torch_overlay.redistribute(source, onto, after, budget=budget)
+        for one, moved, want in zip(target, found, wanted, strict=True):
+            self.assertTrue(torch.equal(one.to_local(), want.to_local()), said)
+            self.assertTrue(torch.equal(moved.to_local(), want.to_local()), said)
+
     def test_averages_do_not_overflow(self):
         """Where every term can be said in a type, so can their average, whatever their sum would be; of a sum beside an
         average, too, if what is summed is small in the end."""
@@ -146,6 +180,14 @@ class ReductionCases:
             with self.assertRaises(RuntimeError):
                 torch_overlay.redistribute([tensor], placements=R)[0].to_local()
 
+
+for first in range(0, 400, 20) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 5))):
+        for seed in seeds:
+            self.check_slabs(seed)
+
+    setattr(ReductionCases, f"test_random_slabs_{first:03}", check)
 
 # Two hundred at night.
 for first in range(0, 200, 20) if NIGHTLY else (0,):

@@ -8,7 +8,7 @@ import pytest
 
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.transfers._planner.reductions import Reduction, phases
+from torch_overlay.transfers._planner.reductions import Reduction, phases, place_in
 from twins_tensor import coordinates
 from width import NIGHTLY
 
@@ -118,6 +118,55 @@ def test_phases_bring_each_element_once_and_stay_within_their_share(seed):
             shape = reduction.before.shape if reduction is not None else None
             assert reduction is None or sorted(numbers) == list(itertools.product(*map(range, shape)))
     assert cut
+
+
+SHAPES = (70, 100), (71, 99), (100, 70), (4096, 64), (16, 16)
+BUDGETS = 600, 2000, 4096, 9000, 16000, 65536, 200_000
+WEIGHTS = (  # of real models, at the default budget: shape, sizes of the mesh, bytes of an element
+    ((128_256, 8192), (4, 8), 2),
+    ((152_064, 8192), (8, 8), 4),
+    ((128, 4096, 14_336), (8, 4), 2),
+    ((28_672, 8192), (2, 2), 4),
+    ((8192, 28_672), (2, 8), 4),
+)
+
+
+def read_outside(reduction, itemsize, budget):
+    """The slabs of which some rank would read what isn't inside of what it holds, and how many slabs there are; every
+    element that a rank holds is in one of them."""
+    found, slabs = [], [part.slab for parts in phases([reduction], [itemsize], budget) for part in parts]
+    for at in coordinates(reduction.before.sizes):
+        held, seen = reduction.before.box(at), 0
+        for slab in slabs:
+            if slab is not None:
+                box = place_in(held, held.meet(slab))
+                ends = zip(*box, held.length, strict=True)
+                found += [slab] * any(start < 0 or start + length > have for start, length, have in ends)
+                seen += box.elements
+        assert slabs == [None] or seen == held.elements
+    return found, len(slabs)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_rank_reads_outside_of_its_shard(shape):
+    """All placements of two axes with something pending, at seven budgets: a slab may miss what a rank holds."""
+    cut = 0
+    for words in itertools.product(("R", "S0", "S1", "P"), repeat=2):
+        if "P" in words:
+            before = regions(" ".join(words), shape, (2, 2))
+            for budget in BUDGETS:
+                outside, slabs = read_outside(Reduction.apart(before), 4, budget)
+                assert not outside, (words, budget, outside)
+                cut += slabs > 1
+    assert cut
+
+
+@pytest.mark.parametrize("shape, sizes, itemsize", WEIGHTS)
+def test_weights_of_real_models_at_the_default_budget(shape, sizes, itemsize):
+    for dim in range(len(shape)):
+        for words in (f"S{dim} P", f"P S{dim}"):
+            outside, _ = read_outside(Reduction.apart(regions(words, shape, sizes)), itemsize, 256 << 20)
+            assert not outside
 
 
 def test_a_large_tensor_goes_in_slabs_that_leave_each_rank_its_part():

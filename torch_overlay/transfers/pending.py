@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
 from ..distributed.tensor._pack import part
+from ._planner.reductions import place_in
 from .runs import free
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _reduced_together(terms: Sequence[Term]) -> dict[int, torch.Tensor]:
     mesh, steps = terms[0].mesh, terms[0].reduction.steps
     here: Sequence[int] = mesh.get_coordinate() or ()
     regions = [term.reduction.before for term in terms]
-    held = [part(t.local, t.box(r, here).inside(r.box(here))) for t, r in zip(terms, regions)]
+    held = [part(t.local, place_in(r.box(here), t.box(r, here))) for t, r in zip(terms, regions)]
     # Averages are taken of terms that are divided first, so that no sum is more than the greatest of them can be.
     scale = math.prod([_power_of_two(mesh.size(axis)) for axis, op, _ in steps if op == "avg"])
     flat = _divided(_flat(held), scale) if not steps[0][2] else None
@@ -169,7 +170,7 @@ def _scattered(
     for number, some in enumerate(boxes):
         pieces = _pieces(flat.narrow(0, number * size, size), [box.length for box in some])
         for piece, local, box, term, each in zip(pieces, held, some, terms, regions):
-            piece.copy_(part(local, box.inside(term.box(_before(each, axis), here))))
+            piece.copy_(part(local, place_in(term.box(_before(each, axis), here), box)))
     _divided(flat, scale)
     if size and dist.get_backend(group) == "gloo":
         # It reduces a copy of everything either way, and a thread of its own keeps that for a while.

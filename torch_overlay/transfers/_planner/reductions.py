@@ -111,6 +111,16 @@ class Part(NamedTuple):
         return _most(self.reduction.after, self.slab) * itemsize
 
 
+def place_in(outer: Box, box: Box) -> Box:
+    """Where a box lies in the tensor that holds `outer`. An empty one may start anywhere, as where a slab misses what a
+    rank holds; it is put at the start, so that it is inside.
+
+    >>> place_in(Box((4, 0), (4, 8)), Box((4, 0), (4, 8)).meet(Box((9, 0), (2, 8))))
+    Box(start=(0, 0), length=(0, 8))
+    """
+    return box.inside(outer) if box.elements else Box((0,) * len(box.start), box.length)
+
+
 def phases(reductions: Sequence[Reduction | None], itemsizes: Sequence[int], budget: int) -> list[list[Part]]:
     """What goes together, in order; the same on every rank. All that isn't pending goes in the first phase."""
     limit = budget * SHARE[0] // SHARE[1]
