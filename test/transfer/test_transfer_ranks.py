@@ -6,6 +6,7 @@ from mesh_ranks import EightRanks
 from rank_changes import ChangeCases
 from rank_gradients import GradientCases
 from rank_loops import LoopCases
+from rank_modes import ModeCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
@@ -19,6 +20,7 @@ class TestTransferOnEightRanks(
     TransferCases,
     ChangeCases,
     ReductionCases,
+    ModeCases,
     TreeCases,
     GradientCases,
     LoopCases,

@@ -129,7 +129,7 @@ class Route:
         finally:
             self._running.release()
 
-    @torch.no_grad()
+    @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
     def _run(self) -> None:
         problems: list[str] = []
         try:

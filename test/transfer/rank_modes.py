@@ -1,0 +1,110 @@
+"""Transfers and trees in torch's modes: the same values in each, and in whatever order a program enters them."""
+
+import contextlib
+import itertools
+import random
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import torch_overlay
+from mesh_ranks import SHUFFLED, WORLD, make_root
+from width import NIGHTLY
+
+R, S, P = Replicate(), Shard, Partial()
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES = {
+    "none": contextlib.nullcontext,
+    "inference": torch.inference_mode,
+    "no grad": torch.no_grad,
+    "grad": torch.enable_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "meta": lambda: torch.device("meta"),
+    "half": lambda: default_dtype(torch.float16),
+}
+ENDS = (((S(0), S(1)), R), ((R, S(1)), S(0)), ((S(0), P), S(1)), ((P, P), R), ((S(1), R), S(1)))
+
+
+class ModeCases:
+    """Cases for ``EightRanks``."""
+
+    def sides_of_a_model(self, rng):
+        """Tensors on two meshes; some want a gradient, some are made in inference mode, some are large."""
+        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))
+        source, target = [], []
+        for number, (before, after) in enumerate(ENDS):
+            shape = rng.choice(((16, 8), (9, 5), (512, 256)) if number < 2 else ((16, 8), (9, 5)))
+            kept = [R if each.is_partial() else each for each in before]
+            ends = []
+            for on, placements, said in ((mesh, kept, before), (other, [after], [after])):
+                with torch.inference_mode() if rng.random() < 0.4 else contextlib.nullcontext():
+                    whole = torch.zeros(shape, requires_grad=rng.random() < 0.5).clone().detach()
+                    local = distribute_tensor(whole, on, placements, src_data_rank=None)._local_tensor.clone()
+                    wants = rng.random() < 0.5 and not torch.is_inference_mode_enabled()
+                    stride = (shape[1], 1)
+                    made = DTensor.from_local(local, on, said, run_check=False, shape=shape, stride=stride)
+                    ends.append(made.detach().requires_grad_(wants))
+            source.append(ends[0])
+            target.append(ends[1])
+        return source, target
+
+    def check_modes(self, seed):
+        rng = random.Random(seed)
+        source, target = self.sides_of_a_model(rng)
+        first, *modes = rng.choices([*MODES], k=5)
+        with MODES[first]():
+            transfer = torch_overlay.Transfer(source, target, budget=(1 << 28, 1 << 19)[seed % 2])
+        other, after = target[0].device_mesh, [tensor.placements for tensor in target]
+        with transfer:
+            for step, mode in enumerate(modes, 1):
+                with torch.inference_mode():
+                    for tensor in source:
+                        tensor._local_tensor.fill_(step)
+                with MODES[mode]():
+                    transfer.run()
+                    found = torch_overlay.redistribute(source, other, after)
+                said = f"seed {seed}: {mode} after {first}, {modes}"
+                for before, one, moved in zip(source, target, found, strict=True):
+                    axes = [axis for axis, each in enumerate(before.placements) if each.is_partial()]
+                    terms = 1
+                    for axis in axes:
+                        terms *= before.device_mesh.size(axis)
+                    for local in (one._local_tensor, moved._local_tensor):
+                        self.assertTrue(bool((local == step * terms).all()), said)
+                        self.assertEqual((local.dtype, local.device.type), (torch.float32, "cpu"), msg=said)
+
+    def test_inference_mode_first_and_then_none(self):
+        """And the other way round; into a target of a program that goes on to train it."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        for rows, modes in itertools.product((16, 1 << 16), (("inference", "none"), ("none", "inference"))):
+            source = distribute_tensor(torch.zeros(rows, 4), mesh, [S(0)], src_data_rank=None)
+            target = distribute_tensor(torch.zeros(rows, 4), mesh, [R], src_data_rank=None).requires_grad_()
+            with torch_overlay.Transfer([source], [target]) as transfer:
+                for step, mode in enumerate((*modes, *modes), 1):
+                    source._local_tensor.fill_(step)
+                    with MODES[mode]():
+                        transfer.run()
+                    self.assertTrue(bool((target.detach().to_local() == step).all()))
+            (target.to_local() ** 2).sum().backward()
+            self.assertTrue(bool((target.grad.to_local() == 8).all()))
+
+
+# Two hundred at night.
+for first in range(0, 200, 20) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 6))):
+        for seed in seeds:
+            self.check_modes(seed)
+
+    setattr(ModeCases, f"test_random_modes_{first:03}", check)
