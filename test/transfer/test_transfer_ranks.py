@@ -5,6 +5,7 @@ from torch.testing._internal.common_utils import run_tests
 from mesh_ranks import EightRanks
 from rank_changes import ChangeCases
 from rank_gradients import GradientCases
+from rank_groups import GroupCases
 from rank_loops import LoopCases
 from rank_modes import ModeCases
 from rank_recipes import RecipeCases
@@ -21,6 +22,7 @@ class TestTransferOnEightRanks(
     ChangeCases,
     ReductionCases,
     ModeCases,
+    GroupCases,
     TreeCases,
     GradientCases,
     LoopCases,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from inspect import unwrap
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,26 +14,44 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..distributed._group_makers import members_create
+from ..distributed._member_names import MemberNames
 from ..distributed._rank_map import short
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from ._planner.schedule import Schedule
 
+_names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
 
 
 def new_group(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
     """A group over these ranks, made by them where the backend lets members make one alone, else by the whole world;
     None on a rank outside."""
-    alone = members_create(distributed_c10d._get_default_group(), None)
+    world = distributed_c10d._get_default_group()
+    alone = members_create(world, None)
     if alone and dist.get_rank() not in ranks:
         return None
-    made = dist.new_group(
-        list(ranks), timeout=timeout, use_local_synchronization=alone, group_desc="torch_overlay_transfer"
-    )
+    name = _names.setdefault(world, MemberNames("transfer")).next(ranks)
+    how = {"timeout": timeout, "use_local_synchronization": alone, "group_desc": "torch_overlay_transfer"}
+    made = _new_group_called(name)(list(ranks), **how)
     return None if made == dist.GroupMember.NON_GROUP_MEMBER else made
+
+
+def _new_group_called(name: str) -> Callable[..., Any]:
+    """What is behind `new_group`, for a group of this name.
+
+    c10d names a group that its members make by what else this rank has made, so that ranks whose histories differ wait
+    for one another under two names; and it takes no name. It asks for one by a function of its module: this is the same
+    code, and finds another function there. Nothing that other threads use is changed.
+    """
+    torchs = unwrap(distributed_c10d._new_group_with_tag)
+    found = {**torchs.__globals__, "_process_group_name": lambda ranks, use_hashed_name: name}
+    made = FunctionType(torchs.__code__, found, torchs.__name__, torchs.__defaults__, torchs.__closure__)
+    made.__kwdefaults__ = torchs.__kwdefaults__
+    return made
 
 
 def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:

@@ -9,7 +9,7 @@ import hashlib
 import pickle
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -27,6 +27,27 @@ if TYPE_CHECKING:
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
+def living(ranks: Any, what: str) -> list[int]:
+    """Ranks as a user gives them, each of which the world has.
+
+    Raises:
+        TypeError: what is given is no list of ranks; a rank outside of a group has no group to give.
+        ValueError: a rank can't exist, or stands there twice; nobody would ever come for it.
+    """
+    if not isinstance(ranks, Collection) or not all(isinstance(rank, int) for rank in ranks):
+        raise TypeError(
+            f"{what} needs a process group that rank {dist.get_rank()} is in, or a list of ranks; got {ranks!r}"
+        )
+    last = dist.get_world_size() - 1
+    beyond = sorted({rank for rank in ranks if not 0 <= rank <= last})
+    if beyond:
+        raise ValueError(f"{what} has ranks that can't exist: {beyond}. This world has ranks {short(range(last + 1))}.")
+    twice = sorted([rank for rank, count in Counter(ranks).items() if count > 1])
+    if twice:
+        raise ValueError(f"{what} has rank {short(twice)} twice: {[*ranks]}.")
+    return [*ranks]
+
+
 class Meeting:
     """One meeting of the ranks of a group, or of these ranks, or of all; they hold their meetings in the same order."""
 
@@ -36,7 +57,7 @@ class Meeting:
             self.ranks: list[int] = dist.get_process_group_ranks(group or world)
             self.timeout, name = timeout_of(group or world), (group or world).group_name
         else:
-            self.ranks, self.timeout = sorted(group), timeout_of(world)
+            self.ranks, self.timeout = sorted(living(group, "group")), timeout_of(world)
             name = hashlib.sha256(repr(self.ranks).encode()).hexdigest()
         self.rank, self.purpose = dist.get_rank(), purpose
         if self.rank not in self.ranks:

@@ -17,7 +17,7 @@ from .current import Current, agree, locals_of
 from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
-from .meeting import Meeting, silent_ranks
+from .meeting import Meeting, living, silent_ranks
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
@@ -49,10 +49,13 @@ class Route:
         names: Callable[[str], str] | None,
         gone: Sequence[int] = (),
     ) -> None:
-        left = frozenset(gone)
+        left = frozenset(living(gone, "gone"))
         if left and group is None:
             group = [rank for rank in range(dist.get_world_size()) if rank not in left]
         meeting = Meeting(group, "A Transfer")
+        if not left.isdisjoint(meeting.ranks):
+            both = short(sorted(left.intersection(meeting.ranks)))
+            raise ValueError(f"Ranks {both} are gone, and group has them. Give the list of those that are there.")
         said = meeting.say(describe(source, target, names))
         self.tensors: list[Tensor] = agreed(said, left)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}

@@ -1,0 +1,140 @@
+"""The process group of a `Transfer`: whatever else its ranks made before, of ranks that exist, and gone after it."""
+
+import contextlib
+import gc
+import os
+import random
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import torch_overlay
+from mesh_ranks import SHUFFLED, WORLD, make_root
+from way import TENSOR_MESHES
+from width import NIGHTLY
+
+R, S, P = Replicate(), Shard, Partial()
+ROUNDS = 240 if NIGHTLY else 16
+
+
+@contextlib.contextmanager
+def stock(options):
+    """Without the overlay for a while."""
+    torch_overlay.disable()
+    try:
+        yield
+    finally:
+        torch_overlay.enable(**options)
+
+
+def held(rounds):
+    """What this process holds: groups, files, threads, and what is in the store beside the addresses that gloo leaves
+    there, one for each rank of each group; and the MiB of its memory."""
+    gc.collect()
+    store = distributed_c10d._get_default_store()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    counts = {
+        "groups": len(distributed_c10d._world.pg_map),
+        "names": len(distributed_c10d._world.pg_names),
+        "keys": store.num_keys() - rounds * WORLD if dist.get_rank() == 0 else 0,
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+    return counts, pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class GroupCases:
+    """Cases for ``EightRanks``."""
+
+    def check_histories(self, seeds, by_members):
+        """Ranks make groups, with the others of the group or with all, and destroy some; then some make a Transfer."""
+        made = []
+        for seed in seeds:
+            rng = random.Random(seed)
+            for _ in range(rng.randint(1, 3)):
+                ranks = sorted(rng.sample(range(WORLD), rng.randint(1, 4)))
+                alone, destroys = by_members and rng.random() < 0.7, rng.random() < 0.3
+                if self.rank in ranks or not alone:
+                    group = dist.new_group(ranks, use_local_synchronization=alone)
+                    made += [group] * (self.rank in ranks)
+                if made and destroys and ranks[0] == self.rank:
+                    dist.destroy_process_group(made.pop())
+            members = rng.sample(range(WORLD), rng.randint(2, 6))
+            ends = members[: len(members) // 2], members[len(members) // 2 :]
+            whole, source, target = torch.arange(24.0) + seed, None, None
+            if self.rank in members:
+                meshes = [DeviceMesh("cpu", end, _init_backend=False) for end in ends]
+                if self.rank in ends[0]:
+                    source = [DTensor.from_local(whole.clone(), meshes[0], [R], run_check=False)]
+                else:
+                    target = [DTensor.from_local(whole * 0, meshes[1], [R], run_check=False)]
+                with torch_overlay.Transfer(source, target, group=members) as transfer:
+                    transfer.run()
+                if target:
+                    self.assertEqual(target[0].to_local(), whole, msg=f"seed {seed}")
+
+    def test_a_group_has_a_name_that_no_history_changes(self):
+        """c10d's own names depend on how many groups a rank is in, so that ranks wait for one another in vain."""
+        seeds = range(200 if NIGHTLY else 12)
+        self.check_histories(seeds, True)
+        if not TENSOR_MESHES:
+            with stock(self.overlay_options):
+                self.check_histories(seeds, False)  # c10d's own groups of members have no better names there
+
+    def test_ranks_that_cannot_exist_are_an_error_at_once(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = [distribute_tensor(torch.zeros(8), mesh, [S(0)], src_data_rank=None)]
+        begun = time.monotonic()
+        outside = dist.new_group([(self.rank + 1) % WORLD], use_local_synchronization=True) or -100
+        for how, error, said in (
+            ({"group": range(10)}, ValueError, r"group has ranks that can't exist: \[8, 9\]. This world has ranks 0-7"),
+            ({"group": [*range(8), -1]}, ValueError, r"group has ranks that can't exist: \[-1\]"),
+            ({"group": [*range(8), 3]}, ValueError, "group has rank 3 twice"),
+            ({"group": [(self.rank + 1) % WORLD]}, ValueError, f"can't be made by rank {self.rank}"),
+            ({"group": outside}, TypeError, f"group needs a process group that rank {self.rank} is in, .*got -100"),
+            ({"group": ["0", "1"]}, TypeError, "group needs .*list of ranks.* got .'0', '1'."),
+            ({"gone": [8]}, ValueError, r"gone has ranks that can't exist: \[8\]"),
+            ({"gone": [1, 1]}, ValueError, "gone has rank 1 twice"),
+            ({"gone": [self.rank]}, ValueError, f"can't be made by rank {self.rank}"),
+            ({"gone": [7], "group": range(8)}, ValueError, "Ranks 7 are gone, and group has them"),
+        ):
+            with self.assertRaisesRegex(error, said):
+                torch_overlay.Transfer(source, source, **how)
+        self.assertTrue(time.monotonic() - begun < 10)
+
+    def test_rounds_of_transfers_leave_nothing(self):
+        """Made, run, closed and dropped: groups, keys, files, threads and memory stay what they were."""
+        self.check_rounds(ROUNDS)
+
+    def test_rounds_without_the_overlay(self):
+        """c10d gives a name of its own again when its group is gone, and ranks find addresses of the last one."""
+        if not TENSOR_MESHES:
+            with stock(self.overlay_options):
+                self.check_rounds(ROUNDS)
+
+    def check_rounds(self, rounds):
+        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))
+        for number in range(rounds):
+            whole = torch.ones(64, 4096)
+            source = [distribute_tensor(whole, mesh, [S(0), S(1)], src_data_rank=None)]
+            source.append(DTensor.from_local(whole.clone(), mesh, [P, R], run_check=False))
+            target = [distribute_tensor(whole * 0, other, [at], src_data_rank=None) for at in (R, S(0))]
+            transfer = torch_overlay.Transfer(source, target, budget=1 << 21)
+            transfer.run()
+            transfer.run()
+            self.assertTrue(bool((target[1].to_local() == 4).all()))
+            transfer.close()
+            del source, target, transfer
+            dist.barrier()
+            if number == 5:
+                first, memory = held(6)
+            dist.barrier()
+        last, grown = held(rounds)
+        self.assertEqual(last, first, msg=f"{first} {last} {memory} {grown}")
+        # One shard that is kept at each round would be a MiB a round; malloc and the store of rank 0 keep some more.
+        self.assertTrue(grown - memory < max(8, rounds / 8), (memory, grown))
