@@ -34,6 +34,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._dtensor_spec": {
             "file": "5b19cf6b7f31269d4edaf597581ed239",
+            "DTensorSpec.__eq__": "c2b679da3ff6185bd87251cd7a4abdf5",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "52e8ab8428ee82bbee6e7aacba3917e4",
@@ -82,6 +83,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.tensor._collective_utils": {
             "file": "8869755f7134b5cb2e86ef095585d33b",
             "redistribute_cost": "041f7a00625f44e5a496f1a708d52603",
+        },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "9f7ad8eb88041c78dc3c23d5757522be",
+            "DTensorSpec._check_equals": "ce7d7a16284679a8e5dd4c8179d16872",
         },
         "torch.distributed.tensor._redistribute": {
             "file": "a4cb2b1a239999d7421337696001510a",
@@ -135,6 +140,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "542ad8f7c1faeaaf24969eb0db1d89bb",
             "redistribute_cost": "09b22554e4ca83865cc5d71c1324ab47",
         },
+        "torch.distributed.tensor._dtensor_spec": {
+            "file": "46b4f54f19a8fc78eb92acf50e62d01d",
+            "DTensorSpec._check_equals": "ce7d7a16284679a8e5dd4c8179d16872",
+        },
         "torch.distributed.tensor._redistribute": {
             "file": "8ac90e76830597ddb7ac68be1d4c1abd",
             "_optimize_transform_infos": "a21d925724513ec091a5bea0753c0717",
@@ -187,6 +196,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._dtensor_spec": {
             "file": "5075c39de9dd3a14d59cbe00bad22ada",
+            "DTensorSpec._check_equals": "ce7d7a16284679a8e5dd4c8179d16872",
             "DTensorSpec._stable_hash": "fb390ccb62e2b8dbfdf94aecbf3b5b74",
         },
         "torch.distributed.tensor._redistribute": {
@@ -238,6 +248,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._dtensor_spec": {
             "file": "522f69eb670778d0f5a02013fceb10a9",
+            "DTensorSpec._check_equals": "ce7d7a16284679a8e5dd4c8179d16872",
             "DTensorSpec._stable_hash": "f4cd83b770930b06750d998b987bd457",
         },
         "torch.distributed.tensor._redistribute": {
@@ -289,6 +300,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._dtensor_spec": {
             "file": "522f69eb670778d0f5a02013fceb10a9",
+            "DTensorSpec._check_equals": "ce7d7a16284679a8e5dd4c8179d16872",
             "DTensorSpec._stable_hash": "f4cd83b770930b06750d998b987bd457",
         },
         "torch.distributed.tensor._redistribute": {
@@ -341,6 +353,7 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed.tensor._dtensor_spec": {
             "file": "522f69eb670778d0f5a02013fceb10a9",
+            "DTensorSpec._check_equals": "ce7d7a16284679a8e5dd4c8179d16872",
             "DTensorSpec._stable_hash": "f4cd83b770930b06750d998b987bd457",
         },
         "torch.distributed.tensor._redistribute": {

@@ -15,17 +15,6 @@ def hand_back_meshes(_: None) -> None:
     hand_back()
 
 
-def forget_shardings(_: None = None) -> None:
-    """Forget, in this thread, the specs that operations gave: torch keeps them with their meshes, so that results on an
-    equal mesh that is made later would lie on the first one and have its groups."""
-    from torch import _C
-    from torch.distributed.tensor._api import DTensor
-
-    known = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
-    getattr(known, "cache", known).cache_clear()  # before 2.10 it clears itself by that alone
-    getattr(_C, "_clear_DTensor_sharding_propagator_cache", bool)()  # before 2.10 they are nowhere else
-
-
 def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     """Dynamo goes by files: ours get what ``torch/distributed`` has, not traced by itself, inlined when called.
 

@@ -206,9 +206,9 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "torch.distributed.tensor._api",
-        "torch_overlay.hooks:forget_shardings",
+        f"{OURS}._mesh_caches:forget_shardings",
         Kind.HOOK,
-        undo="torch_overlay.hooks:forget_shardings",
+        undo=f"{OURS}._mesh_caches:forget_shardings",
         unit="redistribute",
     ),
     Patch(
@@ -283,6 +283,20 @@ PATCHES: tuple[Patch, ...] = (
         f"{COMPAT}.merging:_optimize_transform_infos",
         releases=">=2.11",
         ends=SAFE_MERGING,
+        unit="redistribute",
+    ),
+    Patch(
+        f"{SPEC}:DTensorSpec._check_equals",
+        f"{OURS}.tensor._dtensor_spec:_DTensorSpec._check_equals",
+        releases=">=2.10",
+        ends=SHARED_STATE,
+        unit="redistribute",
+    ),
+    Patch(
+        f"{SPEC}:DTensorSpec.__eq__",
+        f"{COMPAT}.tensor:_DTensorSpec.__eq__",
+        releases="<2.10",
+        ends=SHARED_STATE,
         unit="redistribute",
     ),
     Patch(

@@ -6,12 +6,26 @@ threads share a group on stock, so each is a correct program there.
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from isolation_tools import ELEMENTS, P, R, all_right, at_once, number, private, reduce, reduce_metric
+from isolation_tools import (
+    ELEMENTS,
+    P,
+    R,
+    all_right,
+    at_once,
+    held_by_this_process,
+    number,
+    private,
+    reduce,
+    reduce_metric,
+)
+from width import NIGHTLY
 
 S = Shard
 TIMES = 60
@@ -126,6 +140,38 @@ def one_owner_destroys_its_groups(rank: int, world_size: int) -> None:
     use_every_way(mine)
     destroy_groups(mine)
     use_every_way(again)
+
+
+def equal_meshes_in_two_threads(rank: int, world_size: int) -> None:
+    """What operations give on two equal meshes is reduced, that of each mesh in its own thread."""
+    one, other = square(), square()
+
+    def use(mesh: DeviceMesh, who: int) -> None:
+        for first in (one, other):  # what a thread remembers is its own
+            DTensor.from_local(torch.ones(ELEMENTS, dtype=torch.float64), first, (P, P), run_check=False).clone()
+        reduce(mesh, (P, P), who, TIMES, torch.clone)
+
+    at_once(lambda: use(one, 1), lambda: use(other, 2))
+
+
+def meshes_rebuilt_after_their_groups_were_destroyed(rank: int, world_size: int) -> None:
+    """Round after round; nothing of a round stays: no thread, no file, no memory."""
+    rounds, held = 240 if NIGHTLY else 12, []
+    for turn in range(rounds):
+        mesh = square()
+        reduce(mesh, (P, P), turn, 2, torch.clone)
+        leaf = DTensor.from_local(torch.ones(ELEMENTS), mesh, (R, S(0)), run_check=False).requires_grad_()
+        (leaf * 2).redistribute(placements=(R, R)).sum().backward()
+        assert leaf.grad.device_mesh is mesh and torch.all(leaf.grad.full_tensor() == 2)
+        destroy_groups(mesh)
+        del mesh, leaf
+        gc.collect()
+        dist.barrier()  # all have destroyed theirs
+        held.append(held_by_this_process())
+    half = len(held) // 2
+    for name in held[0]:
+        early, late = (max(one[name] for one in part) for part in (held[4:half], held[half:]))
+        assert late <= early + (4 << 20 if name == "bytes" else 0), f"{name} grow: {[one[name] for one in held]}"
 
 
 def one_pair_destroys_its_group(rank: int, world_size: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 import isolation_cases as cases
 import isolation_saves as saves
 from isolation_ranks import Ranks
-from way import STOCK
+from way import STOCK, needs_overlay
 from width import NIGHTLY
 
 # `world` shares between meshes on purpose, so it has no part in this.
@@ -33,6 +33,8 @@ SHORT = {
     cases.groups_of_size_1_are_destroyed: 4,
     cases.one_pair_destroys_its_group: 4,
 }
+# On stock these are wrong.
+EQUAL = {cases.equal_meshes_in_two_threads: 4, cases.meshes_rebuilt_after_their_groups_were_destroyed: 4}
 LONG = {saves.save_beside_loss: 4, saves.training_beside_saves: 4}
 
 
@@ -59,6 +61,14 @@ def chosen(cases):
 @pytest.mark.parametrize("case, options", list(chosen(SHORT)))
 def test_users_of_the_same_ranks_stay_apart(ranks, case, options):
     problems = ranks.ask(case, SHORT[case], options)
+    assert not problems, problems
+
+
+@needs_overlay
+@pytest.mark.parametrize("options", OPTIONS if NIGHTLY else OPTIONS[:1], ids=named)
+@pytest.mark.parametrize("case", EQUAL, ids=named)
+def test_equal_meshes_stay_apart(ranks, case, options):
+    problems = ranks.ask(case, EQUAL[case], options)
     assert not problems, problems
 
 

@@ -12,6 +12,8 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
+from ..distributed._kept import keep
+from ..distributed._mesh_caches import as_good_as
 from ..distributed.tensor import _redistribute as bodies
 from ._mesh_layout import ShardOrderEntry
 
@@ -30,6 +32,11 @@ class _Redistribute:
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
         """Before 2.13, where the types are arguments of their own; see the body for later ones."""
+        if bodies.has_other_groups(input._spec.mesh, device_mesh):
+            own = input._spec.mesh
+            return bodies.lay_on(
+                device_mesh, cls.apply(input, own, placements, async_op, forward_dtype, backward_dtype)
+            )
         made = None
         if cls is torch_redistribute.Redistribute and forward_dtype in (None, input._local_tensor.dtype):
             made = bodies.without_node(input, device_mesh, placements, async_op)
@@ -94,10 +101,17 @@ _FORCE_MIN_COST_REDISTRIBUTION_PLAN = None
 _DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION = False
 
 
+equals_by_value = keep(DTensorSpec, "__eq__")
+
+
 class _DTensorSpec:
     """Never instantiated: its attributes are set on torch's DTensorSpec."""
 
     shard_order = None
+
+    def __eq__(self: DTensorSpec, other: Any, /) -> bool:  # type: ignore[misc]
+        """As the body of `_check_equals`, which torch has since 2.10."""
+        return equals_by_value(self, other) and as_good_as(self.mesh, other.mesh)
 
     @staticmethod
     def is_default_device_order(shard_order: tuple[ShardOrderEntry, ...] | None) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 
 
-def keep(module: types.ModuleType, name: str) -> types.FunctionType:
-    """A function of its own with the code that the module's function of this name has now; swapping the code of one
-    leaves the other alone."""
+def keep(module: types.ModuleType | type, name: str) -> types.FunctionType:
+    """A function of its own with the code that the module's or class's function of this name has now; swapping the code
+    of one leaves the other alone."""
     function = getattr(module, name)
     kept = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__

@@ -8,6 +8,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from ._group_table import find_group
+from ._mesh_caches import forget_shardings
 from ._mesh_group_names import group_names
 from ._mesh_state import shared_state
 from ._mesh_traced import forget_views
@@ -44,6 +45,7 @@ def abort_groups(mesh: DeviceMesh) -> None:
         shared.registry.clear()
         shared.flattened.clear()  # whose groups are gone
         forget_views(shared)
+        forget_shardings()  # their meshes hold the groups that are gone
         # What is made from now on is made anew, for a loaded mesh as well.
         shared.universe = shared.saved_number = None
     if failed:

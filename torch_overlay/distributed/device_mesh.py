@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ._mesh_abort import abort_groups
 from ._mesh_apart import mark_apart, mark_beside, mark_slice
 from ._mesh_axes import ascending, cut_axis, dim_of, is_flattened, select, select_groups, side_by_side, start_at
+from ._mesh_caches import note_root
 from ._mesh_group_names import group_names
 from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups
 from ._mesh_input import check_device_type, check_names, normalize_overrides, read_names, read_overrides, read_sizes
@@ -70,6 +71,8 @@ class _DeviceMesh:
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
         shared = join_state(self, view, _root_mesh)  # sets _layout, _view, _shared_state
+        if _root_mesh is None:
+            note_root(shared)
         self._device_type = device_type
         self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order

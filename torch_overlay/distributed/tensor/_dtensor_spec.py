@@ -1,4 +1,4 @@
-"""The body that replaces a method of torch's DTensorSpec, named as what it replaces."""
+"""Bodies that replace methods of torch's DTensorSpec, named as what they replace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import is_initialized
+from torch.distributed.tensor import _dtensor_spec as torch_spec
 
 from .. import config
+from .._kept import keep
+from .._mesh_caches import as_good_as
 from .._mesh_group_names import group_names
 from .._mesh_traced import real_mesh
 from .._settings import get_settings
@@ -18,8 +21,17 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
+equals_by_value = keep(torch_spec.DTensorSpec, "_check_equals")
+"""Whether two specs say the same, on equal meshes."""
+
+
 class _DTensorSpec:
-    """Never instantiated: its method is set on torch's DTensorSpec."""
+    """Never instantiated: its methods are set on torch's DTensorSpec."""
+
+    def _check_equals(self: DTensorSpec, other: Any, skip_shapes: bool = False) -> bool:
+        """Whether one may stand for the other, in a cache or for compiled code: they say the same, and on a mesh with
+        the same groups. C++, too, looks results up by this."""
+        return equals_by_value(self, other, skip_shapes) and as_good_as(self.mesh, other.mesh)
 
     def _stable_hash(self: DTensorSpec) -> str:
         """The same in every process, for caches of compiled code, which has plans in it: of all that they depend on."""

@@ -5,6 +5,7 @@ What can't be planned runs step by step, with collectives merged only where that
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .._kept import keep
+from .._mesh_caches import as_good_as
 from .._mesh_traced import real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
@@ -122,6 +124,8 @@ class _Redistribute:
         cls, input: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool, dtype_config: dict[str, Any]
     ) -> DTensor:
         """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
+        if has_other_groups(input._spec.mesh, device_mesh):
+            return lay_on(device_mesh, cls.apply(input, input._spec.mesh, placements, async_op, dtype_config))
         made = None
         same_dtype = dtype_config["op_dtype"] == dtype_config["out_dtype"] == input._local_tensor.dtype
         if cls is torch_redistribute.Redistribute and same_dtype:
@@ -131,6 +135,41 @@ class _Redistribute:
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
             input, device_mesh, placements, async_op, dtype_config
         )
+
+
+def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
+    """Whether a DTensor on this mesh, asked for on the other, must change its mesh, but not its ranks.
+
+    Raises:
+        NotImplementedError: the ranks are others, or lie otherwise.
+    """
+    if mesh is wanted:
+        return False
+    mesh, wanted = real_mesh(mesh), real_mesh(wanted)
+    if mesh != wanted:
+        raise NotImplementedError(
+            f"Cross device mesh comm not supported yet! A DTensor on {mesh} was to be redistributed to {wanted} where "
+            "no numbers can be sent between meshes: in compiled code, for one, or with fake tensors. Redistribute it "
+            "before, or in a function under torch.compiler.disable."
+        )
+    return not as_good_as(mesh, wanted)
+
+
+class _LayOn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: DTensor, mesh: DeviceMesh) -> DTensor:  # type: ignore[override]
+        ctx.mesh = given._spec.mesh
+        spec = dataclasses.replace(given._spec, mesh=mesh)
+        return dtensor.DTensor(given._local_tensor, spec, requires_grad=given.requires_grad)  # type: ignore[call-arg]
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore[override]
+        return lay_on(ctx.mesh, grad), None
+
+
+def lay_on(mesh: DeviceMesh, given: DTensor) -> DTensor:
+    """The same on an equal mesh with other groups; a gradient comes back on the mesh that it was on."""
+    return _LayOn.apply(given, mesh)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool) -> DTensor | None:
