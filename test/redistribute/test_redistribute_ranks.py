@@ -7,10 +7,13 @@ from rank_autograd import AutogradCases
 from rank_moves import MoveCases
 from rank_shapes import ShapeCases
 from rank_spelling import SpellingCases
+from rank_types import TypeCases
 from rank_worlds import WorldCases
 
 
-class TestRedistributeOnEightRanks(AutogradCases, MoveCases, ShapeCases, SpellingCases, WorldCases, EightRanks):
+class TestRedistributeOnEightRanks(
+    AutogradCases, MoveCases, ShapeCases, SpellingCases, TypeCases, WorldCases, EightRanks
+):
     """Each method runs on all eight ranks, in a world of its own."""
 
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import pickle
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import joint_group, needs_overlay
+from torch_overlay.distributed.tensor import _redistribute
+from torch_overlay.distributed.tensor._answers import Fallback
 from torch_overlay.distributed.tensor._joint_groups import joint_axes
 from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial
-COMPLEX = "complex numbers have no greatest or least, and no backend multiplies them"
+AVERAGE = P("avg")
 
 
 @contextlib.contextmanager
@@ -189,36 +192,70 @@ def test_who_sends_nothing_may_receive(rank):
         assert row.redistribute(mesh, [Shard(1)]).to_local().shape == (1, 512)
 
 
-@pytest.mark.parametrize("ends", [((R, P("avg")), (R, R)), ((P("avg"), P()), (R, R)), ((P(), P("avg")), (S(0), S(0)))])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ((R, AVERAGE), (R, R)),
+        ((AVERAGE, P()), (R, R)),
+        ((P(), AVERAGE), (S(0), S(0))),
+        ((AVERAGE, AVERAGE), (R, R)),
+        ((AVERAGE, AVERAGE), (S(0), S(0))),
+    ],
+)
 @pytest.mark.parametrize("flattened", [pytest.param(True, marks=needs_package), False])  # torch's own merging divides
-def test_whole_numbers_stay_whole(ends, flattened):
+def test_whole_numbers_stay_whole(ends, flattened, dtype):
     """Where torch's merging divides a sum, or a plan would, they became floating-point numbers."""
     with torch_overlay.enabled(), world(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         if flattened:
             mesh["a", "b"]._flatten("ab")
-        given = DTensor.from_local(torch.ones(8, dtype=torch.int64), mesh, ends[0], run_check=False)
-        found = given.redistribute(placements=ends[1])
+
+        def found():
+            given = DTensor.from_local(torch.ones(8, dtype=dtype), mesh, ends[0], run_check=False)
+            return given.redistribute(placements=ends[1])
+
+        for run in (found, torch.compile(found, backend="aot_eager", fullgraph=True)):
+            assert run().dtype == run().to_local().dtype == dtype
+        torch._dynamo.reset()
+        for given in (torch.ones(8), torch.ones(8, dtype=dtype)):
+            terms = DTensor.from_local(given, mesh, ends[0], run_check=False)
+            with CommDebugMode() as counted:
+                terms.redistribute(placements=ends[1])
+            assert counted.get_total_counts() == 1, "of whole numbers as of real ones"
+
+
+@needs_package
+@pytest.mark.parametrize("target", [(R, R), (S(0), S(0))])
+def test_whole_numbers_stay_whole_where_torchs_own_steps_run(target):
+    """Its method ends with a cast since 2.13, and so does the way round autograd."""
+    with torch_overlay.enabled(), world(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        mesh["a", "b"]._flatten("ab")
+        given = DTensor.from_local(torch.ones(8, dtype=torch.int64), mesh, (AVERAGE, AVERAGE), run_check=False)
+        with mock.patch.object(_redistribute, "find_answer", lambda *_: Fallback("asked for")):
+            found = given.redistribute(placements=target)
         assert found.dtype == found.to_local().dtype == torch.int64
-        real = DTensor.from_local(torch.ones(8), mesh, ends[0], run_check=False)
-        with CommDebugMode() as counted:
-            real.redistribute(placements=ends[1])
-        assert counted.get_total_counts() == 1, "of real numbers it is one collective"
 
 
-@needs_package  # which counts them
+@needs_package  # stock's reduce-scatter gives something
 @pytest.mark.parametrize("op", ["max", "min", "product"])
 @pytest.mark.parametrize("target", [(R, R), (S(0), R), (S(0), S(0))])
-def test_what_torch_refuses_of_complex_numbers_goes_to_torch(op, target):
-    from torch_overlay.distributed.tensor._answers import counters
-
+def test_what_has_no_answer_for_complex_numbers_is_refused(op, target):
+    """On every way, also where torch's own steps run; over one rank there is nothing to reduce."""
     with torch_overlay.enabled(), world(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         given = DTensor.from_local(torch.ones(8, dtype=torch.complex64), mesh, (P(op), P(op)), run_check=False)
-        before = counters()["redistributions by torch's own code"].get(COMPLEX, 0)
-        with contextlib.suppress(RuntimeError):
+        says = rf"reduce_op {op} does not support complex tensors: .* over 2 ranks\. Gather the terms as shards of a"
+        with CommDebugMode() as counted, pytest.raises(RuntimeError, match=says):
             given.redistribute(placements=target)
-        assert counters()["redistributions by torch's own code"].get(COMPLEX, 0) == before + 1
+        with mock.patch.object(_redistribute, "find_answer", lambda *_: Fallback("asked for")):
+            with counted, pytest.raises(RuntimeError, match=says):
+                given.redistribute(placements=target)
+        assert not counted.get_total_counts()
+        narrow = init_device_mesh("cpu", (1, 4), mesh_dim_names=("a", "b"))["a"]
+        alone = DTensor.from_local(torch.ones(8, dtype=torch.complex64), narrow, (P(op),), run_check=False)
+        assert torch.equal(alone.redistribute(placements=target[:1]).to_local(), alone.to_local())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn, torch.complex64])

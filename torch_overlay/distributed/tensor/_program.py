@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 # What a rank can bring together by itself; floats of eight bits, say, can't be added.
 _REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
-_NOT_OF_COMPLEX = ("max", "min", "product")
+NOT_OF_COMPLEX = ("max", "min", "product")
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +49,7 @@ class Program:
         steps: the plan.
         at_hand: the groups of the mesh.
         norm: what the redistribution brings together, if it is the terms of a norm.
+        averaged: of how many terms a sum of whole numbers is to be the average; 0 where none is.
         functions: what runs, one after the other; None until it is made ready.
         groups: the axes of each group that the functions use, by its name.
         in_order: whether these groups hold their ranks in the order of the mesh.
@@ -59,6 +62,7 @@ class Program:
     steps: tuple[Step, ...]
     at_hand: AtHand
     norm: _NormPartial | None
+    averaged: int = 0
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     in_order: bool = False
@@ -77,7 +81,9 @@ class Program:
 
     def same_step_by_step(self, mesh: DeviceMesh) -> bool:
         """Whether the step-by-step path would run the same collective and nothing else."""
-        return self.in_order and same_step_by_step(self.steps, self.question, mesh.device_type)
+        if self.averaged or not self.in_order:
+            return False
+        return same_step_by_step(self.steps, self.question, mesh.device_type)
 
     def make_ready(self, mesh: DeviceMesh) -> None:
         """Look up the groups and make the functions.
@@ -96,6 +102,8 @@ class Program:
         functions = runners(self.steps, coordinate, self.held, group_of, ask.async_op)
         if self.norm is not None:
             functions = (self.norm._pre_reduce_transform, *functions, self.norm._post_reduce_transform)
+        if self.averaged:
+            functions = (_widened, *functions, partial(_average, terms=self.averaged, dtype=ask.dtype))
         copy = self._last_copy()
         functions = functions if copy is None else (*functions, copy)
         self.groups = {group.name: axes for axes, group in used.items()}
@@ -142,12 +150,24 @@ def _copied(view: torch.Tensor) -> torch.Tensor:
     return view.clone(memory_format=torch.contiguous_format)
 
 
+def _widened(terms: torch.Tensor) -> torch.Tensor:
+    """Whole numbers of a type in which their sum doesn't overflow where its average wouldn't."""
+    return terms.to(torch.int64)
+
+
+def _average(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tensor:
+    """The whole part of the average, as torch gives it where it divides a sum and casts what comes; of truths, whether
+    any is one."""
+    return total.to(dtype) if dtype is torch.bool else total.div(terms, rounding_mode="trunc").to(dtype)
+
+
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
     """Plan. Raises NotPlanned, with the reason, where the step-by-step path has to run."""
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
     ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
+    before, averaged = _as_sum(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.mesh_topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
     if question.async_op:
@@ -156,16 +176,30 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
         last = last_collective(steps)
         steps = (*steps[:last], *in_one_round(steps[last:], ReduceScatter))
     held = before.box(question.site.coordinate)
-    return Program(question, held, before, after, steps, groups, ends.norm)
+    return Program(question, held, before, after, steps, groups, ends.norm, averaged)
+
+
+def _ended(before: Regions, after: Regions) -> list[int]:
+    """The axes on which a pending reduction ends."""
+    ends = zip(before.partial, after.partial, strict=True)
+    return [axis for axis, (op, new) in enumerate(ends) if op and new is None]
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
     """Raise NotPlanned for what the step-by-step path refuses, or leaves to the backend: a plan might give something
     else. It doesn't depend on the size, since compiled code has one program for many sizes."""
-    ended = {op for op, new in zip(before.partial, after.partial, strict=True) if op and new is None}
-    if dtype.is_complex and ended.intersection(_NOT_OF_COMPLEX):
+    ended = {before.partial[axis] for axis in _ended(before, after)}
+    if dtype.is_complex and ended.intersection(NOT_OF_COMPLEX):
         raise NotPlanned("complex numbers have no greatest or least, and no backend multiplies them")
-    if "avg" in ended and not (dtype.is_floating_point or dtype.is_complex):
-        raise NotPlanned("an average of whole numbers, which only a backend can give")
     if ended and dtype not in _REDUCED:
         raise NotPlanned("terms of a type that only a backend reduces")
+
+
+def _as_sum(before: Regions, after: Regions, dtype: torch.dtype) -> tuple[Regions, int]:
+    """An average of whole numbers as a sum, which is exact, and the number of its terms: no term may be divided before
+    the others are added. 0 where nothing is averaged, or numbers that aren't whole."""
+    axes = [axis for axis in _ended(before, after) if before.partial[axis] == "avg"]
+    if not axes or dtype.is_floating_point or dtype.is_complex:
+        return before, 0
+    ops = tuple(["sum" if axis in axes else op for axis, op in enumerate(before.partial)])
+    return before._replace(partial=ops), math.prod([before.sizes[axis] for axis in axes])

@@ -22,6 +22,7 @@ from .._mesh_caches import as_good_as
 from .._mesh_traced import real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
+from ._program import NOT_OF_COMPLEX
 from ._target_spec import is_known, other_spec
 from ._torch_shape import of_shape
 
@@ -86,6 +87,8 @@ def redistribute_local_tensor(
     mesh = real_mesh(current_spec.mesh)
     found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
     if isinstance(found, Fallback):
+        if local_tensor.is_complex():
+            _check_complex(mesh, current_spec, target_spec)
         count_fallback(found.reason)  # overlay only
         return of_shape(redistribute_by_steps, current_spec.shape)(
             local_tensor,
@@ -114,6 +117,25 @@ def redistribute_local_tensor(
         local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
     ):
         return found.run(local_tensor, mesh)
+
+
+def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:
+    """Refuse what has no answer, as torch's all-reduce does. Its reduce-scatter takes real and imaginary parts for
+    numbers of their own.
+
+    Raises:
+        RuntimeError: a greatest or least complex number, or a product, is wanted from several ranks of the mesh.
+    """
+    if mesh.get_coordinate() is None:
+        return
+    for axis, (old, new) in enumerate(zip(source.placements, target.placements)):
+        op = getattr(old, "reduce_op", None)
+        if op in NOT_OF_COMPLEX and old != new and mesh.size(axis) > 1:
+            raise RuntimeError(
+                f"reduce_op {op} does not support complex tensors: a redistribution from {source.placements} to "
+                f"{target.placements} needs it over {mesh.size(axis)} ranks. Gather the terms as shards of a new dim, "
+                "and reduce over that: DTensor.from_local(local[None], mesh, [Shard(0)]).full_tensor().prod(0)."
+            )
 
 
 class _Redistribute:
@@ -180,7 +202,10 @@ def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, asyn
         return None
     target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
     if target is not None:
+        given = local.dtype
         local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
+        if local.dtype != given:  # of an average of whole numbers, where the step-by-step path divides
+            local = local.to(given)
         spec = target
     # As the local tensor does, or DTensor.__new__ warns; taken back below.
     asked = source.requires_grad and local.requires_grad
