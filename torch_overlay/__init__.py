@@ -220,8 +220,12 @@ def private_groups() -> AbstractContextManager[None]:
     Views of such a mesh that are made later, copies and pickles keep it, and redistributions over them use no group
     from outside, not even the default one.
 
+    A block doesn't reach into other threads, be they started inside or before; one that makes a mesh meanwhile is
+    warned that it isn't private. There, use it as a decorator.
+
     >>> with torch_overlay.private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
+    >>> pool.submit(torch_overlay.private_groups()(init_device_mesh), "cpu", (8,))  # doctest: +SKIP
     """
     from .distributed import _universe
 

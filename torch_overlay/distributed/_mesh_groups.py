@@ -22,9 +22,10 @@ from ._universe import (
     Universe,
     current_world,
     join_universe,
+    made_private,
     making_private,
-    private_groups,
     universe_of,
+    warn_outside_of_blocks,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def make_groups(
     """The name of this rank's group on each axis of ``layout``, made where there is none; [] on a rank outside. Axes
     that a view of `is_apart` gets share no group either."""
     if is_apart(mesh):
-        with private_groups():
+        with made_private():
             return _find_or_make(mesh, layout, names, overrides)
     return _find_or_make(mesh, layout, names, overrides)
 
@@ -66,6 +67,8 @@ def _find_or_make(
 ) -> list[str]:
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     shared = shared_state(mesh)
+    if shared.private is None:
+        warn_outside_of_blocks()
     universe = universe_of(shared)
     found: list[str] = []
     for axis, name, override in zip(layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True):

@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import itertools
 import threading
+import warnings
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ _serials = itertools.count(1)
 
 # On in a block of `private_groups`.
 making_private: contextvars.ContextVar[bool] = contextvars.ContextVar("making_private", default=False)
+_blocks: list[str] = []  # the names of the threads that are in one
 
 
 @contextlib.contextmanager
@@ -46,17 +48,46 @@ def private_groups() -> Iterator[None]:
     `from_group` has the groups that it is given, and isn't private.
 
     Privacy belongs to the universe: views of such a mesh that are made later, copies and pickles keep it, and
-    redistributions over them use no group from outside, not even the
-    default one. A view with new axes, made inside of a mesh from outside, gets groups of its own for these.
+    redistributions over them use no group from outside, not even the default one. A view with new axes, made inside of
+    a mesh from outside, gets groups of its own for these.
+
+    Inside is the code of the block and what has its context: tasks of asyncio that it starts, and `asyncio.to_thread`.
+    Other threads aren't, be they started in the block or before: nothing tells which of them work for it. One that
+    makes a mesh meanwhile is warned that this one isn't private. As a decorator it goes into any thread:
 
     >>> with private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
+    >>> pool.submit(private_groups()(init_device_mesh), "cpu", (8,))  # doctest: +SKIP
     """
+    holder = threading.current_thread().name
+    _blocks.append(holder)
+    try:
+        with made_private():
+            yield
+    finally:
+        _blocks.remove(holder)
+
+
+@contextlib.contextmanager
+def made_private() -> Iterator[None]:
+    """The same for groups that are made here and now, whoever else makes some."""
     token = making_private.set(True)
     try:
         yield
     finally:
         making_private.reset(token)
+
+
+def warn_outside_of_blocks() -> None:
+    """Say that a mesh which isn't private is made while another thread, or another task, is in a block."""
+    holders = list(_blocks)
+    if holders and not making_private.get():
+        warnings.warn(
+            f"A mesh made here, in thread {threading.current_thread().name}, isn't private, though private_groups() is "
+            f"open in thread {holders[-1]}: a block doesn't reach into other threads. If the mesh is to be private, "
+            "open the block where it is made, as in pool.submit(private_groups()(build)). If not, all is well.",
+            stacklevel=2,
+        )
 
 
 class Universe:
