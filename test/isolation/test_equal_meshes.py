@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import _gen_transform_infos
 
 from mesh_harness import fake_world, needs_overlay, open_groups
@@ -30,6 +31,9 @@ NAMES = ("a", "b")
 ROUNDS = 240 if NIGHTLY else 12
 
 pytestmark = needs_overlay
+KEEPS_COMPILED = pytest.mark.skipif(
+    not hasattr(DTensorSpec, "_stable_hash"), reason="before 2.12 no compiled code of DTensors is kept on disk"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +252,26 @@ def test_compiled_code_is_compiled_for_each(world, backend):
         found.backward(placed(mesh))
         assert groups(found.device_mesh) == groups(leaf.grad.device_mesh) == groups(mesh)
     assert graphs.frame_count == 2
+
+
+@KEEPS_COMPILED
+def test_compiled_code_kept_on_disk_is_that_of_the_mesh_and_of_the_rank(monkeypatch, tmp_path):
+    """Torch finds it by what the specs say; another mesh's has groups that are gone, another rank's another shard."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def moves(given):
+        return moved(given).redistribute(placements=[S(0), R]) * 1
+
+    for rank in (0, 2):
+        with fake_world(rank, 4):
+            for _ in range(2):
+                mesh = build()
+                whole = DTensor.from_local(torch.arange(4.0), mesh, [R, R], run_check=False)
+                shard = whole.redistribute(placements=[S(0), R])
+                torch._dynamo.reset()  # as in the next process
+                assert torch.equal(torch.compile(moves, fullgraph=True)(whole).to_local(), shard.to_local())
+                assert lies_on(torch.compile(moves, fullgraph=True)(shard), mesh)
+                destroyed(mesh)
 
 
 def test_compiled_code_gives_the_equal_mesh_that_was_asked_for(world):

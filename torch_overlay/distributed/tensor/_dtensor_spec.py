@@ -12,6 +12,7 @@ from .. import config
 from .._kept import keep
 from .._mesh_caches import as_good_as
 from .._mesh_group_names import group_names
+from .._mesh_groups import joint_group_name
 from .._mesh_traced import real_mesh
 from .._settings import get_settings
 from ._joint_groups import joint_axes
@@ -34,15 +35,18 @@ class _DTensorSpec:
         return equals_by_value(self, other, skip_shapes) and as_good_as(self.mesh, other.mesh)
 
     def _stable_hash(self: DTensorSpec) -> str:
-        """The same in every process, for caches of compiled code, which has plans in it: of all that they depend on."""
+        """For caches of compiled code, which other runs and other ranks may read: of all that the code has in it. The
+        same in every run that makes the same meshes, on this rank; equal meshes have other groups, other ranks too."""
         mesh = real_mesh(self.mesh)
         known: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
         if config.plan_redistribution:
-            known = (*known, _joint_axes_of(mesh), get_settings())
+            known = (*known, _seen_by_this_rank(mesh), get_settings())
         return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
 
 
-def _joint_axes_of(mesh: DeviceMesh) -> list[tuple[int, ...]]:
+def _seen_by_this_rank(mesh: DeviceMesh) -> list[Any]:
+    """Its coordinate and its groups: those of the axes, and over which axes together there is one."""
     if not is_initialized() or group_names(mesh) is None:
         return []  # and no plan
-    return sorted(joint_axes(mesh))
+    joint = [(axes, joint_group_name(mesh, axes)) for axes in sorted(joint_axes(mesh))]
+    return [mesh._coordinate_on_dim, group_names(mesh), joint]
