@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._redistribute import _gen_transform_infos
 
 from mesh_harness import fake_world, needs_overlay, open_groups
+from torch_overlay import versions
 from way import needs_package, overlay
 from width import NIGHTLY
 
@@ -31,6 +32,9 @@ NAMES = ("a", "b")
 ROUNDS = 240 if NIGHTLY else 12
 
 pytestmark = needs_overlay
+# What torch has since then.
+TWICE = hasattr(torch_redistribute, "NestedRedistribute")
+FIRST_DECIDES = versions.running().number >= (2, 13)
 KEEPS_COMPILED = pytest.mark.skipif(
     not hasattr(DTensorSpec, "_stable_hash"), reason="before 2.12 no compiled code of DTensors is kept on disk"
 )
@@ -102,7 +106,7 @@ OPERATIONS = {
     "norm": lambda x: torch.linalg.vector_norm(x),
     "softmax": lambda x: F.softmax(x, -1),
     "layer norm": lambda x: F.layer_norm(x, (8,)),
-    "view": lambda x: x.view(-1),
+    "view": lambda x: x.view(4, 8, 1),
     "transpose": lambda x: x.t(),
     "select": lambda x: x[0],
     "split": lambda x: x.split(4, 1),
@@ -122,6 +126,8 @@ OPERATIONS = {
     "second derivative": twice,
     "optimizer": step,
 }
+if not TWICE:
+    del OPERATIONS["second derivative"]
 # What gives one of two.
 OF_TWO = {
     "add": torch.add,
@@ -161,11 +167,13 @@ def test_a_result_lies_on_the_mesh_of_its_operand(world, name):
 
 @pytest.mark.parametrize("name", OF_TWO)
 def test_of_operands_on_two_equal_meshes_the_first_decides(world, name):
+    """Before 2.13 torch may take the one with more shards."""
     meshes = [build(), build()]
     for left in PLACEMENTS:
         for right in PLACEMENTS:
             for first, second in (meshes, meshes[::-1]):
-                assert lies_on(OF_TWO[name](placed(first, left), placed(second, right)), first), (left, right)
+                found = OF_TWO[name](placed(first, left), placed(second, right))
+                assert lies_on(found, first) or (not FIRST_DECIDES and lies_on(found, second)), (left, right)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
@@ -178,9 +186,11 @@ def test_who_asks_for_the_equal_mesh_gets_it(world, target, dtype):
         leaf = placed(one, source).requires_grad_()
         found = leaf.redistribute(other, target, forward_dtype=dtype)
         assert lies_on(found, other) and list(found.placements) == target
-        (gradient,) = torch.autograd.grad(found.sin().sum(), leaf, create_graph=True)
-        gradient.sum().backward()
-        assert lies_on([gradient, leaf.grad], one) and leaf.grad.dtype == leaf.dtype
+        (gradient,) = torch.autograd.grad(found.sin().sum(), leaf, create_graph=TWICE)
+        assert lies_on(gradient, one) and gradient.dtype == leaf.dtype
+        if TWICE:
+            gradient.sum().backward()
+            assert lies_on(leaf.grad, one) and leaf.grad.dtype == leaf.dtype
 
 
 def test_a_mesh_built_after_the_groups_of_an_equal_one_were_destroyed(world):
@@ -274,6 +284,7 @@ def test_compiled_code_kept_on_disk_is_that_of_the_mesh_and_of_the_rank(monkeypa
                 destroyed(mesh)
 
 
+@KEEPS_COMPILED  # and guards a mesh that it is given by more than its value
 def test_compiled_code_gives_the_equal_mesh_that_was_asked_for(world):
     fast = torch.compile(lambda x, mesh: x.redistribute(mesh, x.placements) * 2, backend="aot_eager", fullgraph=True)
     meshes = [build(), build()]
@@ -368,7 +379,7 @@ def piles_up(use, warm: int = 3) -> list[str]:
         if number >= warm:
             gc.collect()
             meshes = sum(type(one) is DeviceMesh for one in gc.get_objects())
-            steps = _gen_transform_infos.cache_info().currsize
+            steps = torch_redistribute._gen_transform_infos.cache_info().currsize
             seen.append({"meshes": meshes, "groups": len(open_groups()), "remembered steps": steps})
     half = len(seen) // 2
     return [
