@@ -393,6 +393,7 @@ def destroyed(mesh):
 
 
 @needs_package
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("end", [destroyed, lambda mesh: mesh.abort()], ids=["destroyed", "aborted"])
 def test_nothing_piles_up_in_rounds_of_build_operate_and_destroy(world, end):
     def use(mesh):
@@ -404,6 +405,7 @@ def test_nothing_piles_up_in_rounds_of_build_operate_and_destroy(world, end):
 
 
 @needs_package
+@pytest.mark.timeout(1000)
 def test_nothing_piles_up_where_meshes_share_the_groups_of_those_before(world):
     def use(mesh):
         for operation in OPERATIONS.values():

@@ -65,6 +65,7 @@ def test_users_of_the_same_ranks_stay_apart(ranks, case, options):
 
 
 @needs_overlay
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("options", OPTIONS[:1], ids=named)
 @pytest.mark.parametrize("case", EQUAL, ids=named)
 def test_equal_meshes_stay_apart(ranks, case, options):
