@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -488,6 +489,30 @@ class TestMeshGetGroup(TestCase):
     def test_a_mesh_without_dims_has_no_group(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "without dims has no process group"):
             DeviceMesh("cpu", torch.tensor(self.RANK)).get_group()
+
+
+class TestEqualMeshes(TestCase):
+    """In a world of 8 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+        self.addCleanup(dist.destroy_process_group)
+
+    def test_a_result_lies_on_the_mesh_of_its_operand(self) -> None:
+        meshes = [init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b")) for _ in range(3)]
+        self.assertEqual(meshes[0], meshes[1])
+        for mesh in (*meshes, meshes[0]["b"], meshes[1]["b"]):
+            held = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)] * mesh.ndim, run_check=False)
+            for result in (held + 1, held.detach(), held @ held.t(), held.sum()):
+                self.assertIs(result.device_mesh._get_root_mesh(), mesh._get_root_mesh())
+
+    def test_copies_share_what_is_remembered(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
+        specs = [
+            DTensor.from_local(torch.ones(2), m, [Shard(0)] * 2, run_check=False)._spec for m in (mesh, copy.copy(mesh))
+        ]
+        self.assertEqual(*specs)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def gather(
     bodies = laid.bodies
     taken = set(functions) | set(helpers) | set(members) | set(CARRIERS.values())
     waiting = [*bodies, *helpers.values()]
+    renamed = {one: kept_method(name) for one, name in kept.items() if "." in one and one in qualnames}
     while waiting:
         for name in used(waiting.pop()) & room.defined - taken:
             taken.add(name)
@@ -96,9 +97,14 @@ def gather(
             helpers[name] = statement
             waiting.append(statement)
     ordered = [fit(s) for s in room.body if bound(s) & set(helpers) and not kept_function(s)]
-    renamed = {function: name for function, name in kept.items() if name in helpers}
+    renamed |= {function: name for function, name in kept.items() if name in helpers}
     imports = [i for i in room.used_by([*bodies, *ordered]) if not fit.is_own(i)]
     return replace(laid, helpers=ordered, imports=imports, renamed=renamed)
+
+
+def kept_method(name: str) -> str:
+    """What a kept method is called in its class: ``_equals_by_value`` for ``equals_by_value = keep(Class, …)``."""
+    return f"_{name.lstrip('_')}"
 
 
 def _member(room: Room, carrier: str, name: str) -> cst.BaseStatement:
@@ -116,6 +122,7 @@ class _Fit(cst.CSTTransformer):
     def __init__(self, room: Room) -> None:
         super().__init__()
         self.module = room.module
+        self.methods = {name for function, name in room.kept().items() if "." in function}
         self.doors = {i.bound for i in room.imports if i.name and f"{i.module}.{i.name}" == self.module}
 
     def __call__(self, node):  # type: ignore[no-untyped-def]
@@ -136,9 +143,14 @@ class _Fit(cst.CSTTransformer):
         return updated
 
     def leave_Call(self, original, updated):  # type: ignore[no-untyped-def]
-        """Inside its class, `super(Class, cls)` needs no arguments; our carrier isn't that class."""
-        is_super = matchers.matches(updated.func, matchers.Name("super"))
-        return updated.with_changes(args=()) if is_super else updated
+        """Inside its class, `super(Class, cls)` needs no arguments; our carrier isn't that class. A method of torch's
+        that goes on under another name is one there."""
+        if matchers.matches(updated.func, matchers.Name("super")):
+            return updated.with_changes(args=())
+        if isinstance(updated.func, cst.Name) and updated.func.value in self.methods:
+            method = cst.Attribute(updated.args[0].value, cst.Name(kept_method(updated.func.value)))
+            return updated.with_changes(func=method, args=updated.args[1:])
+        return updated
 
     def leave_Param(self, original, updated):  # type: ignore[no-untyped-def]
         return updated.with_changes(annotation=None) if updated.name.value == "self" else updated

@@ -155,6 +155,8 @@ class _Place(cst.CSTTransformer):
             elif isinstance(left[name], cst.FunctionDef) and not isinstance(statement, cst.FunctionDef):
                 continue  # declared as an attribute, and now a property
             elif isinstance(statement, cst.FunctionDef):
+                if kept := self.laid.renamed.get(f"{owner}.{name}"):
+                    body.append(statement.with_changes(name=cst.Name(kept)))
                 body.append(left.pop(name).with_changes(leading_lines=_blank(1)))
             else:
                 body.append(_valued(statement, left.pop(name)))
@@ -256,7 +258,8 @@ def _blank(count: int) -> list[cst.EmptyLine]:
 def _missing(module: cst.Module, laid: Laid) -> list[str]:
     """Targets for which nothing was there."""
     statements = {name: s for block in blocks(module) for s in block for name in bound(s)}
-    missing = [name for name in (*laid.functions, *laid.members, *laid.renamed.values()) if name not in statements]
+    kept = [name for function, name in laid.renamed.items() if "." not in function]
+    missing = [name for name in (*laid.functions, *laid.members, *kept) if name not in statements]
     return sorted(missing)
 
 

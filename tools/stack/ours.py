@@ -111,14 +111,18 @@ class Room:
 
 
 def kept_function(statement: cst.BaseStatement) -> str | None:
-    """The torch function that ``NAME = keep(module, "function")`` keeps; None for another statement."""
+    """The torch function that ``NAME = keep(module, "function")`` keeps, or of ``keep(module.Class, "method")`` the
+    method with its class; None for another statement."""
     if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(statement.body[0], cst.Assign):
         return None
     call = statement.body[0].value
     if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name) or call.func.value != KEEP:
         return None
-    name = call.args[1].value
-    return name.raw_value if isinstance(name, cst.SimpleString) else None
+    home, name = call.args[0].value, call.args[1].value
+    if not isinstance(name, cst.SimpleString):
+        return None
+    is_class = isinstance(home, cst.Attribute) and home.attr.value[0].isupper()
+    return f"{home.attr.value}.{name.raw_value}" if is_class else name.raw_value
 
 
 def package_of(file: str) -> str:

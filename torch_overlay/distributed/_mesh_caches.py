@@ -1,6 +1,6 @@
-"""What torch remembers by the value of a mesh, where two equal meshes are two: each has groups of its own.
+"""What is remembered by the value of a mesh, where two equal meshes are two: each has groups of its own.
 
-Torch's sharding caches give results with the mesh that was there first. So an entry is found only by a mesh that is as
+The sharding caches give results with the mesh that was there first. So an entry is found only by a mesh that is as
 good as the one in it, and caches are emptied before equal meshes, one built after the other, pile up in them.
 """
 
@@ -20,7 +20,7 @@ from ._torch_caches import clear_sharding_caches
 if TYPE_CHECKING:
     from ._shared_state import SharedState
 
-# The root that was built last over some ranks, by these, while anybody holds it: maybe torch's caches alone.
+# The root that was built last over some ranks, by these, while anybody holds it: maybe the caches alone.
 _latest: weakref.WeakValueDictionary[tuple[Any, ...], SharedState] = weakref.WeakValueDictionary()
 
 
@@ -48,7 +48,7 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
 
 
 def note_root(shared: SharedState) -> None:
-    """Empty torch's caches where an equal root was built before that somebody holds: it may be held by them alone."""
+    """Empty the caches where an equal root was built before that somebody holds: it may be held by them alone."""
     key = shared.rank_map.key
     if key in _latest:
         forget_shardings()

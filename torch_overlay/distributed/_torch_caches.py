@@ -1,4 +1,4 @@
-"""What torch keeps of meshes between two operations on DTensors."""
+"""What is kept of meshes between two operations on DTensors."""
 
 from __future__ import annotations
 

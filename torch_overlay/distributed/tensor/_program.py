@@ -156,7 +156,7 @@ def _widened(terms: torch.Tensor) -> torch.Tensor:
 
 
 def _average(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tensor:
-    """The whole part of the average, as torch gives it where it divides a sum and casts what comes; of truths, whether
+    """The whole part of the average, as where a sum is divided and what comes is cast; of truths, whether
     any is one."""
     return total.to(dtype) if dtype is torch.bool else total.div(terms, rounding_mode="trunc").to(dtype)
 

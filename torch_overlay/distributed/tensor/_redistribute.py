@@ -120,7 +120,7 @@ def redistribute_local_tensor(
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:
-    """Refuse what has no answer, as torch's all-reduce does. Its reduce-scatter takes real and imaginary parts for
+    """Refuse what has no answer, as the all-reduce does. A reduce-scatter takes real and imaginary parts for
     numbers of their own.
 
     Raises:
@@ -179,19 +179,21 @@ def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
 
 class _LayOn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: DTensor, mesh: DeviceMesh) -> DTensor:  # type: ignore[override]
+    def forward(ctx: Any, given: DTensor, mesh: DeviceMesh) -> Any:  # type: ignore
         ctx.mesh = given._spec.mesh
         spec = dataclasses.replace(given._spec, mesh=mesh)
-        return dtensor.DTensor(given._local_tensor, spec, requires_grad=given.requires_grad)  # type: ignore[call-arg]
+        grad = given.requires_grad
+        local = given._local_tensor
+        return dtensor.DTensor(local, spec, requires_grad=grad)  # type: ignore
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
         return lay_on(ctx.mesh, grad), None
 
 
 def lay_on(mesh: DeviceMesh, given: DTensor) -> DTensor:
     """The same on an equal mesh with other groups; a gradient comes back on the mesh that it was on."""
-    return _LayOn.apply(given, mesh)  # type: ignore[no-any-return, no-untyped-call]
+    return _LayOn.apply(given, mesh)  # type: ignore
 
 
 def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool) -> DTensor | None:
