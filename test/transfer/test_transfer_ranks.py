@@ -5,9 +5,9 @@ from torch.testing._internal.common_utils import run_tests
 from mesh_ranks import EightRanks
 from rank_changes import ChangeCases
 from rank_gradients import GradientCases
-from rank_groups import GroupCases
 from rank_loops import LoopCases
 from rank_modes import ModeCases
+from rank_own_groups import GroupCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases

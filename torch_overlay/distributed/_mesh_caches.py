@@ -10,7 +10,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed import device_mesh
 
 from ._mesh_group_names import group_names
 from ._mesh_state import shared_state
@@ -18,6 +18,8 @@ from ._mesh_traced import real_mesh
 from ._torch_caches import clear_sharding_caches
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from ._shared_state import SharedState
 
 # The root that was built last over some ranks, by these, while anybody holds it: maybe the caches alone.
@@ -35,7 +37,7 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
     if mesh is other:
         return True
     mesh, other = real_mesh(mesh), real_mesh(other)
-    if mesh is other or type(mesh) is not DeviceMesh or type(other) is not DeviceMesh:
+    if mesh is other or {type(mesh), type(other)} != {device_mesh.DeviceMesh}:
         return True
     names = group_names(mesh)
     if names != group_names(other):

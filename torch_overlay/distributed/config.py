@@ -54,9 +54,9 @@ def _put() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
+    if name != "use_torchcomms":
+        raise AttributeError(f"module {__name__} has no switch {name}")
     try:
         return getattr(importlib.import_module("torch.distributed.config"), name, False)
     except ImportError:
-        return False  # what torch doesn't have yet is off
+        return False  # torch doesn't have it yet

@@ -288,21 +288,24 @@ class TestStableHash(TestCase):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
         self.addCleanup(dist.destroy_process_group)
 
-    def _hash(self, flattened: bool) -> str:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        if flattened:
-            mesh._flatten("ab")
+    def _hash(self, mesh: DeviceMesh) -> str:
         meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
         return DTensorSpec(mesh, (Replicate(), Replicate()), tensor_meta=meta)._stable_hash()
 
     def test_groups_and_settings_count(self) -> None:
         joint = {"mesh_share_groups": "names", "mesh_joint_groups": "existing"}
         with config.patch(plan_redistribution=True, **joint):
-            first, again, flattened = self._hash(False), self._hash(False), self._hash(True)
-        self.assertEqual(first, again)
+            mesh, equal = (init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")) for _ in range(2))
+            first, again = self._hash(mesh), self._hash(copy.copy(mesh))
+            self.assertEqual(first, again)
+            self.assertNotEqual(
+                first, self._hash(equal), "it has other groups, and compiled code has their names in it"
+            )
+            mesh._flatten("ab")
+            flattened = self._hash(mesh)
         self.assertNotEqual(first, flattened)
         with config.patch(plan_redistribution=True, **{**joint, "mesh_joint_groups": "create"}):
-            self.assertNotEqual(self._hash(True), flattened)
+            self.assertNotEqual(self._hash(mesh), flattened)
 
 
 if __name__ == "__main__":

@@ -125,10 +125,12 @@ class TestRefused(TestCase):
 
     def test_averages_of_whole_numbers(self) -> None:
         terms, replicas = (Partial("avg"), Replicate()), (Replicate(), Replicate())
-        with self.assertRaisesRegex(NotPlanned, "an average of whole numbers"):
-            self._program(terms, replicas, torch.int64)
-        self._program(terms, replicas, torch.float32)
-        self._program(terms, terms, torch.int64)  # nothing ends
+        """They are sums, which are exact, and divided at the end."""
+        averaged = [
+            self._program(terms, replicas, dtype).averaged for dtype in (torch.int64, torch.bool, torch.float32)
+        ]
+        self.assertEqual(averaged, [2, 2, 0])
+        self.assertEqual(self._program(terms, terms, torch.int64).averaged, 0, "nothing ends")
 
     def test_complex_numbers_have_no_order(self) -> None:
         for op in ("max", "min", "product", "sum"):

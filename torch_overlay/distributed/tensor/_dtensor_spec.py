@@ -29,10 +29,11 @@ equals_by_value = keep(torch_spec.DTensorSpec, "_check_equals")
 class _DTensorSpec:
     """Never instantiated: its methods are set on torch's DTensorSpec."""
 
-    def _check_equals(self: DTensorSpec, other: Any, skip_shapes: bool = False) -> bool:
+    def _check_equals(self: DTensorSpec, other: object, skip_shapes: bool = False) -> bool:
         """Whether one may stand for the other, in a cache or for compiled code: they say the same, and on a mesh with
         the same groups. C++, too, looks results up by this."""
-        return equals_by_value(self, other, skip_shapes) and as_good_as(self.mesh, other.mesh)
+        alike: Any = other if equals_by_value(self, other, skip_shapes) else None
+        return alike is not None and as_good_as(self.mesh, alike.mesh)
 
     def _stable_hash(self: DTensorSpec) -> str:
         """For caches of compiled code, which other runs and other ranks may read: of all that the code has in it. The
