@@ -62,6 +62,13 @@ EXPANDED = "is expanded", lambda local: torch.zeros(1, 1, dtype=local.dtype).exp
 CONJUGATE = "is a conjugate", lambda local: torch.zeros(local.shape, dtype=local.dtype).conj()
 
 
+def cut(whole, mesh, placements):
+    """A DTensor in memory of its own, which no view shares."""
+    made = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+    made._local_tensor = made._local_tensor.detach().clone()
+    return made
+
+
 class ChangeCases:
     """Cases for ``EightRanks``."""
 
@@ -74,8 +81,8 @@ class ChangeCases:
             shape = (19, 16) if not number else (rng.choice((8, 22, 23)), rng.choice((8, 16, 22)))
             before, after = rng.choice(LAYOUTS)
             whole = self.whole(torch.empty(shape, dtype=TYPES[number]), 0)
-            source[f"w{number}"] = distribute_tensor(whole, mesh, before, src_data_rank=None)
-            target[f"w{number}"] = distribute_tensor(whole, other, after, src_data_rank=None)
+            source[f"w{number}"] = cut(whole, mesh, before)
+            target[f"w{number}"] = cut(whole, other, after)
         return source, target
 
     def whole(self, tensor, step):
@@ -84,10 +91,10 @@ class ChangeCases:
     def set_values(self, tensors, step, rng):
         """New values on all ranks, in place or in other memory."""
         for tensor in tensors.values():
-            new = distribute_tensor(self.whole(tensor, step), tensor.device_mesh, tensor.placements, src_data_rank=None)
+            new = cut(self.whole(tensor, step), tensor.device_mesh, tensor.placements)
             how = rng.choice(("in place", "data", "rebound"))
             if how == "in place":
-                tensor._local_tensor.copy_(new.to_local())
+                tensor._local_tensor.copy_(new._local_tensor)
             elif how == "data":
                 tensor._local_tensor.data = elsewhere(new.to_local(), rng)
             else:
@@ -96,7 +103,7 @@ class ChangeCases:
     def check_values(self, tensors, step, said):
         for name, tensor in tensors.items():
             mesh, placements = tensor.device_mesh, tensor.placements
-            want = distribute_tensor(self.whole(tensor, step), mesh, placements, src_data_rank=None).to_local()
+            want = cut(self.whole(tensor, step), mesh, placements).to_local()
             self.assertTrue(torch.equal(tensor._local_tensor, want), f"{said}, {name}")
 
     def check_changes(self, seed):
@@ -131,7 +138,7 @@ class ChangeCases:
         source, target = nn.Linear(16, 24), nn.Linear(16, 24)
         for module in (source, target):
             for name, parameter in list(module.named_parameters()):
-                shards = distribute_tensor(parameter.detach(), mesh, [S(0)], src_data_rank=None)
+                shards = cut(parameter.detach(), mesh, [S(0)])
                 setattr(module, name, nn.Parameter(shards))
         given = [dict(module.named_parameters()) for module in (source, target)]
         with torch_overlay.Transfer(*given) as transfer:
@@ -151,14 +158,14 @@ class ChangeCases:
         """Seven rows on four ranks are cut like eight, but for the last."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         whole = torch.arange(64.0).reshape(8, 8)
-        source = distribute_tensor(whole, mesh, [S(0), R], src_data_rank=None)
-        target = distribute_tensor(whole * 0, mesh, [R, R], src_data_rank=None)
+        source = cut(whole, mesh, [S(0), R])
+        target = cut(whole * 0, mesh, [R, R])
         with torch_overlay.Transfer([source], [target]) as transfer:
-            other = distribute_tensor(whole, mesh, [S(0), R], src_data_rank=None)
+            other = cut(whole, mesh, [S(0), R])
             torch.utils.swap_tensors(source, other)
             transfer.run()
             self.assertEqual(target.to_local(), whole)
-            uneven = distribute_tensor(torch.ones(7, 8), mesh, [S(0), R], src_data_rank=None)
+            uneven = cut(torch.ones(7, 8), mesh, [S(0), R])
             torch.utils.swap_tensors(source, uneven)
             with self.assertRaisesRegex(
                 ValueError, r"the source '0' is float32 of shape \(7, 8\).* and was float32 of"
@@ -169,7 +176,7 @@ class ChangeCases:
         """On each rank the other thread stands in the middle of a run; its values are right."""
         mesh = make_root(range(WORLD), (8,), ("dp",))
         whole = torch.arange(64.0).reshape(16, 4)
-        source, target = [[distribute_tensor(whole.clone(), mesh, [at], src_data_rank=None)] for at in (S(0), R)]
+        source, target = [[cut(whole.clone(), mesh, [at])] for at in (S(0), R)]
         inside, go_on, original = threading.Event(), threading.Event(), Exchanges.run
 
         def waits(self, *given):
@@ -202,7 +209,7 @@ class ChangeCases:
         """Neither between two runs, nor after `close`."""
         mesh = make_root(range(WORLD), (8,), ("dp",))
         for rows in (64, 1 << 17):  # packed, and sent by itself
-            tensors = [[distribute_tensor(torch.ones(rows, 2), mesh, [at], src_data_rank=None)] for at in (S(0), R)]
+            tensors = [[cut(torch.ones(rows, 2), mesh, [at])] for at in (S(0), R)]
             transfer = torch_overlay.Transfer(*tensors)
             transfer.run()
             for (tensor,) in tensors:

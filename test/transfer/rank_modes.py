@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from rank_changes import cut
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
@@ -88,8 +89,8 @@ class ModeCases:
         """And the other way round; into a target of a program that goes on to train it."""
         mesh = make_root(range(WORLD), (8,), ("dp",))
         for rows, modes in itertools.product((16, 1 << 16), (("inference", "none"), ("none", "inference"))):
-            source = distribute_tensor(torch.zeros(rows, 4), mesh, [S(0)], src_data_rank=None)
-            target = distribute_tensor(torch.zeros(rows, 4), mesh, [R], src_data_rank=None).requires_grad_()
+            source, target = cut(torch.zeros(rows, 4), mesh, [S(0)]), cut(torch.zeros(rows, 4), mesh, [R])
+            target.requires_grad_()
             with torch_overlay.Transfer([source], [target]) as transfer:
                 for step, mode in enumerate((*modes, *modes), 1):
                     source._local_tensor.fill_(step)
