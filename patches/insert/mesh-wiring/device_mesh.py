@@ -3,8 +3,6 @@ views' groups."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from ._rank_map import RankMap
 
 
@@ -23,5 +21,4 @@ def _register_distributed_opaque_types():
 
 class DeviceMesh:
     _flatten_rank_map: tuple[int, ...]
-    _dim_group_names: Any
     _root_mesh = ...
