@@ -28,6 +28,12 @@ if WAY not in WAYS:
 STOCK = WAY == "stock"
 
 
+def _gives_back(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return lambda given: given
+
+
 class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """On a torch that carries our code, `torch_overlay.distributed.x` is `torch.distributed.x`: one set of tests."""
 
@@ -38,7 +44,7 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec):
         if spec.name.endswith("._torch_layout"):  # torch needs no door to its own layouts
             self.spec, opened = spec, types.ModuleType(spec.name)
-            opened.__getattr__ = lambda name: lambda given: given
+            opened.__getattr__ = _gives_back
             return opened
         self.carried = importlib.import_module(spec.name.replace("torch_overlay", "torch", 1))
         if type(self.carried) is not types.ModuleType:  # the module of switches takes no other attribute

@@ -22,6 +22,8 @@ from .tree import Tree, write
 NEEDED = ("pytest", "pytest_timeout", "hypothesis", "expecttest", "numpy")
 SUITES = ("test/mesh", "test/redistribute", "test/pure")
 LEFT_OUT = "what the package torch_overlay does"  # the reason of a skip, in test/way.py
+# What the fake process group says before 2.15, where a rank sends nothing; the overlay has a way round it.
+NO_EMPTY_BUFFER = "inputBuffer is empty"
 SECONDS, LIMIT = 240, 1500  # for one test, and for a suite, on a busy machine
 HEAD = ("after", *SUITES, "its tests")
 Results = Mapping[str, str]
@@ -130,6 +132,8 @@ def run(tests: Sequence[str], where: pathlib.Path, env: Mapping[str, str]) -> Re
 def _outcome(case: ET.Element) -> str:
     for kind in ("failure", "error"):
         if (found := case.find(kind)) is not None:
+            if NO_EMPTY_BUFFER in (found.text or ""):
+                return "left out"
             lines = [*(found.get("message") or "no message").splitlines(), *(found.text or "").splitlines()]
             why = next((line for line in lines if re.search(r"Error\b", line)), lines[0])
             return f"failed ({why.strip()[:200]})"
