@@ -135,13 +135,6 @@ def imports_of(statement: cst.BaseStatement, package: str, typed: bool = False) 
                 yield Import(_dotted(alias.asname.name) if alias.asname else name, home, name, typed)
 
 
-@functools.cache  # nodes hash by identity, and never change
-def imports_within(node: cst.CSTNode, package: str) -> tuple[Import, ...]:
-    """What functions import when they run."""
-    lines = [inner for inner in walk(node) if isinstance(inner, cst.SimpleStatementLine)]
-    return tuple(found for line in lines for found in imports_of(line, package))
-
-
 def is_import(statement: cst.BaseStatement) -> bool:
     """Whether the statement only imports, at run time or for the type checker."""
     if isinstance(statement, cst.If):

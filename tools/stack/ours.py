@@ -61,10 +61,9 @@ class _Upstream(cst.CSTTransformer):
 
 @dataclass(frozen=True)
 class Room:
-    """A file with bodies: what it says of itself, what it imports, its other top-level statements in their order."""
+    """A file with bodies: what it imports, and its other top-level statements in their order."""
 
     file: str
-    docstring: str
     imports: tuple[Import, ...]
     body: tuple[cst.BaseStatement, ...]
 
@@ -155,7 +154,6 @@ def _parsed(file: str, text: str) -> cst.Module:
 
 @functools.lru_cache(maxsize=256)
 def _room(file: str, module: cst.Module) -> Room:
-    docstring = module.get_docstring(clean=False) or ""
-    statements = list(module.body[1:] if docstring else module.body)
+    statements = list(module.body[1:] if module.get_docstring() else module.body)
     imports = [found for statement in statements for found in imports_of(statement, package_of(file))]
-    return Room(file, docstring, tuple(imports), tuple(s for s in statements if not is_import(s)))
+    return Room(file, tuple(imports), tuple(s for s in statements if not is_import(s)))

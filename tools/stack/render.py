@@ -119,7 +119,7 @@ class Prefix:
 
     def _room(self, file: str) -> Room:
         """Our file for a file of torch's, with the helpers of what is inserted."""
-        found = room(file, self.ours / file) if file != "config.py" else Room(file, "", (), ())
+        found = room(file, self.ours / file) if file != "config.py" else Room(file, (), ())
         for message in self.messages:
             inserted = read_insertions(message.name, file, self.patches)
             found = inserted.added_to(found) if inserted else found
