@@ -51,13 +51,40 @@ class Status:
     groups: Listing | None = None
 
     def __str__(self) -> str:
-        """Plain text, each patch with its state."""
+        """Six lines of plain text."""
         return "\n".join(self.lines())
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
+        """The same for a terminal of this many columns, where a long one goes on below."""
+        title, *others = self.summary()
+        found = [screen.Line(title, "title"), *_all_fitted(others, width)]
+        left_out = [row for row in self.rows if row.state == "left out"]
+        found += [screen.Line(line, "trouble") for line in _all_fitted([_first_left_out(left_out)], width) if left_out]
+        return found
+
+    def summary(self) -> list[str]:
+        """On or off; what was planned; which groups were made, and what a missing one cost; the options; what to do."""
+        if not self.enabled:
+            return [f"torch_overlay is off (torch {self.release}): enable() turns it on"]
+        states = collections.Counter(row.state for row in self.rows)
+        waiting = f", {states['waiting']} waiting" if states["waiting"] else ""
+        counts = dict(self.counts)
+        return [
+            f"torch_overlay is on (torch {self.release}): {states['on']} patches in place{waiting}",
+            _redistributed(counts),
+            _groups(counts, self.groups),
+            _missing(counts),
+            f"options: {_changed(self.options)}",
+            "more: status().all(), or `python -m torch_overlay status --all`",
+        ]
+
+    def all(self) -> str:
+        """Plain text: each patch with its state, each count, each group and each option."""
+        return "\n".join(self.all_lines())
+
+    def all_lines(self, width: int = screen.NARROW) -> list[str]:
         """The same for a terminal of this many columns."""
-        found = screen.styled(self.summary(), "title")
-        found += ["", screen.Line("patches", "head"), *self._patches(width)]
+        found = [screen.Line(self.summary()[0], "title"), "", screen.Line("patches", "head"), *self._patches(width)]
         counts = [line for name, value in self.counts or [("none", "yet")] for line in _counted(name, value, width)]
         found += ["", screen.Line("counts", "head"), *_all_fitted(counts, width)]
         if self.groups is not None:
@@ -66,15 +93,6 @@ class Status:
         values = [(field.name, _text(getattr(self.options, field.name))) for field in dataclasses.fields(self.options)]
         options = [f"  {name}: {value}" for name, value in values]
         return [*found, "", screen.Line("options", "head"), *_all_fitted(options, width)]
-
-    def summary(self) -> list[str]:
-        """On or off, and how many patches are in which state."""
-        if not self.enabled:
-            return [f"torch_overlay is off (torch {self.release})"]
-        states = collections.Counter(row.state for row in self.rows)
-        on = f"on, {states.pop('on', 0)} of {len(self.rows)} patches in place"
-        others = ", ".join(f"{count} {state}" for state, count in states.items())
-        return [f"torch_overlay is {on} (torch {self.release})", *([others] if others else [])]
 
     def _patches(self, width: int) -> list[str]:
         """Each module of torch, and under it what of it is patched and how."""
@@ -96,6 +114,56 @@ class Status:
 
 
 _WHOLE = "(the module)"
+_MADE, _SHARED = "process groups made for meshes", "requests served by a shared group"
+
+
+def _first_left_out(rows: list[RowStatus]) -> str:
+    if not rows:
+        return ""
+    others = f"; and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return f"left out: {rows[0].target}: {rows[0].why}{others}"
+
+
+def _redistributed(counts: Mapping[str, object]) -> str:
+    planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
+    if not isinstance(reasons, Mapping) or not reasons:
+        return f"redistributions: {planned} by plan, none by torch's own code"
+    often = max(reasons, key=lambda reason: reasons[reason])
+    others = f"; {_many(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
+    total = sum(reasons.values())
+    return f"redistributions: {planned} by plan, {total} by torch's own code: {often} ({reasons[often]}{others})"
+
+
+def _groups(counts: Mapping[str, object], listed: Listing | None) -> str:
+    """What was made, and what wider sharing would save of it."""
+    made, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
+    saved = sum(len(lanes) - 1 for row in (listed.universes if listed else ()) for lanes in row.joinable)
+    more = f'; share_groups="ranks" would save {saved}' if saved else ""
+    return f"groups: {made} made, {shared} shared{more}"
+
+
+def _missing(counts: Mapping[str, object]) -> str:
+    """The call that would save most."""
+    calls = counts.get("collectives that more groups would save")
+    if not isinstance(calls, Mapping) or not calls:
+        return "missing groups: none cost anything"
+    best = max(calls, key=lambda call: calls[call])
+    others = ", and others more" if len(calls) > 1 else ""
+    return f"missing groups: {best} would have saved {_many(calls[best], 'collective')}{others}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _changed(options: Choices) -> str:
+    """Those that aren't as they are by default."""
+    said = [
+        f"{field.name}={_text(getattr(options, field.name))}"
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != field.default
+    ]
+    return ", ".join(said) or "as by default"
 
 
 def _counted(name: str, value: object, width: int) -> list[str]:

@@ -218,6 +218,22 @@ def test_without_torch(command, capsys, monkeypatch):
     assert (told in capsys.readouterr().err) == (command != "draw")
 
 
+def test_status_is_six_lines_and_all_of_it_behind_a_flag(capsys, monkeypatch):
+    pytest.importorskip("torch")
+    import torch_overlay
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    try:
+        assert main(["status"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert main(["status", "--all"]) == 0
+        everything = capsys.readouterr().out.splitlines()
+    finally:
+        torch_overlay.disable()
+    assert len(lines) == 6 and max(map(len, lines)) <= 80
+    assert everything[0] == lines[0] and {"patches", "counts", "options"} <= set(everything)
+
+
 def test_found_is_the_torch_that_is_imported():
     torch = pytest.importorskip("torch")
     assert versions.found().text == torch.__version__

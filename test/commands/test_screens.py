@@ -15,6 +15,7 @@ from torch_overlay.show.columns import fitted, folded
 from torch_overlay.show.degrees_map import of_degrees
 from torch_overlay.show.drawing import Drawing
 from torch_overlay.show.explanation import Explanation, Line, Side
+from torch_overlay.show.groups import GroupRow, Listing, UniverseRow
 from torch_overlay.show.mesh_map import MeshMap
 from torch_overlay.show.question import Question, cost_of
 
@@ -60,13 +61,21 @@ def status():
     ]
     counts = [("redistributions by torch's own code", {f"a reason of several words, number {i}": i for i in range(9)})]
     links = tuple((f"axis_{i}", 450e9, 2e-6) for i in range(6))
-    listing = "mesh 1 over ranks 0-1023\n  axis dp: ranks " + ", ".join(map(str, range(0, 200, 7)))
+    group = GroupRow((1, 5, *range(7, 400, 9), 500), "dp", ("dp",), False, False)
+    listing = Listing((UniverseRow("mesh 1 over ranks 0-1023", (), (group,), (("cp", "ring"),)),), ())
     return report.Status(True, "2.13.0+cpu", tuple(rows), Choices(topology=links), tuple(counts), listing)
+
+
+class Whole:
+    """What `status --all` shows."""
+
+    lines, __str__ = status().all_lines, lambda self: status().all()
 
 
 SCREENS = {
     "explain": explanation(),
     "status": status(),
+    "status --all": Whole(),
     "draw": Drawing(of_degrees(ParallelDims(4, 2, 8, 2, 4, 16, 2).fit(512))),
     "draw of a world": Drawing(of_degrees(ParallelDims(pp=8).fit(8)), 4),
     "draw of large hosts": Drawing(MeshMap.of(AXES, (2, 3, 4, 6), random.Random(0).sample(range(144), 144)), 72),
@@ -84,7 +93,7 @@ def test_fits_each_width(name):
     assert max(map(len, shown.lines(screen.WIDE))) > screen.NARROW or name == "draw of a world", "it uses what is there"
 
 
-@pytest.mark.parametrize("name", ["explain", "status"])
+@pytest.mark.parametrize("name", ["explain", "status", "status --all"])
 def test_says_the_same_at_each_width(name):
     at = {width: "".join(SCREENS[name].lines(width)) for width in (screen.NARROW, screen.WIDE)}
     letters = [sorted(re.sub(r"[^a-z]", "", text)) for text in at.values()]

@@ -42,7 +42,7 @@ def test_the_groups_of_a_mesh_are_listed():
         "  axis dp_cp: ranks 1-13 by 4",
         '  share_groups="ranks" would save 1 communicator: cp with ring',
     ]
-    assert "\ngroups\n  mesh 1 over ranks 0-15\n    the default group" in str(torch_overlay.status())
+    assert "\ngroups\n  mesh 1 over ranks 0-15\n    the default group" in torch_overlay.status().all()
 
 
 def test_axes_that_share_are_listed_together():
@@ -63,9 +63,25 @@ def test_private_meshes_are_called_that():
     assert listed() == ["private mesh 1 over ranks 0-15", "  axis world: ranks 0-15"]
 
 
+def test_six_lines_say_what_there_is_to_do():
+    mesh = cube()
+    mesh["cp"]._flatten("ring")
+    lines = str(torch_overlay.status()).splitlines()
+    assert len(lines) == 6 and max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"torch_overlay is on (torch {torch.__version__}): ")
+    assert lines[2].endswith('; share_groups="ranks" would save 1'), lines[2]
+    assert lines[3:5] == ["missing groups: none cost anything", "options: as by default"]
+    with overlay(flatten="existing"):
+        mesh = init_device_mesh("cpu", (2, 2, 4), mesh_dim_names=("dp", "cp", "tp"))
+        DTensor.from_local(torch.ones(3), mesh, [Replicate(), Shard(0), Shard(0)], run_check=False).full_tensor()
+        said = str(torch_overlay.status())
+    assert 'missing groups: mesh["cp", "tp"].flatten("cp_tp") would have saved 1 collective\n' in said
+    assert "options: flatten=existing\n" in said
+
+
 def test_without_a_world_there_is_nothing_to_list():
     dist.destroy_process_group()
-    assert torch_overlay.status().groups is None and "\ngroups\n" not in str(torch_overlay.status())
+    assert torch_overlay.status().groups is None and "\ngroups\n" not in torch_overlay.status().all()
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
     assert listed() == ["none"]
 

@@ -5,7 +5,7 @@ import unittest
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, distribute_tensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -177,6 +177,29 @@ class AutogradCases:
         self.assertEqual(got.to_local().dtype, torch.bfloat16)
         got.to_local().float().sum().backward()
         self.assertEqual((leaf.grad.dtype, leaf.grad.full_tensor().sum()), (torch.float32, torch.tensor(64.0)))
+
+    @needs_overlay  # torch casts by a spec of placements alone, and permutes the values
+    @unittest.skipIf(TENSOR_MESHES, "before 2.10 a spec has no shard order")
+    def test_a_cast_keeps_the_shard_order(self):
+        mesh, whole = grid(), torch.arange(64.0).reshape(16, 4)
+        order = (_dtensor_spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+        meta = _dtensor_spec.TensorMeta(whole.shape, whole.stride(), whole.dtype)
+        spec = _dtensor_spec.DTensorSpec(mesh, (S(0), S(0)), tensor_meta=meta, shard_order=order)
+        row, column = mesh.get_coordinate()
+        part = whole.chunk(4)[column].chunk(2)[row].clone()
+        for wants, types in itertools.product(
+            (False, True), ((torch.float64, None), (torch.float64, torch.bfloat16), (None, torch.float64))
+        ):
+            local = part.clone().requires_grad_(wants)
+            leaf = DTensor(local, spec, requires_grad=wants)  # rows cut by tp first, then by dp
+            for target in ((R, R), (S(0), R), (S(1), S(0))):
+                found = leaf.redistribute(placements=target, forward_dtype=types[0], backward_dtype=types[1])
+                self.assertEqual(found.to_local().dtype, types[0] or torch.float32)
+                self.assertEqual(found.full_tensor().float(), whole, f"{target}, {types}")
+                if wants:
+                    leaf.grad = None
+                    (found.full_tensor() * whole).sum().backward()
+                    self.assertEqual(leaf.grad.full_tensor(), whole, f"{target}, {types}")
 
     @needs_overlay
     def test_full_tensor_takes_one_collective(self):

@@ -38,6 +38,7 @@ class _Redistribute:
                 device_mesh, cls.apply(input, own, placements, async_op, forward_dtype, backward_dtype)
             )
         made = None
+        input = bodies.cast_in_order(input, forward_dtype)
         if cls is torch_redistribute.Redistribute and forward_dtype in (None, input._local_tensor.dtype):
             made = bodies.without_node(input, device_mesh, placements, async_op)
         if made is not None:

@@ -149,6 +149,7 @@ class _Redistribute:
         if has_other_groups(input._spec.mesh, device_mesh):
             return lay_on(device_mesh, cls.apply(input, input._spec.mesh, placements, async_op, dtype_config))
         made = None
+        input = cast_in_order(input, dtype_config["op_dtype"])
         same_dtype = dtype_config["op_dtype"] == dtype_config["out_dtype"] == input._local_tensor.dtype
         if cls is torch_redistribute.Redistribute and same_dtype:
             made = without_node(input, device_mesh, placements, async_op)
@@ -194,6 +195,28 @@ class _LayOn(torch.autograd.Function):
 def lay_on(mesh: DeviceMesh, given: DTensor) -> DTensor:
     """The same on an equal mesh with other groups; a gradient comes back on the mesh that it was on."""
     return _LayOn.apply(given, mesh)  # type: ignore
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: DTensor, dtype: torch.dtype) -> Any:  # type: ignore
+        ctx.dtype = given._local_tensor.dtype
+        local = given._local_tensor.to(dtype)
+        spec = dataclasses.replace(given._spec, tensor_meta=given._spec.tensor_meta._replace(dtype=dtype))
+        return dtensor.DTensor(local, spec, requires_grad=given.requires_grad)  # type: ignore
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
+        return _Cast.apply(grad, ctx.dtype), None  # type: ignore
+
+
+def cast_in_order(given: DTensor, dtype: torch.dtype | None) -> DTensor:
+    """The same in another type, if it has a shard order of its own: the step-by-step path, which casts by making a spec
+    of placements alone, would forget it."""
+    spec = given._spec
+    if dtype in (None, given._local_tensor.dtype) or spec.is_default_device_order(spec.shard_order):
+        return given
+    return _Cast.apply(given, dtype)  # type: ignore
 
 
 def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool) -> DTensor | None:
