@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .distributed._rank_map import short
+from .distributed._rank_map import of_ranks
 from .show.columns import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from torch.distributed import ProcessGroup
@@ -40,7 +40,8 @@ class Transfer:
         group: whose ranks make the Transfer, those of both sides among them; or a list of these ranks. All ranks of the
             world if not given.
         gone: ranks that have left and send nothing; those who are there make the Transfer.
-        names: from a path of the source to the path of the target that it goes to.
+        names: from a path of the source to the path of the target that it goes to: a function, or a dict of those
+            that differ.
 
     Raises:
         ValueError: the sides don't fit, or ranks that are gone had what nobody else has, on every rank; names the
@@ -55,7 +56,7 @@ class Transfer:
         *,
         budget: int = BUDGET,
         group: ProcessGroup | Sequence[int] | None = None,
-        names: Callable[[str], str] | None = None,
+        names: Callable[[str], str] | Mapping[str, str] | None = None,
         gone: Sequence[int] = (),
     ) -> None:
         from .compat.tensor_mesh import need_views
@@ -109,7 +110,7 @@ class Transfer:
         sources = {rank for tensor in tensors for rank in tensor.source.ranks}
         targets = {rank for tensor in tensors for rank in tensor.target.ranks}
         lines = [
-            f"{len(tensors)} tensors from ranks {short(sorted(sources))} to ranks {short(sorted(targets))}, "
+            f"{len(tensors)} tensors from {of_ranks(sorted(sources))} to {of_ranks(sorted(targets))}, "
             f"budget {_amount(self.budget)}"
         ]
         if not self.traffic:

@@ -33,24 +33,30 @@ def compare(monkeypatch):
     """Ranks compare these lines in a world on the one store; what each was told, or None."""
     here, store = threading.local(), dist.HashStore()
     monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: here.world)
-    monkeypatch.setattr(_mesh_check, "_timeout_seconds", lambda world: 10.0)
+    made = SimpleNamespace(store=store, seconds=10.0)
+    monkeypatch.setattr(_mesh_check, "_timeout_seconds", lambda world: made.seconds)
+    met = threading.Barrier(RANKS)
 
-    def told(number: int, line: str) -> str | None:
+    def told(number: int, line: str | None) -> str | None:
         here.world = World(number)
+        met.wait()  # as ranks do that open a world
+        if line is None:
+            return "stayed away"
         distributed_c10d._world.pg_map[here.world] = "gloo", store
         try:
-            _mesh_check._compare("mesh_check/1", line, _mesh_check.MESH)
+            _mesh_check._compare(f"mesh_check/{_mesh_check._left_before()}/1", line, _mesh_check.MESH)
         except RuntimeError as error:
             return str(error)
         finally:
             del distributed_c10d._world.pg_map[here.world]
         return None
 
-    def compared(*lines: str) -> list[str | None]:
+    def compared(*lines: str | None) -> list[str | None]:
         with ThreadPoolExecutor(RANKS) as ranks:
             return list(ranks.map(told, range(RANKS), lines))
 
-    return SimpleNamespace(run=compared, store=store)
+    made.run = compared
+    return made
 
 
 def test_what_a_world_compared_does_not_answer_the_next(compare):
@@ -58,6 +64,20 @@ def test_what_a_world_compared_does_not_answer_the_next(compare):
     before went on, and one that found no rank's new line raised."""
     assert compare.run("(4)", "(4)", "(4)", "(4)") == [None] * RANKS
     said = compare.run("(4)", "(4)", "(2, 2)", "(4)")
-    assert all("ranks 0, 1, 3 build (4); ranks 2 build (2, 2)" in words for words in said)
+    assert all("ranks 0, 1, 3 build (4); rank 2 builds (2, 2)" in words for words in said)
     assert compare.run("(4)", "(4)", "(4)", "(4)") == [None] * RANKS
     assert compare.store.num_keys() == 0
+
+
+@pytest.mark.parametrize("away", [0, 3])
+def test_what_ranks_left_that_gave_up_does_not_answer_the_next(compare, away):
+    """A rank read the verdict of before, and rank 0 waited in vain for the line that this rank took away again."""
+    lines = ["(4)"] * RANKS
+    compare.seconds = 0.5
+    said = compare.run(*[None if rank == away else line for rank, line in enumerate(lines)])
+    wanted = "rank 0 didn't answer within 0.5 s" if away == 0 else "Not all ranks came: all 4 ranks"
+    assert said.pop(away) == "stayed away" and all(wanted in words for words in said), said
+    compare.seconds = 10.0
+    assert compare.run(*lines) == [None] * RANKS
+    said = compare.run("(4)", "(2, 2)", "(4)", "(4)")
+    assert all("ranks 0, 2, 3 build (4); rank 1 builds (2, 2)" in words for words in said)

@@ -118,11 +118,11 @@ def met():
 @pytest.mark.parametrize(
     "scene, who",
     [
-        ("different_shapes", "ranks 2 build"),
+        ("different_shapes", "rank 2 builds"),
         ("different_names", "ranks 1, 3 build"),
-        ("different_order", "ranks 3 build"),
-        pytest.param("different_options", "ranks 1 run torch", marks=needs_package),
-        pytest.param("different_versions", "ranks 0 run torch", marks=needs_package),
+        ("different_order", "rank 3 builds"),
+        pytest.param("different_options", "rank 1 runs torch", marks=needs_package),
+        pytest.param("different_versions", "rank 0 runs torch", marks=needs_package),
     ],
 )
 def test_every_rank_is_told_who_builds_another_mesh(met, scene, who):
@@ -136,7 +136,7 @@ def test_every_rank_is_told_who_builds_another_mesh(met, scene, who):
 def test_every_rank_is_told_who_stayed_away(met):
     for rank in range(3):
         what, seconds = met["one_stays_away", rank]
-        assert what.startswith("RuntimeError") and "ranks 3 didn" in what, what
+        assert what.startswith("RuntimeError") and "rank 3 didn" in what, what
         assert seconds <= SECONDS + 2, seconds
 
 

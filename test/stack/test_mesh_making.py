@@ -210,10 +210,10 @@ class TestCompare(TestCase):
 
     def test_a_rank_that_differs_is_named(self) -> None:
         said = self._verdict({0: "(a=2)", 1: "(b=2)", 2: "(a=2)"}, 3)
-        self.assertIn("ranks 0, 2 build (a=2); ranks 1 build (b=2)", said)
+        self.assertIn("ranks 0, 2 build (a=2); rank 1 builds (b=2)", said)
 
     def test_a_rank_that_does_not_come_is_named(self) -> None:
-        self.assertIn("ranks 1 didn't come", self._verdict({0: "(a=2)"}, 2))
+        self.assertIn("rank 1 didn't come", self._verdict({0: "(a=2)"}, 2))
 
     def test_a_store_that_is_gone_is_no_rank_that_did_not_come(self) -> None:
         store = mock.Mock()
@@ -235,7 +235,7 @@ class TestCompareRanks(MultiThreadedTestCase):
         _mesh_check._compare("first", "(a=2)", _mesh_check.MESH)
         rank = dist.get_rank()
         line = f"({'ab'[rank]}=2)"
-        said = rf"0 build \(a=2\); ranks 1 build \(b=2\)\. This rank, {rank}"
+        said = rf"0 builds \(a=2\); rank 1 builds \(b=2\)\. This rank, {rank}"
         with self.assertRaisesRegex(RuntimeError, said):
             _mesh_check._compare("second", line, _mesh_check.MESH)
 
@@ -265,7 +265,7 @@ class TestMeshCheckRanks(MultiThreadedTestCase):
     @config.patch(mesh_check=True)
     def test_ranks_that_build_different_meshes_are_told(self) -> None:
         _mesh_check.check_same_mesh(lambda: "(dp=2)")
-        with self.assertRaisesRegex(RuntimeError, r"ranks 0 build \(0\); ranks 1 build \(1\)"):
+        with self.assertRaisesRegex(RuntimeError, r"rank 0 builds \(0\); rank 1 builds \(1\)"):
             _mesh_check.check_same_mesh(lambda: f"({dist.get_rank()})")
 
 

@@ -146,7 +146,7 @@ class ChangeCases:
             before = target.weight.to_local().clone()
             source.to(torch.bfloat16)
             with self.assertRaisesRegex(
-                ValueError, "rank 0: the source 'bias' is bfloat16 .* and was float32 .*'weight'"
+                ValueError, "nothing was sent: ranks 0-7: the source 'bias' is bfloat16 .* and was float32 .*'weight'"
             ):
                 transfer.run()
             self.assertEqual(target.weight.to_local(), before)

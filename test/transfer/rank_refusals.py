@@ -51,7 +51,9 @@ class RefusalCases:
             norm = torch.linalg.vector_norm(DTensor.from_local(torch.full((2,), 2.0), mesh, [Shard(0)]))
             self.assertTrue(norm.placements[0].is_partial() and type(norm.placements[0]) is not Partial)
         target = DTensor.from_local(torch.zeros(()), other, [Replicate()], run_check=False)
-        with self.assertRaisesRegex(ValueError, "rank 0: '0' has a pending _NormPartial. Redistribute it on its mesh"):
+        with self.assertRaisesRegex(
+            ValueError, "ranks 0-3: '0' has a pending _NormPartial. Redistribute it on its mesh"
+        ):
             torch_overlay.Transfer(norm and [norm], [target] if self.rank > 3 else None)
         whole = norm.redistribute(placements=[Replicate()]) if norm is not None else None
         with torch_overlay.Transfer(norm and [whole], [target] if self.rank > 3 else None) as transfer:

@@ -240,9 +240,11 @@ class TransferCases:
             n: DTensor.from_local(fused[2 * i : 2 * i + 2], mesh, [Shard(0)], run_check=False)
             for i, n in enumerate("qkv")
         }
-        with torch_overlay.Transfer(source, target, names=lambda name: name.removeprefix("model.")) as transfer:
-            transfer.run()
-        self.assertEqual(fused, torch.cat([whole.chunk(8)[self.rank] for whole in wholes]))
+        for names in (lambda name: name.removeprefix("model."), {f"model.{name}": name for name in "qkv"}):
+            fused.zero_()
+            with torch_overlay.Transfer(source, target, names=names) as transfer:
+                transfer.run()
+            self.assertEqual(fused, torch.cat([whole.chunk(8)[self.rank] for whole in wholes]))
 
     def test_what_differs_is_named_on_every_rank(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
@@ -264,16 +266,21 @@ class TransferCases:
                 {"a": tensor(8, 4), "b": [tensor(8, dtype=torch.int32)]},
                 "'b.0' is float32 in the source and int32",
             ),
-            (good, {"a": tensor(8, 4), "b": [tensor(8)] if not one else None}, "ranks? 3 don't have it"),
+            (good, {"a": tensor(8, 4), "b": [tensor(8)] if not one else None}, "and rank 3 doesn't have it"),
             (
                 good,
                 {"a": tensor(8, 4, placements=[Shard(int(one)), Replicate()]), "b": [tensor(8)]},
-                "'a' is .* on rank 0, and .* on rank 3",
+                "'a' is .* on ranks 0, 1, 2, 4, 5, 6, 7, and .* on rank 3",
             ),
             (
                 good,
                 {"a": tensor(8, 4), "b": [torch.zeros(8) if one else tensor(8)]},
                 "rank 3: The target 'b.0' is a Tensor",
+            ),
+            (
+                good,
+                {"a": torch.zeros(2), "b": None},
+                r"ranks 0-7: The target 'a' is a Tensor; a transfer takes DTensors\.$",
             ),
         ]
         for source, target, message in wrong:

@@ -60,4 +60,4 @@ def test_the_living_name_the_dead(tmp_path):
     assert sorted(rank for rank, _, _ in heard) == [rank for rank in range(RANKS) if rank != DEAD]
     for _, seconds, said in heard:
         assert seconds < TIMEOUT + 5 + 2
-        assert "some targets are new and others not" in said and f"rank {DEAD} doesn't answer any more" in said
+        assert "some targets are new and others not" in said and f"no answer any more from rank {DEAD}" in said

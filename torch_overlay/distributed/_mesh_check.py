@@ -3,8 +3,8 @@
 Every rank puts a line about its mesh into the default group's store; rank 0 compares them and answers all. Costs each
 rank five store operations a mesh, rank 0 two more for each rank; and the same once more for each world, in which ranks
 compare what their groups and plans depend on beside the mesh. Where all ranks came, nothing is left in the store: a
-later world may have the same one, and the same keys. After an error lines may be left, so that a new world needs a
-store of its own.
+later world may have the same one, and the same keys. Where some didn't, those who waited leave a count of that, by
+which a later world on this store has other keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed import DistNetworkError, distributed_c10d
 
 from . import config  # overlay only
-from ._rank_map import short
+from ._rank_map import of_ranks
 from ._settings import get_settings
 from ._universe import current_world
 
@@ -30,7 +30,7 @@ class Words(NamedTuple):
 
     Attributes:
         all: what all ranks must do.
-        some: what a rank does, followed by its line.
+        some: what ranks do, followed by their line.
     """
 
     all: str
@@ -58,8 +58,9 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
     ours = current_world()
     ours.compared += 1  # before anything is compared: keys are used once
     if ours.compared == 1:
-        _compare("mesh_check/process", _process(), PROCESS)
-    _compare(f"mesh_check/{ours.compared}", describe(), MESH)
+        ours.left_before = _left_before()
+        _compare(f"mesh_check/{ours.left_before}/process", _process(), PROCESS)
+    _compare(f"mesh_check/{ours.left_before}/{ours.compared}", describe(), MESH)
 
 
 def _process() -> str:
@@ -67,6 +68,17 @@ def _process() -> str:
     said = [f"{name}={value!r}" for name, value in get_settings()._asdict().items()]
     said.insert(0, config.build)  # overlay only
     return ", ".join(said)
+
+
+_NOT_ALL = "Not all ranks came"
+_GAVE_UP = "mesh_check/gave_up"
+
+
+def _left_before() -> int:
+    """How often ranks of earlier worlds on this store gave up, and left lines; the same on all ranks of this world, who
+    met after that."""
+    store = distributed_c10d._world.pg_map[distributed_c10d._get_default_group()][1]
+    return store.add(_GAVE_UP, 0) if store.check([_GAVE_UP]) else 0
 
 
 def _compare(prefix: str, line: str, words: Words) -> None:
@@ -78,9 +90,12 @@ def _compare(prefix: str, line: str, words: Words) -> None:
     if world.rank() == 0:
         verdict = _verdict(store, prefix, world.size(), 0.8 * seconds, words)
         store.set(f"{prefix}/verdict", verdict)
+        if verdict.startswith(_NOT_ALL):
+            store.add(_GAVE_UP, 1)
     else:
         verdict = _read(store, f"{prefix}/verdict", seconds)
         if verdict is None:
+            store.add(_GAVE_UP, 1)
             raise RuntimeError(
                 f"Ranks compare their meshes before making groups, and rank 0 didn't answer within {seconds:g} s. "
                 f"This rank {words.some}s {line}. See whether rank 0 died or skips this mesh."
@@ -127,10 +142,12 @@ def _verdict(store: distributed_c10d.Store, prefix: str, size: int, seconds: flo
             said.setdefault(line, []).append(rank)
     if missing:
         return (
-            f"All {size} ranks must build the same meshes in the same order, and ranks {short(missing)} didn't come to "
-            f"one within {seconds:g} s. See whether they died or skip it."
+            f"{_NOT_ALL}: all {size} ranks must build the same meshes in the same order, and {of_ranks(missing)} "
+            f"didn't come to one within {seconds:g} s. See whether they died or skip it."
         )
     if len(said) == 1:
         return "same"
-    views = "; ".join(f"ranks {short(ranks)} {words.some} {line}" for line, ranks in said.items())
+    views = "; ".join(
+        f"{of_ranks(ranks)} {words.some}{'s' if len(ranks) == 1 else ''} {line}" for line, ranks in said.items()
+    )
     return f"All {size} ranks must {words.all}, and they differ: {views}."

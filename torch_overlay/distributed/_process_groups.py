@@ -15,7 +15,7 @@ from ._group_makers import makes_communicators, members_create
 from ._group_table import Entry, GroupTable, Key, describe
 from ._member_names import compact
 from ._mesh_layout import _FlatLayout
-from ._rank_map import short
+from ._rank_map import of_ranks
 from ._settings import get_settings
 from ._torch_groups import for_mesh
 from ._universe import Universe, making_private
@@ -212,8 +212,8 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             raise  # keep the type, so that callers who catch this subclass still do
         raise type(error)(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
-            f"which needs all of ranks {short(ranks)}: {error}. If some of them were out of reach, see whether they "
-            "died or build another mesh (mesh_check compares them)."
+            f"which needs all of {of_ranks(ranks)}: {str(error).removesuffix('.')}. If some of them were out of reach, "
+            "see whether they died or build another mesh (mesh_check compares them)."
         ) from error
     return None if group == GroupMember.NON_GROUP_MEMBER else cast("ProcessGroup | None", group)
 

@@ -161,3 +161,12 @@ def short(ranks: Sequence[int]) -> str:
     if count <= 16:
         return ", ".join(map(str, ranks))
     return f"{', '.join(map(str, ranks[:8]))}, … {ranks[-1]} ({count} ranks)"
+
+
+def of_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people, with the word before them.
+
+    >>> of_ranks([3]), of_ranks([0, 1, 2])
+    ('rank 3', 'ranks 0-2')
+    """
+    return f"rank{'' if len(ranks) == 1 else 's'} {short(ranks)}"

@@ -131,13 +131,14 @@ class World:
         left: those of which a mesh is gone in this process, and that `_close_left` may still close.
         table: the groups that ``share_groups="world"`` shares.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
+        left_before: how often ranks gave up comparing in earlier worlds on the same store.
     """
 
     def __init__(self) -> None:
         self.universes: list[Universe] = []
         self.left: dict[Universe, None] = {}
         self.table = GroupTable()
-        self.compared = 0
+        self.compared, self.left_before = 0, 0
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
-from .descriptions import layout_of
+from .descriptions import by_sentence, layout_of
 from .runs import free
 
 if TYPE_CHECKING:
@@ -114,4 +114,4 @@ def agree(problems: Sequence[str], group: ProcessGroup, device: torch.device) ->
     every: list[Sequence[str]] = [[] for _ in range(group.size())]
     dist.all_gather_object(every, problems, group=group)
     ranks = dist.get_process_group_ranks(group)
-    return [f"rank {rank}: {'; '.join(some)}" for rank, some in zip(ranks, every) if some]
+    return by_sentence(dict(zip(ranks, every)))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial
 
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
 from ._planner.sides import Ranks
@@ -20,7 +20,7 @@ from .pending import refusal
 from .trees import leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SIDES = "source", "target"
 SHOWN = 5  # problems in one message
@@ -43,9 +43,7 @@ class Layout(NamedTuple):
 
     def __str__(self) -> str:
         shape, sizes = tuple(self.regions.shape), self.regions.sizes
-        return (
-            f"{self.dtype} of shape {shape}, {self.regions} on a mesh of sizes {sizes} over ranks {short(self.ranks)}"
-        )
+        return f"{self.dtype} of shape {shape}, {self.regions} on a mesh of sizes {sizes} over {of_ranks(self.ranks)}"
 
 
 class Description(NamedTuple):
@@ -74,7 +72,7 @@ class Tensor(NamedTuple):
         return self.source, self.target
 
 
-def describe(source: Any, target: Any, names: Callable[[str], str] | None) -> Description:
+def describe(source: Any, target: Any, names: Callable[[str], str] | Mapping[str, str] | None) -> Description:
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
     try:
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
@@ -85,7 +83,9 @@ def describe(source: Any, target: Any, names: Callable[[str], str] | None) -> De
         return Description({}, {}, str(error))
 
 
-def own_tensors(tree: Any, side: str, names: Callable[[str], str] | None = None) -> dict[str, DTensor]:
+def own_tensors(
+    tree: Any, side: str, names: Callable[[str], str] | Mapping[str, str] | None = None
+) -> dict[str, DTensor]:
     """The DTensors of one side, by name.
 
     Raises:
@@ -96,11 +96,11 @@ def own_tensors(tree: Any, side: str, names: Callable[[str], str] | None = None)
     for path, leaf in leaves(tree).items():
         if leaf is None:
             continue
-        name = names(path) if names is not None else path
+        name = path if names is None else names(path) if callable(names) else names.get(path, path)
         if not isinstance(leaf, DTensor):
             raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes DTensors.")
         if name in found:
-            raise ValueError(f"Two tensors of the {side} are called {name!r}; names() maps them to one name.")
+            raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
         found[name] = leaf
     return found
 
@@ -144,8 +144,8 @@ def agreed(said: Mapping[int, Description], gone: frozenset[int] = frozenset()) 
     Raises:
         ValueError: something doesn't fit; names the tensors.
     """
-    problems = [f"rank {rank}: {each.problem}" for rank, each in sorted(said.items()) if each.problem is not None]
-    _stop(problems)
+    _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
+    problems: list[str] = []
     sides = [_one_side(said, side, problems, gone) for side in SIDES]
     _stop(problems)
     for name in sorted({*sides[0], *sides[1]}):
@@ -158,19 +158,38 @@ def _one_side(
     said: Mapping[int, Description], side: str, problems: list[str], gone: frozenset[int]
 ) -> dict[str, Layout]:
     """The layouts of one side; every rank of a mesh must have the tensor, and all must say the same of it."""
-    found: dict[str, tuple[int, Layout]] = {}
-    known: dict[str, set[int]] = {}
+    found: dict[str, dict[Layout, list[int]]] = {}
     for rank, description in sorted(said.items()):
         for name, layout in getattr(description, side).items():
-            first, as_first = found.setdefault(name, (rank, layout))
-            known.setdefault(name, set()).add(rank)
-            if layout != as_first:
-                problems.append(f"the {side} {name!r} is {as_first} on rank {first}, and {layout} on rank {rank}")
-    for name, (rank, layout) in found.items():
-        missing = [other for other in layout.ranks if other not in known[name] and other not in gone]
+            found.setdefault(name, {}).setdefault(layout, []).append(rank)
+    for name, by_layout in found.items():
+        if len(by_layout) > 1:
+            views = ", and ".join(f"{layout} on {of_ranks(ranks)}" for layout, ranks in by_layout.items())
+            problems.append(f"the {side} {name!r} is {views}")
+        known = {rank for ranks in by_layout.values() for rank in ranks}
+        (layout, (rank, *_)), *_ = by_layout.items()
+        missing = [other for other in layout.ranks if other not in known and other not in gone]
         if missing:
-            problems.append(f"the {side} {name!r} of rank {rank} is {layout}, and ranks {short(missing)} don't have it")
-    return {name: layout for name, (_, layout) in found.items()}
+            problems.append(
+                f"the {side} {name!r} of rank {rank} is {layout}, and {of_ranks(missing)} {_do(missing)}n't have it"
+            )
+    return {name: next(iter(by_layout)) for name, by_layout in found.items()}
+
+
+def by_sentence(problems: Mapping[int, Sequence[str]]) -> list[str]:
+    """What ranks find wrong, each sentence once, after the ranks that say it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, some in problems.items():
+        for sentence in some:
+            ranks.setdefault(sentence.removesuffix("."), []).append(rank)
+    said: dict[tuple[int, ...], list[str]] = {}
+    for sentence, who in ranks.items():
+        said.setdefault(tuple(who), []).append(sentence)
+    return [f"{of_ranks(who)}: {'; '.join(sentences)}" for who, sentences in said.items()]
+
+
+def _do(ranks: Sequence[int]) -> str:
+    return "does" if len(ranks) == 1 else "do"
 
 
 def _differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:

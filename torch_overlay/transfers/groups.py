@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..distributed._group_makers import members_create
 from ..distributed._member_names import MemberNames
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ def agreed_count(schedule: Schedule, budget: int, group: ProcessGroup, device: t
     found: Traffic = {rank: tuple(each.tolist()) for rank, each in zip(dist.get_process_group_ranks(group), every)}
     small = [rank for rank, (*_, least) in found.items() if least < 0]
     if small:
-        raise ValueError(problem or f"A budget of {budget} bytes is too small for ranks {short(small)}.")
+        raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
     if not any(sent for sent, *_ in found.values()):
         return 0, found
     return max(least for *_, least in found.values()), found

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks, short
 from .groups import timeout_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def living(ranks: Any, what: str) -> list[int]:
     last = dist.get_world_size() - 1
     beyond = sorted({rank for rank in ranks if not 0 <= rank <= last})
     if beyond:
-        raise ValueError(f"{what} has ranks that can't exist: {beyond}. This world has ranks {short(range(last + 1))}.")
+        raise ValueError(f"{what} has ranks that can't exist: {beyond}. This world has {of_ranks(range(last + 1))}.")
     twice = sorted([rank for rank, count in Counter(ranks).items() if count > 1])
     if twice:
         raise ValueError(f"{what} has rank {short(twice)} twice: {[*ranks]}.")
@@ -61,7 +61,7 @@ class Meeting:
             name = hashlib.sha256(repr(self.ranks).encode()).hexdigest()
         self.rank, self.purpose = dist.get_rank(), purpose
         if self.rank not in self.ranks:
-            raise ValueError(f"{purpose} of ranks {short(self.ranks)} can't be made by rank {self.rank}.")
+            raise ValueError(f"{purpose} of {of_ranks(self.ranks)} can't be made by rank {self.rank}.")
         held = _numbers.setdefault(world, Counter())
         held[name] += 1
         store: Store = distributed_c10d._get_default_store()
@@ -99,7 +99,7 @@ class Meeting:
     def _missing(self, ranks: list[int]) -> str:
         limit = f"{self.timeout.total_seconds():g} s"
         return (
-            f"{self.purpose} needs ranks {short(self.ranks)}, and rank {short(ranks)} didn't come within {limit}. "
+            f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
             "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
         )
 

@@ -29,7 +29,7 @@ def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None]) -> Iterato
         ValueError: something is wrong on this rank.
         RuntimeError: something failed; says what was wrong on another rank.
     """
-    text = "; ".join(filter(None, wrong))
+    text = "; ".join(one.removesuffix(".") for one in wrong if one is not None)
     if group is None:
         if text:
             raise ValueError(f"Nothing was redistributed: {text}.")

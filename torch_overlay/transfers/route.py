@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks
 from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, Reduction, phases
 from ._planner.schedule import Schedule
@@ -46,7 +46,7 @@ class Route:
         target: Any,
         budget: int,
         group: ProcessGroup | Sequence[int] | None,
-        names: Callable[[str], str] | None,
+        names: Callable[[str], str] | Mapping[str, str] | None,
         gone: Sequence[int] = (),
     ) -> None:
         left = frozenset(living(gone, "gone"))
@@ -54,8 +54,10 @@ class Route:
             group = [rank for rank in range(dist.get_world_size()) if rank not in left]
         meeting = Meeting(group, "A Transfer")
         if not left.isdisjoint(meeting.ranks):
-            both = short(sorted(left.intersection(meeting.ranks)))
-            raise ValueError(f"Ranks {both} are gone, and group has them. Give the list of those that are there.")
+            both = of_ranks(sorted(left.intersection(meeting.ranks)))
+            raise ValueError(
+                f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
+            )
         said = meeting.say(describe(source, target, names))
         self.tensors: list[Tensor] = agreed(said, left)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
@@ -149,13 +151,13 @@ class Route:
             # Of a fault of its own a rank tells the others, and waits for nobody.
             others = self.ranks if isinstance(cause, RuntimeError) else []
             silent = silent_ranks(others, self._failure, self._timeout)
-            who = f"rank {short(silent)} doesn't answer any more; " if silent else ""
+            who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
             raise RuntimeError(
-                f"A Transfer over ranks {short(self.ranks)} failed, and {state}: {who}{error}"
+                f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
             ) from error
         if problems:
             raise ValueError(
-                f"A Transfer over ranks {short(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
+                f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
                 "runs with the shapes, types and placements that it was made for. Make another one for these."
             )
         self._runs += 1
@@ -208,11 +210,12 @@ def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gon
             lost.append(tensor.name)
         if not gone.isdisjoint(tensor.target.ranks):
             wanted.append(tensor.name)
+    who = of_ranks(sorted(gone)).capitalize()
     if wanted:
-        raise ValueError(f"Ranks {short(sorted(gone))} are gone, and the targets {wanted} are on them, too.")
+        raise ValueError(f"{who} left (gone=), and the targets {', '.join(map(repr, wanted))} are there, too.")
     if lost:
         raise ValueError(
-            f"Ranks {short(sorted(gone))} are gone, and nobody else has some parts of {', '.join(map(repr, lost))}. "
+            f"{who} left (gone=), and nobody else has some parts of {', '.join(map(repr, lost))}. "
             "Load these from a checkpoint, and leave them out here."
         )
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks
 from ..distributed.tensor._specs import read_cuts
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
@@ -57,7 +57,7 @@ def change_meshes(
     group = kept_group(members)
     if group is None:
         raise RuntimeError(
-            f"Rank {dist.get_rank()} redistributes between meshes over ranks {short(members)}, and is none of them."
+            f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
         )
     wrong = [misfit(name, tensor, move.source.regions) for name, tensor, move in zip(names, tensors, moves)]
     with one_fate(group, wrong):

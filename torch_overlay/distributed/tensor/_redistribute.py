@@ -14,6 +14,7 @@ import torch
 import torch.distributed.tensor._api as dtensor
 from torch.autograd import forward_ad
 from torch.distributed.tensor import _redistribute as torch_redistribute
+from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -201,9 +202,10 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: DTensor, dtype: torch.dtype) -> Any:  # type: ignore
         ctx.dtype = given._local_tensor.dtype
-        local = given._local_tensor.to(dtype)
-        spec = dataclasses.replace(given._spec, tensor_meta=given._spec.tensor_meta._replace(dtype=dtype))
-        return dtensor.DTensor(local, spec, requires_grad=given.requires_grad)  # type: ignore
+        local, grad = given._local_tensor.to(dtype), given.requires_grad
+        meta = TensorMeta(given.shape, given.stride(), dtype)
+        spec = dataclasses.replace(given._spec, tensor_meta=meta)
+        return dtensor.DTensor(local, spec, requires_grad=grad)  # type: ignore
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore
