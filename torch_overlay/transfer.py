@@ -8,10 +8,12 @@ from .distributed._rank_map import of_ranks
 from .show.columns import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from torch.distributed import ProcessGroup
+
+    from .transfers.descriptions import Names
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
@@ -23,9 +25,11 @@ class Transfer:
         sync = torch_overlay.Transfer(trainer.state_dict(), generator.state_dict(), budget=256 << 20)
         sync.run()  # every step, into the generator's tensors
 
-    Both trees are dicts, lists and tuples of DTensors, nested as they come; tensors with the same path belong together.
+    Both trees are dicts, lists and tuples of tensors, nested as they come; tensors with the same path belong together.
     A rank gives the tensors that it has a part in, and None, for a tensor or for a whole side, where it has none: ranks
-    of the source's meshes send, ranks of the target's receive, ranks of both do both. The targets may be any views.
+    of the source's meshes send, ranks of the target's receive, ranks of both do both. The targets may be any views. A
+    plain tensor is a replica on each rank that gives it. Of two types among float64, float32, float16 and bfloat16 the
+    target's is what comes, cast as `copy_` does it; the narrower one travels.
 
     Making one is collective over `group` and plans everything; it compares what the ranks say of both sides. It has a
     process group of its own, over the ranks of both sides, until `close` or the end of a `with`. `run` is collective
@@ -40,8 +44,9 @@ class Transfer:
         group: whose ranks make the Transfer, those of both sides among them; or a list of these ranks. All ranks of the
             world if not given.
         gone: ranks that have left and send nothing; those who are there make the Transfer.
-        names: from a path of the source to the path of the target that it goes to: a function, or a dict of those
-            that differ.
+        names: from a path of the source to the path of the target that it goes to, or a tuple of several: a function,
+            or a dict of those that differ.
+        strict: whether a name that only one side has is an error; else it is `left_out`.
 
     Raises:
         ValueError: the sides don't fit, or ranks that are gone had what nobody else has, on every rank; names the
@@ -56,15 +61,16 @@ class Transfer:
         *,
         budget: int = BUDGET,
         group: ProcessGroup | Sequence[int] | None = None,
-        names: Callable[[str], str] | Mapping[str, str] | None = None,
+        names: Names = None,
         gone: Sequence[int] = (),
+        strict: bool = True,
     ) -> None:
         from .compat.tensor_mesh import need_views
         from .transfers.route import Route
 
         need_views("A Transfer")
         self.budget = budget
-        self._route = Route(source, target, budget, group, names, gone)
+        self._route = Route(source, target, budget, group, names, gone, strict)
 
     @property
     def exchanges(self) -> int:
@@ -77,21 +83,37 @@ class Transfer:
         return self._route.staging
 
     @property
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        """By side, "source" and "target", the names that only this side has, and that aren't moved."""
+        return self._route.left_out
+
+    @property
+    def version(self) -> int | None:
+        """What the sources' ranks said with `run(version=)` in the last run; None if nobody did."""
+        return self._route.version
+
+    @property
     def traffic(self) -> dict[int, tuple[int, int, int]]:
         """By rank, the bytes that it sends, those that it gets, and the exchanges that it needs for them; empty on a
         rank that has no part in it."""
         return self._route.traffic
 
-    def run(self) -> None:
+    def run(self, *, only: Iterable[str] | None = None, version: int | None = None) -> None:
         """Bring the sources' values into the targets. Collective over the ranks of both sides.
+
+        Args:
+            only: names of the tensors to move, as the target calls them, the same on all ranks; planned when it is
+                first given.
+            version: a whole number that a rank with sources says of them, its step for one; all ranks then have it as
+                `version`.
 
         Raises:
             ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
-                placements, or lost its memory; names both.
+                placements, or lost its memory, or ranks differ in `only` or `version`; says on which ranks what.
             RuntimeError: the Transfer is closed, or running in another thread; or a rank failed: says whether targets
                 were written.
         """
-        self._route.run()
+        self._route.run(only, version)
 
     def close(self) -> None:
         """Destroy the Transfer's process group, and let go of its tensors. Again does nothing."""

@@ -97,7 +97,7 @@ class RefusalCases:
         for first_to_fail, said in ((0, "no target was written"), (1, "some targets are new and others not")):
             target = distribute_tensor(torch.zeros(64, 128), other, [Replicate(), Shard(0)], src_data_rank=None)
             transfer = torch_overlay.Transfer([source], [target], budget=1 << 15, group=group)
-            self.assertTrue(len(transfer._route._phases) > 2)
+            self.assertTrue(len(transfer._route._phases[None]) > 2)
             calls = itertools.count()
 
             def fails(self, *given, calls=calls, number=first_to_fail):

@@ -13,6 +13,7 @@ from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
+from rank_weights import WeightCases
 from way import needs_package
 
 
@@ -28,6 +29,7 @@ class TestTransferOnEightRanks(
     LoopCases,
     RecipeCases,
     RefusalCases,
+    WeightCases,
     EightRanks,
 ):
     """Each method runs on all eight ranks, in a world of its own."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from .descriptions import Layout
+    from .descriptions import Layout, Plain
 
 
 class Current:
@@ -28,7 +29,7 @@ class Current:
     Of its local tensor nothing is kept but what it is like, so that memory that it gives up is free at once.
     """
 
-    def __init__(self, side: str, name: str, tensor: DTensor, layout: Layout) -> None:
+    def __init__(self, side: str, name: str, tensor: DTensor | Plain, layout: Layout) -> None:
         self._side, self._name, self._tensor, self._layout = side, name, tensor, layout
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
@@ -36,8 +37,8 @@ class Current:
         self._needed, self._overlaps = 0, False
 
     @property
-    def mesh(self) -> DeviceMesh:
-        """Its DTensor's."""
+    def mesh(self) -> DeviceMesh | None:
+        """Its DTensor's; a plain tensor has none."""
         return self._tensor.device_mesh
 
     @property
@@ -65,7 +66,7 @@ class Current:
     def _other_layout(self) -> str | None:
         """Whether the DTensor became another one, as `Module.to` makes it, on another mesh or with other placements."""
         try:
-            now = layout_of(self._name, self._tensor)
+            now = layout_of(self._name, cast("DTensor", self._tensor))
         except NotPlanned as error:
             return f"changed ({error}) and was {self._layout}"
         if now != self._layout:
@@ -96,22 +97,50 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def locals_of(tensors: Sequence[Current | None]) -> tuple[list[torch.Tensor | None], list[str]]:
-    """What this rank holds now, by the number of the tensor, and what is wrong with it."""
-    found = [None if tensor is None else tensor.local for tensor in tensors]
-    problems = [tensor.problem(local) for tensor, local in zip(tensors, found) if tensor is not None]
+def locals_of(tensors: Sequence[Current | None], numbers: Sequence[int]) -> tuple[list[torch.Tensor | None], list[str]]:
+    """What this rank holds now, by the number of the tensor, and what is wrong with it; of the others nothing."""
+    found: list[torch.Tensor | None] = [None] * len(tensors)
+    problems = []
+    for number in numbers:
+        tensor = tensors[number]
+        if tensor is not None:
+            found[number] = local = tensor.local
+            problems.append(tensor.problem(local))
     return found, [problem for problem in problems if problem is not None]
 
 
-def agree(problems: Sequence[str], group: ProcessGroup, device: torch.device) -> list[str]:
-    """The word with which a run begins: what keeps which rank of the group from running. The same on all of them."""
-    word = torch.tensor(len(problems), device=device)
-    dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
-    some_cannot = bool(word.item())
-    free(word)
-    if not some_cannot:
-        return []
-    every: list[Sequence[str]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(every, problems, group=group)
-    ranks = dist.get_process_group_ranks(group)
-    return by_sentence(dict(zip(ranks, every)))
+_NONE = -(1 << 62)
+
+
+class Word(NamedTuple):
+    """What a rank says when a run begins.
+
+    Attributes:
+        problems: what keeps it from running.
+        only: the names of the tensors that are to be moved, in order; None for all.
+        version: of what it gives, a whole number; None if it doesn't say.
+    """
+
+    problems: Sequence[str]
+    only: tuple[str, ...] | None = None
+    version: int | None = None
+
+    def agree(self, group: ProcessGroup, device: torch.device) -> tuple[list[str], int | None]:
+        """What keeps which ranks of the group from running, the same on all of them; and the version."""
+        only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
+        version = (_NONE, _NONE) if self.version is None else (self.version, -self.version)
+        word = torch.tensor([len(self.problems), only, -only, *version], device=device)
+        dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
+        problems, most, least, newest, oldest = word.tolist()
+        free(word)
+        alike = most == -least and (newest == -oldest or newest == _NONE)
+        if not problems and alike:
+            return [], None if newest == _NONE else newest
+        said = [*self.problems]
+        if most != -least:
+            said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
+        if newest not in (-oldest, _NONE) and self.version is not None:
+            said.append(f"says version {self.version}")
+        every: list[Sequence[str]] = [[] for _ in range(group.size())]
+        dist.all_gather_object(every, said, group=group)
+        return by_sentence(dict(zip(dist.get_process_group_ranks(group), every))), None

@@ -6,11 +6,12 @@ so ranks tell one another; then all of them have the same list, find the same mi
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..distributed._rank_map import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
@@ -22,7 +23,11 @@ from .trees import leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    Called = str | tuple[str, ...]
+    Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
+
 SIDES = "source", "target"
+CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
 SHOWN = 5  # problems in one message
 
 
@@ -43,6 +48,8 @@ class Layout(NamedTuple):
 
     def __str__(self) -> str:
         shape, sizes = tuple(self.regions.shape), self.regions.sizes
+        if not self.ranks:
+            return f"{self.dtype} of shape {shape}, a plain tensor,"
         return f"{self.dtype} of shape {shape}, {self.regions} on a mesh of sizes {sizes} over {of_ranks(self.ranks)}"
 
 
@@ -52,11 +59,22 @@ class Description(NamedTuple):
     Attributes:
         source, target: its tensors, by name.
         problem: why it can't take part; None if it can.
+        digests: of the values of plain sources.
     """
 
     source: dict[str, Layout]
     target: dict[str, Layout]
     problem: str | None = None
+    digests: Mapping[str, str] | None = None
+
+
+class Plain:
+    """A plain tensor, with what a transfer asks of a DTensor: a replica on each rank that gives it."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._local_tensor = tensor
 
 
 class Tensor(NamedTuple):
@@ -71,42 +89,85 @@ class Tensor(NamedTuple):
         """Its source and its target."""
         return self.source, self.target
 
+    @property
+    def wire(self) -> torch.dtype:
+        """The type in which it travels: of both sides' types the narrower one, the target's of two as wide; the
+        source's where a reduction is pending, which is done in that."""
+        types = getattr(torch, self.source.dtype), getattr(torch, self.target.dtype)
+        return types[0] if self.source.regions.pending or types[0].itemsize < types[1].itemsize else types[1]
 
-def describe(source: Any, target: Any, names: Callable[[str], str] | Mapping[str, str] | None) -> Description:
+    @property
+    def is_cast(self) -> bool:
+        """Whether it changes its type."""
+        return self.source.dtype != self.target.dtype
+
+
+def describe(source: Any, target: Any, names: Names) -> Description:
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
     try:
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         layouts = [_layouts(side) for side in sides]
-        wrong = [misfit(n, t, some[n].regions) for side, some in zip(sides, layouts) for n, t in side.items()]
-        return Description(layouts[0], layouts[1], "; ".join(filter(None, wrong)) or None)
+        wrong = [
+            misfit(name, tensor, some[name].regions)
+            for side, some in zip(sides, layouts)
+            for name, tensor in side.items()
+            if isinstance(tensor, DTensor)
+        ]
+        digests = {name: digest(own._local_tensor) for name, own in sides[0].items() if isinstance(own, Plain)}
+        return Description(layouts[0], layouts[1], "; ".join(filter(None, wrong)) or None, digests)
     except (TypeError, ValueError, NotPlanned) as error:
         return Description({}, {}, str(error))
 
 
-def own_tensors(
-    tree: Any, side: str, names: Callable[[str], str] | Mapping[str, str] | None = None
-) -> dict[str, DTensor]:
-    """The DTensors of one side, by name.
+def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, DTensor | Plain]:
+    """The tensors of one side, by name; one with several names stands there several times.
 
     Raises:
         TypeError: there is something else; None stands for a tensor that this rank has no part in.
         ValueError: two have one name.
     """
-    found: dict[str, DTensor] = {}
+    found: dict[str, DTensor | Plain] = {}
     for path, leaf in leaves(tree).items():
         if leaf is None:
             continue
-        name = path if names is None else names(path) if callable(names) else names.get(path, path)
-        if not isinstance(leaf, DTensor):
-            raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes DTensors.")
-        if name in found:
-            raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
-        found[name] = leaf
+        called = path if names is None else names(path) if callable(names) else names.get(path, path)
+        for name in (called,) if isinstance(called, str) else called:
+            if not isinstance(leaf, torch.Tensor):
+                raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes tensors.")
+            if name in found:
+                raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
+            found[name] = leaf if isinstance(leaf, DTensor) else Plain(leaf)
     return found
 
 
-def _layouts(tensors: Mapping[str, DTensor]) -> dict[str, Layout]:
-    return {name: layout_of(name, tensor) for name, tensor in tensors.items()}
+def _layouts(tensors: Mapping[str, DTensor | Plain]) -> dict[str, Layout]:
+    return {name: _of_plain(own) if isinstance(own, Plain) else layout_of(name, own) for name, own in tensors.items()}
+
+
+def _of_plain(tensor: Plain) -> Layout:
+    """Over no ranks: those who give it become known when all have said what they have."""
+    local = tensor._local_tensor
+    return _whole(str(local.dtype).removeprefix("torch."), tuple(local.shape), (), local.device.type)
+
+
+def _whole(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
+    sizes = (len(ranks),) if ranks else ()
+    regions = read_cuts((Replicate(),) * len(sizes), None, len(shape), sizes).on(shape, sizes)
+    return Layout(dtype, regions, tuple(ranks), device)
+
+
+DIGESTED = 1 << 20  # bytes at a time
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the bits of a tensor, the same on each device: sums of its bytes, each by its place."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    found = []
+    for some in flat.split(DIGESTED) if len(flat) else ():
+        places = torch.arange(len(some), device=some.device) * 40503 % 65521 + 1
+        found.append((some * places).sum())
+    sums = torch.stack(found).tolist() if found else []
+    return hashlib.blake2b(repr([len(flat), *sums]).encode(), digest_size=16).hexdigest()
 
 
 def misfit(name: str, tensor: DTensor, regions: Regions) -> str | None:
@@ -138,8 +199,11 @@ def layout_of(name: str, tensor: DTensor) -> Layout:
     )
 
 
-def agreed(said: Mapping[int, Description], gone: frozenset[int] = frozenset()) -> list[Tensor]:
-    """The tensors of a transfer, from what all ranks say that aren't gone. In order of name.
+def agreed(
+    said: Mapping[int, Description], gone: frozenset[int] = frozenset(), strict: bool = True
+) -> tuple[list[Tensor], dict[str, tuple[str, ...]]]:
+    """The tensors of a transfer, from what all ranks say that aren't gone, in order of name; and, if it isn't strict,
+    what only one side has.
 
     Raises:
         ValueError: something doesn't fit; names the tensors.
@@ -147,11 +211,30 @@ def agreed(said: Mapping[int, Description], gone: frozenset[int] = frozenset()) 
     _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
     problems: list[str] = []
     sides = [_one_side(said, side, problems, gone) for side in SIDES]
+    problems += _unlike(said)
     _stop(problems)
-    for name in sorted({*sides[0], *sides[1]}):
+    both = sorted(sides[0].keys() & sides[1].keys())
+    alone = {side: tuple(sorted(found.keys() - set(both))) for side, found in zip(SIDES, sides)}
+    if not strict and not both:
+        problems.append("they have no name in common")
+    for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
         problems += _differences(name, *[side.get(name) for side in sides])
     _stop(problems)
-    return [Tensor(name, sides[0][name], sides[1][name]) for name in sorted(sides[0])]
+    return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def _unlike(said: Mapping[int, Description]) -> list[str]:
+    """Plain sources that differ."""
+    by_name: dict[str, dict[str, list[int]]] = {}
+    for rank, description in sorted(said.items()):
+        for name, seen in (description.digests or {}).items():
+            by_name.setdefault(name, {}).setdefault(seen, []).append(rank)
+    return [
+        f"the source {name!r} is a plain tensor, and so a replica, and has one value on "
+        f"{', another on '.join(map(of_ranks, values.values()))}: give shards as DTensors"
+        for name, values in by_name.items()
+        if len(values) > 1
+    ]
 
 
 def _one_side(
@@ -163,6 +246,9 @@ def _one_side(
         for name, layout in getattr(description, side).items():
             found.setdefault(name, {}).setdefault(layout, []).append(rank)
     for name, by_layout in found.items():
+        if len(by_layout) == 1 and not (plain := next(iter(by_layout))).ranks:
+            ranks = by_layout.pop(plain)
+            by_layout[_whole(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
         if len(by_layout) > 1:
             views = ", and ".join(f"{layout} on {of_ranks(ranks)}" for layout, ranks in by_layout.items())
             problems.append(f"the {side} {name!r} is {views}")
@@ -198,8 +284,11 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
         return [f"the {has} has {name!r}, and the {lacks} doesn't"]
     if source.regions.shape != target.regions.shape:
         return [f"{name!r} has shape {source.regions.shape} in the source and {target.regions.shape} in the target"]
-    if source.dtype != target.dtype:
-        return [f"{name!r} is {source.dtype} in the source and {target.dtype} in the target"]
+    if source.dtype != target.dtype and not CASTS.issuperset((source.dtype, target.dtype)):
+        return [
+            f"{name!r} is {source.dtype} in the source and {target.dtype} in the target; only types among "
+            f"{', '.join(sorted(CASTS))} are cast: convert it before"
+        ]
     if source.device != target.device:
         return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
     for op in sorted({source.regions.partial[axis] or "" for axis in source.regions.pending}):

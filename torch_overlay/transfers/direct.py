@@ -15,7 +15,7 @@ import torch
 
 from ..distributed.tensor._pack import part
 from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
-from .runs import Block, Locals, Run, runs_of, there
+from .runs import Block, Locals, Run, Wires, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,19 +55,19 @@ class Letter(NamedTuple):
     runs: list[Run]
 
     @staticmethod
-    def of(message: Direct, locals_: Locals, place: int) -> Letter:
-        """The letter for a message, of tensors of whole numbers."""
+    def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> Letter:
+        """The letter for a message, of tensors as `numbers` gives them."""
         tensor, itemsize, box, first, last = message.item
         view = part(there(locals_[tensor]), box)
         flat, runs = None, []
-        if view.is_contiguous():
+        if view.is_contiguous() and wires[tensor] in (None, view.dtype):
             flat = Block.at(tensor, view.view(-1)[first:last])
         else:
             loads, at = [], 0
             for block in blocks(box, first, last):
                 loads.append(Load(tensor, block, at))
                 at += block.elements * itemsize
-            runs = runs_of(loads, locals_)
+            runs = runs_of(loads, locals_, wires)
         return Letter(place, TAGS + message.tag, message.size, (tensor, box, first, last), flat, runs)
 
     def copied_out(self, locals_: Locals) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..distributed.tensor._pack import part
 from .direct import Letter, Mail, in_turns, large_on
-from .runs import Block, Locals, Run, as_whole_numbers, free, runs_of, there
+from .runs import Block, Locals, Run, Wires, free, numbers, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,11 +48,16 @@ class Torn(RuntimeError):
 class Exchanges:
     """All exchanges of a transfer on one rank.
 
+    Args:
+        wires: the types in which tensors travel that change theirs, by the number of the tensor; none do if not given.
+
     Attributes:
         count: how many there are, the same on every rank.
     """
 
-    def __init__(self, schedule: Schedule, count: int, group: ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self, schedule: Schedule, count: int, group: ProcessGroup, device: torch.device, wires: Wires | None = None
+    ) -> None:
         self.count, self.group, self.device = count, group, device
         large = large_on(group, device)
         self._place = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
@@ -60,6 +65,7 @@ class Exchanges:
         self._messages = [
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
+        self._wires = wires
         self._landed, self._is_written = 0, False
         self._geometry: object = None
         self._ways: list[tuple[Way, Way]] = []
@@ -83,8 +89,9 @@ class Exchanges:
             Torn: an exchange failed when something was written.
             RuntimeError: an exchange failed before anything was written.
         """
-        sources, targets = ([None if t is None else as_whole_numbers(t) for t in side] for side in (sources, targets))
-        self._find_blocks(sources, targets)
+        wires = self._wires or [None] * len(sources)
+        sources, targets = numbers(sources, wires), numbers(targets, wires)
+        self._find_blocks(sources, targets, wires)
         self._landed, self._is_written = 0, False
         try:
             self._exchange(sources, targets)
@@ -152,12 +159,12 @@ class Exchanges:
             self._is_written = True
             torch._foreach_copy_(*map(list, zip(*pairs)))
 
-    def _find_blocks(self, sources: Locals, targets: Locals) -> None:
+    def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
         """Where all blocks lie, unless tensors lie as they did in the last run."""
         geometry = [None if t is None else (t.shape, t.stride(), t.storage_offset()) for t in (*sources, *targets)]
         if geometry == self._geometry:
             return
-        self._ways = [(self._way(out, sources), self._way(into, targets)) for out, into in self._messages]
+        self._ways = [(self._way(out, sources, wires), self._way(into, targets, wires)) for out, into in self._messages]
         self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
         self._kept = []
         for number, *boxes in self.schedule.kept:
@@ -167,11 +174,11 @@ class Exchanges:
             self._kept.append((old, new))
         self._geometry = geometry
 
-    def _way(self, messages: Messages, locals_: Locals) -> Way:
+    def _way(self, messages: Messages, locals_: Locals, wires: Wires) -> Way:
         splits = [0] * len(self._place)
         for peer, size in messages.sizes.items():
             splits[self._place[peer]] = size
         own = self._place[dist.get_rank()]
         direct = in_turns(messages.direct, own, self._place)
-        letters = [Letter.of(message, locals_, self._place[message.peer]) for message in direct]
-        return Way(splits, runs_of(messages.loads, locals_), letters)
+        letters = [Letter.of(message, locals_, wires, self._place[message.peer]) for message in direct]
+        return Way(splits, runs_of(messages.loads, locals_, wires), letters)

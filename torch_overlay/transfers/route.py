@@ -13,7 +13,7 @@ from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, Reduction, phases
 from ._planner.schedule import Schedule
 from ._planner.sides import Move, Ranks, Side
-from .current import Current, agree, locals_of
+from .current import Current, Word, locals_of
 from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
 from .exchanges import Exchanges, Torn
 from .groups import Traffic, agreed_count, new_group
@@ -21,12 +21,15 @@ from .meeting import Meeting, living, silent_ranks
 from .phases import free_results, reduce_parts, room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
 
+    from .descriptions import Names, Plain
     from .runs import Locals
+
+    Phases = list[tuple[list[Part], Exchanges]]
 
 
 class Route:
@@ -35,6 +38,8 @@ class Route:
     Attributes:
         tensors: what is moved, in order of name.
         ranks: those of both sides.
+        left_out: by side, the names that only this one has.
+        version: what the sources said of the last run.
         traffic: by rank, bytes out and in, and the exchanges it needs; empty on a rank that is none of them.
         count: of exchanges.
         staging: the most bytes that a run has in buffers on this rank.
@@ -46,8 +51,9 @@ class Route:
         target: Any,
         budget: int,
         group: ProcessGroup | Sequence[int] | None,
-        names: Callable[[str], str] | Mapping[str, str] | None,
+        names: Names,
         gone: Sequence[int] = (),
+        strict: bool = True,
     ) -> None:
         left = frozenset(living(gone, "gone"))
         if left and group is None:
@@ -59,11 +65,12 @@ class Route:
                 f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
             )
         said = meeting.say(describe(source, target, names))
-        self.tensors: list[Tensor] = agreed(said, left)
+        self.tensors, self.left_out = agreed(said, left, strict)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
         self._moves, self._budget, self._gone = _moves(self.tensors), budget, left
-        self._phases: list[tuple[list[Part], Exchanges]] = []
+        self._phases: dict[tuple[str, ...] | None, Phases] = {}  # by the names that are moved alone; None is all
+        self.version: int | None = None
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.tensors, self._moves, left)
@@ -76,51 +83,56 @@ class Route:
             return
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = map(self._current, SIDES, sides)
-        self._phases = self._planned()
-        self.staging = self._staging()
+        self._phases[None] = self._planned(range(len(self.tensors)))
+        self.staging = self._staging(self._phases[None])
 
-    def _current(self, side: str, given: Mapping[str, DTensor]) -> list[Current | None]:
+    def _current(self, side: str, given: Mapping[str, DTensor | Plain]) -> list[Current | None]:
         found: list[Current | None] = []
         for tensor in self.tensors:
             own = given.get(tensor.name)
-            if (
-                own is None or own.device_mesh.get_coordinate() is None
-            ):  # of a mesh that it isn't in, a rank has nothing
-                found.append(None)
+            mesh = None if own is None else own.device_mesh
+            if own is None or (mesh is not None and mesh.get_coordinate() is None):
+                found.append(None)  # of a mesh that it isn't in, a rank has nothing
             else:
                 found.append(Current(side, tensor.name, own, getattr(tensor, side)))
         return found
 
-    def _planned_phases(self) -> list[list[Part]]:
-        reductions = [_reduction(tensor) for tensor in self.tensors]
-        return phases(reductions, [move.itemsize for move in self._moves], self._budget)
+    def _planned_phases(self, numbers: Sequence[int]) -> list[list[Part]]:
+        reductions = [_reduction(self.tensors[number]) for number in numbers]
+        found = phases(reductions, [self._moves[number].itemsize for number in numbers], self._budget)
+        return [[part._replace(number=numbers[part.number]) for part in parts] for parts in found]
 
     def flow(self) -> Flow:
         """Who sends what to whom, of all ranks."""
         types = [tensor.source.dtype for tensor in self.tensors]
-        return Flow.of(self._planned_phases(), self._moves, types, self._budget, self._gone)
+        return Flow.of(self._planned_phases(range(len(self.tensors))), self._moves, types, self._budget, self._gone)
 
-    def _planned(self) -> list[tuple[list[Part], Exchanges]]:
-        """What is reduced and exchanged together. Ranks agree on how many exchanges there are."""
+    def _planned(self, numbers: Sequence[int]) -> Phases:
+        """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are."""
         group, device = self._member, self._device
         found = []
-        for parts in self._planned_phases():
+        for parts in self._planned_phases(numbers):
             schedule = Schedule.of(moves_of(parts, self._moves), dist.get_rank(), self._gone)
             count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), group, device)
-            found.append((parts, Exchanges(schedule, count, group, device)))
+            wires = [
+                tensor.wire if tensor.is_cast else None for tensor in [self.tensors[part.number] for part in parts]
+            ]
+            found.append((parts, Exchanges(schedule, count, group, device, wires)))
+            if None in self._phases:
+                continue  # of a part: the whole is what is told of
             self.count += count
             for rank, each in traffic.items():
                 before = self.traffic.get(rank, (0, 0, 0))
                 self.traffic[rank] = before[0] + each[0], before[1] + each[1], before[2] + each[2]
         return found
 
-    def _staging(self) -> int:
+    def _staging(self, phases: Phases) -> int:
         most = 0
-        for parts, exchanges in self._phases:
+        for parts, exchanges in phases:
             most = max(most, held(parts, self._moves) + max(exchanges.staging, sum([part.packed for part in parts])))
         return most
 
-    def run(self) -> None:
+    def run(self, only: Iterable[str] | None = None, version: int | None = None) -> None:
         """Read the sources and write the targets. Raises as `Transfer.run`."""
         if not self._running.acquire(blocking=False):
             raise RuntimeError(
@@ -130,18 +142,22 @@ class Route:
             if self._is_closed:
                 raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
             if self.traffic:
-                self._run()
+                self._run(None if only is None else tuple(sorted({*only})), version)
         finally:
             self._running.release()
 
     @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
-    def _run(self) -> None:
+    def _run(self, only: tuple[str, ...] | None, version: int | None) -> None:
         problems: list[str] = []
         try:
-            (sources, wrong), (targets, more) = locals_of(self._sources), locals_of(self._targets)
-            problems = agree([*wrong, *more], self._member, self._device)
+            numbers, unknown = self._numbers(only)
+            (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
+            problems, said = Word([*unknown, *wrong, *more], only, version).agree(self._member, self._device)
             if not problems:
-                self._carry_out(sources, targets)
+                if only not in self._phases:
+                    self._phases[only] = self._planned(numbers)
+                self._carry_out(self._phases[only], sources, targets)
+                self.version = said
         except Exception as error:
             torn = isinstance(error, Torn)
             state = "some targets are new and others not, or half so" if torn else "no target was written"
@@ -158,9 +174,17 @@ class Route:
         if problems:
             raise ValueError(
                 f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
-                "runs with the shapes, types and placements that it was made for. Make another one for these."
+                "runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             )
         self._runs += 1
+
+    def _numbers(self, only: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
+        """The tensors that are meant, and what is wrong with their names."""
+        if only is None:
+            return range(len(self.tensors)), []
+        place = {tensor.name: number for number, tensor in enumerate(self.tensors)}
+        unknown = [f"only names {name!r}, which this Transfer doesn't move" for name in only if name not in place]
+        return [place[name] for name in only if name in place], unknown
 
     @property
     def _member(self) -> ProcessGroup:
@@ -178,10 +202,10 @@ class Route:
         """What ranks call a failure of the run that is under way."""
         return f"{self._member.group_name}/run {self._runs} failed"
 
-    def _carry_out(self, sources: Locals, targets: Locals) -> None:
+    def _carry_out(self, phases: Phases, sources: Locals, targets: Locals) -> None:
         meshes = [None if current is None else current.mesh for current in self._sources]
         is_written = False
-        for parts, exchanges in self._phases:
+        for parts, exchanges in phases:
             try:
                 given = reduce_parts(parts, meshes, sources)
                 exchanges.run(given, [targets[part.number] for part in parts])
@@ -198,7 +222,7 @@ class Route:
             if not self._is_closed and self._group is not None and dist.is_initialized():
                 dist.destroy_process_group(self._group)
             self._is_closed, self._group = True, None
-            self._sources, self._targets, self._phases = [], [], []
+            self._sources, self._targets, self._phases = [], [], {}
 
 
 def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gone: frozenset[int]) -> None:
@@ -235,6 +259,5 @@ def _moves(tensors: Sequence[Tensor]) -> list[Move]:
     for tensor in tensors:
         ranks = sides_of(tensor, meshes)
         source = tensor.source.regions.without_pending(tensor.source.regions.pending)
-        width = getattr(torch, tensor.source.dtype).itemsize
-        moves.append(Move(Side(source, ranks[0]), Side(tensor.target.regions, ranks[1]), width))
+        moves.append(Move(Side(source, ranks[0]), Side(tensor.target.regions, ranks[1]), tensor.wire.itemsize))
     return moves

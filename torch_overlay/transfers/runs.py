@@ -1,6 +1,7 @@
 """Runs: blocks of tensors that lie side by side in a flat buffer of bytes, copied there and back by one call.
 
-A block travels as whole numbers of its elements' width, so that every type travels. What is kept between two runs of a
+A block travels as whole numbers of its elements' width, so that every type travels; one that changes its type on the
+way is converted by the copy into the buffer, or out of it. What is kept between two runs of a
 transfer are places in memory and no tensors: views would keep memory alive that a tensor doesn't have any more, and one
 made in inference mode can't be written outside of it.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ._planner.schedule import Load
 
 Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None where this rank has no part
+Wires = Sequence["torch.dtype | None"]  # the types in which tensors travel that change theirs; None: it stays
 
 # A type that is copied as it is, for each width of elements.
 _BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -47,7 +49,7 @@ class Run(NamedTuple):
 
     Attributes:
         at, size: where they lie, in bytes.
-        width: of an element, as a type.
+        width: of an element, as a type; of one that changes its type, the type in which it travels.
     """
 
     at: int
@@ -92,17 +94,25 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
     return plain if plain.dtype == width else plain.view(width)
 
 
-def runs_of(loads: Sequence[Load], locals_: Locals) -> list[Run]:
+def numbers(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
+    """Each as whole numbers, unless it changes its type on the way."""
+    return [
+        None if t is None else as_whole_numbers(t) if wire is None else t.detach() for t, wire in zip(locals_, wires)
+    ]
+
+
+def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run]:
     """Blocks in the order in which they lie in a buffer, joined as far as their widths are equal."""
     found: list[Run] = []
     for tensor, box, at in loads:
         local = there(locals_[tensor])
         block = Block.at(tensor, part(local, box))
-        size = box.elements * local.element_size()
+        width = wires[tensor] or local.dtype
+        size = box.elements * width.itemsize
         last = found[-1] if found else None
-        if last is not None and last.width == local.dtype and last.at + last.size == at:
+        if last is not None and last.width == width and last.at + last.size == at:
             last.blocks.append(block)
             found[-1] = last._replace(size=last.size + size)
         else:
-            found.append(Run(at, size, local.dtype, [block]))
+            found.append(Run(at, size, width, [block]))
     return found

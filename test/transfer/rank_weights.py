@@ -1,0 +1,192 @@
+"""What a transfer does for weights on their way to a server: casts, plain tensors, names, parts, versions."""
+
+import random
+from unittest import mock
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import torch_overlay
+from mesh_ranks import WORLD, make_root
+from rank_transfers import FLOATS, placed, same_bits, terms_of, with_pending
+from torch_overlay.transfers import direct
+from torch_overlay.transfers._planner.schedule import Large
+from transfer_twin import draw
+from width import NIGHTLY
+
+
+def any_bits(shape, dtype, seed):
+    """Numbers of all sizes, infinities and NaN among them."""
+    bits = torch.Generator().manual_seed(seed)
+    size = torch.Size(shape).numel()
+    data = torch.randn(size, generator=bits) * 10.0 ** torch.randint(-44, 39, (size,), generator=bits)
+    for at, odd in enumerate((float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 65520.0, 1e-45)):
+        data[at::11] = odd
+    return data.to(dtype).reshape(shape)
+
+
+def same(one, other):
+    """Equal to the bit, but for which NaN it is."""
+    return same_bits(one.nan_to_num(nan=7.0, posinf=None), other.nan_to_num(nan=7.0, posinf=None)) and torch.equal(
+        one.isnan(), other.isnan()
+    )
+
+
+class WeightCases:
+    """Cases for ``EightRanks``."""
+
+    def check_random_casts(self, seeds):
+        """As the random transfers, but each tensor from one of four types to another, some with a sum pending."""
+        for seed in seeds:
+            rng = random.Random(seed)
+            tensors = draw(120_000 + seed)
+            ends = tensors[0].source, tensors[0].target
+            meshes = [DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
+            source, target, wanted = [], [], []
+            for number, tensor in enumerate(tensors):
+                before, after = (getattr(torch, rng.choice(FLOATS)) for _ in range(2))
+                own = whole = any_bits(tensor.shape, before, seed * 10 + number)
+                if rng.random() < 0.3:
+                    tensor = with_pending(tensor, 3 * rng.randrange(100))[0]
+                    counted = torch.arange(whole.numel()).reshape(tensor.shape)
+                    own, whole = terms_of(tensor.source, self.rank, counted, before)
+                source.append(placed(tensor.source, meshes[0], own, self.rank))
+                target.append(placed(tensor.target, meshes[1], torch.zeros_like(own, dtype=after), self.rank, fill=0))
+                cast = torch.empty_like(whole, dtype=after).copy_(whole)
+                wanted.append(placed(tensor.target, meshes[1], cast, self.rank).to_local())
+            parts = [side if self.rank in end.ranks else None for side, end in zip((source, target), ends, strict=True)]
+            with (
+                mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                torch_overlay.Transfer(*parts, budget=(1 << 20, 2600)[seed % 2]) as transfer,
+            ):
+                for _ in range(2):
+                    transfer.run()
+                self.assertTrue(transfer.staging <= transfer.budget)
+            if self.rank in ends[1].ranks:
+                for number, (found, want) in enumerate(zip(target, wanted, strict=True)):
+                    self.assertTrue(same(found.to_local(), want), f"seed {seed}, {number}: {tensors[number]}")
+
+    def test_the_narrower_type_travels(self):
+        train, serve = make_root(range(4), (4,), ("dp",)), make_root(range(4, 8), (4,), ("tp",))
+        whole = any_bits((64, 8), torch.float32, 0)
+        for before, after in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+            sides = [
+                {"w": distribute_tensor(whole.to(dtype), mesh, [Shard(0)], src_data_rank=None)}
+                for dtype, mesh in ((before, train), (after, serve))
+            ]
+            given = [side if (self.rank < 4) == (number == 0) else None for number, side in enumerate(sides)]
+            with torch_overlay.Transfer(*given) as transfer:
+                transfer.run()
+                self.assertEqual(sum(out for out, _, _ in transfer.traffic.values()), 64 * 8 * 2)
+            if self.rank > 3:
+                want = whole.to(before).to(after).chunk(4)[self.rank - 4]
+                self.assertTrue(same(sides[1]["w"].to_local(), want))
+
+    def test_other_types_are_not_cast(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        for before, after in ((torch.float32, torch.int32), (torch.float8_e4m3fn, torch.bfloat16)):
+            sides = [[DTensor.from_local(torch.zeros(2, dtype=dtype), mesh, [Shard(0)])] for dtype in (before, after)]
+            with self.assertRaisesRegex(ValueError, "only types among bfloat16, .* are cast: convert it before"):
+                torch_overlay.Transfer(*sides)
+
+    def test_plain_tensors_are_replicas(self):
+        """From DTensors to plain tensors of a server, and from one rank's to all ranks'; weights want gradients."""
+        mesh = make_root(range(4), (4,), ("dp",))
+        whole = torch.arange(30.0).reshape(10, 3)
+        source = {"w": distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)} if self.rank < 4 else None
+        server = torch.nn.Linear(3, 10, bias=False, dtype=torch.float16)
+        target = {"w": server.weight} if self.rank in (3, 6) else None
+        with torch_overlay.Transfer(source, target) as transfer:
+            transfer.run()
+        if target:
+            self.assertEqual(server.weight, whole.half())
+        mine = torch.full((3, 2), 5.0) if self.rank == 2 else None
+        yours = torch.zeros(3, 2) if self.rank != 2 else None
+        with torch_overlay.Transfer([mine], [yours]) as transfer:
+            transfer.run()
+            if mine is not None:
+                mine.fill_(6.0)
+            transfer.run()
+        self.assertEqual(mine if yours is None else yours, torch.full((3, 2), 6.0))
+
+    def test_replicas_that_differ_are_an_error_that_names_them(self):
+        mine = torch.ones(5)
+        mine[4] += self.rank > 5
+        with self.assertRaisesRegex(
+            ValueError,
+            "source 'w' is a plain .* one value on ranks 0-5, another on ranks 6, 7: give shards as DTensors",
+        ):
+            torch_overlay.Transfer({"w": mine}, {"w": torch.zeros(5)})
+        with self.assertRaisesRegex(ValueError, r"'w' is float32 of shape \(5,\), a plain tensor, on ranks 0-5, and "):
+            torch_overlay.Transfer({"w": mine[: 5 - (self.rank > 5)]}, {"w": torch.zeros(5)})
+
+    def test_one_source_goes_to_several_targets(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        whole = torch.arange(16.0)
+        source = {"embed.w": distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)}
+        for names in (
+            {"embed.w": ("embed.weight", "lm_head.weight")},
+            lambda path: ("embed.weight", "lm_head.weight"),
+        ):
+            target = {name: torch.zeros(16) for name in ("embed.weight", "lm_head.weight")}
+            with torch_overlay.Transfer(source, target, names=names) as transfer:
+                transfer.run()
+            self.assertEqual([*target.values()], [whole, whole])
+
+    def test_what_only_one_side_has_is_left_out_if_asked(self):
+        source = {name: torch.full((2,), 3.0) for name in ("a", "b")}
+        target = {name: torch.zeros(2) for name in ("b", "c", "d")}
+        with self.assertRaisesRegex(ValueError, "the source has 'a', and the target doesn't"):
+            torch_overlay.Transfer(source, target)
+        with torch_overlay.Transfer(source, target, strict=False) as transfer:
+            self.assertEqual(transfer.left_out, {"source": ("a",), "target": ("c", "d")})
+            transfer.run()
+        self.assertEqual([each[0].item() for each in target.values()], [3, 0, 0])
+        with self.assertRaisesRegex(ValueError, "they have no name in common; the source has 'a'"):
+            torch_overlay.Transfer({"a": source["a"]}, {"c": target["c"]}, strict=False)
+
+    def test_a_part_is_moved_alone(self):
+        """Any part in any order, a pending sum in it, at a budget that takes several exchanges; the others stay."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        source, target = {}, {}
+        for number, placements in enumerate(([Shard(0), Shard(1)], [Partial(), Shard(0)], [Replicate(), Shard(0)])):
+            local = torch.full((16, 8), float(self.rank // 2)) if number == 1 else torch.full((4, 8), float(number))
+            source[f"{number}"] = DTensor.from_local(local, mesh, placements, run_check=False)
+            target[f"{number}"] = torch.zeros(source[f"{number}"].shape)
+        with torch_overlay.Transfer(source, target, budget=6000) as transfer:
+            for only in (["1"], ("2", "0"), {"0": 0}, [], None):
+                before = {name: each.fill_(-1.0) for name, each in target.items()}
+                for _ in range(2):
+                    transfer.run(only=only)
+                for name, each in before.items():
+                    moved = only is None or name in only
+                    want = {"0": 0.0, "1": 6.0, "2": 2.0}[name] if moved else -1.0
+                    self.assertTrue(bool((each == want).all()), f"{only}: {name}")
+
+    def test_ranks_that_mean_other_parts_or_versions_all_raise(self):
+        source, target = [{name: torch.full((2,), fill) for name in "ab"} for fill in (1.0, 0.0)]
+        with torch_overlay.Transfer(source, target) as transfer:
+            odd = self.rank == 5
+            for only, version, message in (
+                (["a"] if odd else ["b"], None, "ranks 0, 1, 2, 3, 4, 6, 7: runs only 'b'; rank 5: runs only 'a'"),
+                (["a"] if odd else None, None, "ranks 0, 1, 2, 3, 4, 6, 7: runs all of it; rank 5: runs only 'a'"),
+                (["x"] if odd else ["b"], None, "rank 5: only names 'x', which this Transfer doesn't move; runs only"),
+                (None, 3 if odd else 4, "says version 4; rank 5: says version 3"),
+            ):
+                with self.assertRaisesRegex(ValueError, f"nothing was sent: .*{message}"):
+                    transfer.run(only=only, version=version)
+            self.assertEqual(target, {name: torch.zeros(2) for name in "ab"})
+            for version in (-7, 0, None, 1 << 40):
+                transfer.run(version=version if self.rank in (1, 6) else None)
+                self.assertEqual(transfer.version, version)
+            self.assertEqual(target, source)
+
+
+# Two thousand at night.
+for first in range(0, 2000, 50) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (50 if NIGHTLY else 12))):
+        self.check_random_casts(seeds)
+
+    setattr(WeightCases, f"test_random_casts_{first:04}", check)
