@@ -274,13 +274,13 @@ class TransferCases:
             ),
             (
                 good,
-                {"a": tensor(8, 4), "b": [torch.zeros(8) if one else tensor(8)]},
-                "rank 3: The target 'b.0' is a Tensor",
+                {"a": tensor(8, 4), "b": [0.5 if one else tensor(8)]},
+                "rank 3: The target 'b.0' is a float",
             ),
             (
                 good,
-                {"a": torch.zeros(2), "b": None},
-                r"ranks 0-7: The target 'a' is a Tensor; a transfer takes DTensors\.$",
+                {"a": "no tensor", "b": None},
+                r"ranks 0-7: The target 'a' is a str; a transfer takes tensors\.$",
             ),
         ]
         for source, target, message in wrong:
