@@ -156,6 +156,8 @@ def equal_meshes_in_two_threads(rank: int, world_size: int) -> None:
 
 def meshes_rebuilt_after_their_groups_were_destroyed(rank: int, world_size: int) -> None:
     """Round after round; nothing of a round stays: no thread, no file, no memory."""
+    import torch_overlay
+
     rounds, held = 240 if NIGHTLY else 12, []
     for turn in range(rounds):
         mesh = square()
@@ -163,6 +165,10 @@ def meshes_rebuilt_after_their_groups_were_destroyed(rank: int, world_size: int)
         leaf = DTensor.from_local(torch.ones(ELEMENTS), mesh, (R, S(0)), run_check=False).requires_grad_()
         (leaf * 2).redistribute(placements=(R, R)).sum().backward()
         assert leaf.grad.device_mesh is mesh and torch.all(leaf.grad.full_tensor() == 2)
+        served = torch.zeros(leaf.shape)
+        with torch_overlay.Transfer([leaf.grad], [served]) as transfer:
+            transfer.run()
+        assert torch.all(served == 2)
         destroy_groups(mesh)
         del mesh, leaf
         gc.collect()

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from ..transfer import Transfer
 from ..transfers._planner.flow import NOTHING, Flow
 from ..transfers._planner.reductions import phases
+from ..transfers.descriptions import Meshes
 from ..transfers.one_mesh import batches, lane, moves_along, read_change
 from ..transfers.targets import target_placements
 from ..transfers.trees import leaves
@@ -80,8 +81,9 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
     if not tensors:
         return NOTHING
-    moves = moves_across(tensors, targets)
-    parts = phases(reductions_across(tensors), [move.itemsize for move in moves], budget)
+    meshes = Meshes()
+    moves = moves_across(tensors, targets, meshes)
+    parts = phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget)
     types = [(tensor.device_mesh, tensor.dtype) for tensor in tensors]
     return Flow.of(parts, moves, types, budget)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
-from .descriptions import by_sentence, layout_of
+from .descriptions import Meshes, by_sentence, layout_of
 from .runs import free
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Current:
     def _other_layout(self) -> str | None:
         """Whether the DTensor became another one, as `Module.to` makes it, on another mesh or with other placements."""
         try:
-            now = layout_of(self._name, cast("DTensor", self._tensor))
+            now = layout_of(self._name, cast("DTensor", self._tensor), Meshes())
         except NotPlanned as error:
             return f"changed ({error}) and was {self._layout}"
         if now != self._layout:

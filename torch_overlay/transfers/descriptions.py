@@ -7,6 +7,7 @@ so ranks tell one another; then all of them have the same list, find the same mi
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +23,9 @@ from .trees import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
     Called = str | tuple[str, ...]
     Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
@@ -106,9 +110,10 @@ def describe(source: Any, target: Any, names: Names) -> Description:
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
     try:
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
-        layouts = [_layouts(side) for side in sides]
+        meshes = Meshes()
+        layouts = [_layouts(side, meshes) for side in sides]
         wrong = [
-            misfit(name, tensor, some[name].regions)
+            misfit(name, tensor, some[name].regions, meshes)
             for side, some in zip(sides, layouts)
             for name, tensor in side.items()
             if isinstance(tensor, DTensor)
@@ -140,8 +145,11 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, DTensor 
     return found
 
 
-def _layouts(tensors: Mapping[str, DTensor | Plain]) -> dict[str, Layout]:
-    return {name: _of_plain(own) if isinstance(own, Plain) else layout_of(name, own) for name, own in tensors.items()}
+def _layouts(tensors: Mapping[str, DTensor | Plain], meshes: Meshes) -> dict[str, Layout]:
+    return {
+        name: _of_plain(own) if isinstance(own, Plain) else layout_of(name, own, meshes)
+        for name, own in tensors.items()
+    }
 
 
 def _of_plain(tensor: Plain) -> Layout:
@@ -170,33 +178,97 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(repr([len(flat), *sums]).encode(), digest_size=16).hexdigest()
 
 
-def misfit(name: str, tensor: DTensor, regions: Regions) -> str | None:
+class Seen(NamedTuple):
+    """What is asked of a mesh for each of its tensors.
+
+    Attributes:
+        mesh: itself, so that no other one gets its id meanwhile.
+        ranks: row-major.
+        here: where this rank stands; None if it doesn't.
+    """
+
+    mesh: DeviceMesh
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+    here: tuple[int, ...] | None
+
+
+class Meshes:
+    """The meshes of one call, each looked at once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Seen] = {}
+        self._ranks: dict[int, Ranks] = {}
+
+    def see(self, mesh: DeviceMesh) -> Seen:
+        """What it is like."""
+        found = self._seen.get(id(mesh))
+        if found is None:
+            here = mesh.get_coordinate()
+            found = Seen(mesh, tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape), here and tuple(here))
+            self._seen[id(mesh)] = found
+        return found
+
+    def ranks(self, mesh: DeviceMesh) -> Ranks:
+        """Its ranks, as planned with."""
+        if id(mesh) not in self._ranks:
+            seen = self.see(mesh)
+            self._ranks[id(mesh)] = Ranks.of(seen.ranks, seen.sizes)
+        return self._ranks[id(mesh)]
+
+
+def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str | None:
     """What is wrong, in words, if this rank holds of a tensor what its placements don't say."""
-    here, held = tensor.device_mesh.get_coordinate(), tensor._local_tensor.shape
+    here, held = meshes.see(tensor.device_mesh).here, tensor._local_tensor.shape
     wanted = held if here is None else regions.box(here).length
     if wanted == held:
         return None
     return f"{name!r} has shape {tuple(held)} on rank {dist.get_rank()}, where {tensor.placements} say {wanted}"
 
 
-def layout_of(name: str, tensor: DTensor) -> Layout:
-    """How a DTensor lies.
+def layout_of(name: str, tensor: DTensor, meshes: Meshes) -> Layout:
+    """How a DTensor lies. Raises as `regions_of`."""
+    mesh = tensor.device_mesh
+    return Layout(
+        str(tensor.dtype).removeprefix("torch."),
+        regions_of(name, tensor, meshes),
+        meshes.see(mesh).ranks,
+        mesh.device_type,
+    )
+
+
+def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
+    """Which coordinate holds what of a DTensor.
 
     Raises:
         NotPlanned: its shards are no boxes, or what is pending is no plain reduction.
     """
-    spec, mesh = tensor._spec, tensor.device_mesh
-    odd = [type(each).__name__ for each in spec.placements if each.is_partial() and type(each) is not Partial]
-    if odd:  # its terms aren't brought together by its operation alone
-        raise NotPlanned(f"{name!r} has a pending {odd[0]}. Redistribute it on its mesh first")
-    shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
+    spec = tensor._spec
+    kinds = tuple(map(type, spec.placements))
     try:
-        regions = read_cuts(spec.placements, spec.shard_order, len(shape), sizes).on(shape, sizes)
+        return _regions(
+            spec.placements, kinds, spec.shard_order, tuple(tensor.shape), meshes.see(tensor.device_mesh).sizes
+        )
     except NotPlanned as error:
-        raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}") from error
-    return Layout(
-        str(tensor.dtype).removeprefix("torch."), regions, tuple(mesh.mesh.flatten().tolist()), mesh.device_type
-    )
+        raise NotPlanned(f"{name!r} {error}") from error
+
+
+# By class, too: a subclass of Partial calls itself equal to it.
+@lru_cache(maxsize=1024)
+def _regions(
+    placements: tuple[Placement, ...],
+    kinds: tuple[type, ...],
+    order: Any,
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> Regions:
+    odd = [kind.__name__ for each, kind in zip(placements, kinds) if each.is_partial() and kind is not Partial]
+    if odd:  # its terms aren't brought together by its operation alone
+        raise NotPlanned(f"has a pending {odd[0]}. Redistribute it on its mesh first")
+    try:
+        return read_cuts(placements, order, len(shape), sizes).on(shape, sizes)
+    except NotPlanned as error:
+        raise NotPlanned(f"with placements {placements}: {error}") from error
 
 
 def agreed(

@@ -22,7 +22,7 @@ from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
-from .descriptions import misfit
+from .descriptions import Meshes, misfit
 from .exchanges import Exchanges
 from .notes import one_fate
 from .pending import refusal
@@ -121,7 +121,8 @@ def change_together(
     axes = _axes(changes)
     ranks = lane(mesh, axes, mesh.get_coordinate() or [])
     group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
-    wrong = [misfit(change.name, change.tensor, change.before) for change in changes]
+    meshes = Meshes()
+    wrong = [misfit(change.name, change.tensor, change.before, meshes) for change in changes]
     with one_fate(group or _group_of_pending(mesh, changes), wrong):
         return _changed(mesh, changes, budget, receivers, group, ranks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +15,8 @@ from ..distributed.tensor._specs import read_cuts
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import kept_schedule
-from ._planner.sides import Move, Ranks, Side
-from .descriptions import layout_of, misfit
+from ._planner.sides import Move, Side
+from .descriptions import Meshes, misfit, regions_of
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
 from .notes import one_fate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ..distributed.tensor._planner.regions import Regions
     from .targets import Placements
 
 Target = tuple["DeviceMesh", "Placements"]
@@ -46,47 +48,53 @@ def change_meshes(
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
-    moves = moves_across(tensors, targets)
+    meshes = Meshes()
+    moves = moves_across(tensors, targets, meshes)
     made = []
     for tensor, move, (mesh, _) in zip(tensors, moves, targets):
-        here = mesh.get_coordinate()
+        here = meshes.see(mesh).here
         # Outside of its mesh a tensor is empty; with all its dims, so that gradients can flow through it there.
-        shape_here = (0,) * max(tensor.ndim, 1) if here is None else move.target.box(tuple(here)).length
+        shape_here = (0,) * max(tensor.ndim, 1) if here is None else move.target.box(here).length
         made.append(torch.empty(shape_here, dtype=tensor.dtype, device=tensor._local_tensor.device))
-    members = sorted({rank for move in moves for side in (move.source, move.target) for rank in side.ranks.ranks})
+    sides = {side.ranks for move in moves for side in (move.source, move.target)}
+    members = sorted({rank for ranks in sides for rank in ranks.ranks})
     group = kept_group(members)
     if group is None:
         raise RuntimeError(
             f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
         )
-    wrong = [misfit(name, tensor, move.source.regions) for name, tensor, move in zip(names, tensors, moves)]
+    wrong = [misfit(name, tensor, move.source.regions, meshes) for name, tensor, move in zip(names, tensors, moves)]
     with one_fate(group, wrong):
-        _exchange(tensors, moves, made, budget, group)
+        _exchange(tensors, moves, made, budget, group, meshes)
     return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
 
 
-def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target]) -> list[Move]:
+def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: Meshes) -> list[Move]:
     """Each tensor's way to its new mesh; of one that is pending, as if it weren't. Raises as `change_meshes` does."""
     moves = []
-    known: dict[DeviceMesh, Ranks] = {}
     for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
-        shape, sizes = tuple(tensor.shape), tuple(mesh.shape)
-        before = layout_of("the tensor", tensor).regions
+        shape, sizes = tuple(tensor.shape), meshes.see(mesh).sizes
+        before = regions_of("the tensor", tensor, meshes)
         for axis in sorted(before.pending):
             why = refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type)
             if why is not None:
                 raise ValueError(f"A tensor of {tensor.dtype} with {tensor.placements} can't change its mesh: {why}.")
-        after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
-        ends = [_ranks(each, known) for each in (tensor.device_mesh, mesh)]
+        after = _wanted(placements, shape, sizes)
+        ends = [meshes.ranks(each) for each in (tensor.device_mesh, mesh)]
         source = Side(before.without_pending(before.pending), ends[0])
         moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
     return moves
 
 
-def reductions_across(tensors: Sequence[DTensor]) -> list[Reduction | None]:
+@lru_cache(maxsize=1024)
+def _wanted(placements: Placements, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
+    return read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
+
+
+def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduction | None]:
     """How each tensor that is pending is reduced on its mesh."""
-    regions = [layout_of("the tensor", tensor).regions for tensor in tensors]
+    regions = [regions_of("the tensor", tensor, meshes) for tensor in tensors]
     return [Reduction.apart(each) if each.pending else None for each in regions]
 
 
@@ -97,7 +105,12 @@ def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements
 
 
 def _exchange(
-    tensors: Sequence[DTensor], moves: Sequence[Move], made: Sequence[torch.Tensor], budget: int, group: ProcessGroup
+    tensors: Sequence[DTensor],
+    moves: Sequence[Move],
+    made: Sequence[torch.Tensor],
+    budget: int,
+    group: ProcessGroup,
+    meshes: Meshes,
 ) -> None:
     rank = dist.get_rank()
     held, wanted = (
@@ -107,7 +120,7 @@ def _exchange(
             (made, [move.target for move in moves]),
         )
     )
-    for parts in phases(reductions_across(tensors), [move.itemsize for move in moves], budget):
+    for parts in phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget):
         these = moves_of(parts, moves)
         schedule = kept_schedule(these, rank, group.size())
         count, _ = agreed_count(schedule, room(parts, moves, budget), group, made[0].device)
@@ -125,9 +138,3 @@ def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
             f"A redistribution from one mesh to another stays on one type of device; asked for one from "
             f"{tensor.device_mesh.device_type} to {mesh.device_type}."
         )
-
-
-def _ranks(mesh: DeviceMesh, known: dict[DeviceMesh, Ranks]) -> Ranks:
-    if mesh not in known:
-        known[mesh] = Ranks.of(mesh.mesh.flatten().tolist(), mesh.shape)
-    return known[mesh]
