@@ -1,7 +1,5 @@
 """What torch does one tensor after the other, done together under the overlay, for programs that don't know of it."""
 
-import itertools
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,7 +12,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from mesh_ranks import WORLD, make_root
 from torch_overlay.transfers import full_state
-from way import TENSOR_MESHES
 
 
 class Block(nn.Module):
@@ -98,44 +95,3 @@ class LoopCases:
         local = torch.ones(4)
         found = full_state.gather_state_dict({"w": DTensor.from_local(local, alone, [Shard(0)], run_check=False)})
         self.assertEqual(found["w"].data_ptr(), local.data_ptr())
-
-    def test_norms_of_many_gradients_end_in_one_all_reduce(self):
-        """Without a row of its own: torch stacks the norms that are pending, and the overlay reduces over both axes."""
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        kinds = [(Shard(0), Shard(1)), (Shard(0), Replicate()), (Shard(0), Shard(0)), (Replicate(), Shard(1))]
-        weights = []
-        for number in range(12):
-            weight = nn.Parameter(distribute_tensor(torch.ones(16, 16), mesh, kinds[number % 4], src_data_rank=None))
-            weight.grad = torch.full_like(weight, number)
-            weights.append(weight)
-        with CommDebugMode() as comm:
-            norm = nn.utils.clip_grad_norm_(weights, max_norm=1.0).full_tensor()
-        if not TENSOR_MESHES:  # before 2.10 torch doesn't keep them pending
-            self.assertEqual(comm.get_total_counts(), 1)
-        self.assertEqual(norm.item(), 16 * sum(n * n for n in range(12)) ** 0.5, rtol=1e-6, atol=0)
-
-    def test_norms_of_gradients_on_several_meshes(self):
-        """Dense weights, norms without TP and experts: one all-reduce for each mesh, and each gradient is scaled."""
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        experts = make_root(range(WORLD), (2, 4), ("efsdp", "ep"))
-        lie = ((mesh, (Shard(0), Shard(1))), (mesh["dp"], (Shard(0),)), (experts, (Shard(1), Shard(0))))
-        whole = torch.arange(256.0).reshape(16, 16)
-        for norm_type, foreach in itertools.product((2.0, 1.0, float("inf")), (True, False)):
-            weights = []
-            for number in range(9):
-                on, placements = lie[number % 3]
-                weight = nn.Parameter(distribute_tensor(whole * 0, on, placements, src_data_rank=None))
-                weight.grad = distribute_tensor(whole + number, on, placements, src_data_rank=None)
-                weights.append(weight)
-            want = torch.stack([whole + n for n in range(9)]).norm(norm_type)
-            with CommDebugMode() as comm:
-                norm = nn.utils.clip_grad_norm_(weights, 1.0, norm_type, foreach=foreach)
-            self.assertEqual(comm.get_total_counts(), len(lie))
-            self.assertEqual(norm, want, rtol=1e-5, atol=0)
-            self.assertTrue(type(norm) is torch.Tensor)
-            for number, weight in enumerate(weights):
-                self.assertEqual(weight.grad.full_tensor(), (whole + number) / want, rtol=1e-5, atol=1e-7)
-            for weight in weights:
-                weight.grad.to_local().fill_(float("nan"))
-            with self.assertRaisesRegex(RuntimeError, "is non-finite"):
-                nn.utils.clip_grad_norm_(weights, 1.0, norm_type, error_if_nonfinite=True, foreach=foreach)

@@ -7,6 +7,7 @@ from rank_changes import ChangeCases
 from rank_gradients import GradientCases
 from rank_loops import LoopCases
 from rank_modes import ModeCases
+from rank_norms import NormCases
 from rank_own_groups import GroupCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
@@ -27,6 +28,7 @@ class TestTransferOnEightRanks(
     TreeCases,
     GradientCases,
     LoopCases,
+    NormCases,
     RecipeCases,
     RefusalCases,
     WeightCases,

@@ -1,8 +1,9 @@
-"""Norms of gradients that lie on several meshes, as those of dense layers and of experts do.
+"""Norms of gradients that lie on several meshes, as those of dense layers and of experts do, or on none.
 
 Torch stacks the norms of all gradients, which it can do on one mesh only. Here each mesh's are reduced by themselves,
-in one all-reduce, and the total is a plain tensor, the same on all ranks. Gradients on one mesh go torch's own way:
-there the norms are pending when they are stacked, so one all-reduce is enough.
+in one all-reduce, and the total is a plain tensor, the same on all ranks. A plain gradient beside them is the same on
+all ranks, too, and counts once. Gradients on one mesh go torch's own way: there the norms are pending when they are
+stacked, so one all-reduce is enough.
 
 The functions that torch calls are wrapped, and the wrapped one is found in the wrapper's closure. It is replaced there,
 so that every name for the wrapper follows. Importing this imports no DTensor: a program that clips may have none.
@@ -10,6 +11,7 @@ so that every name for the wrapper follows. Importing this imports no DTensor: a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from types import CellType
 from typing import TYPE_CHECKING, Any
@@ -55,30 +57,55 @@ def clip_on_one_mesh(_: None) -> None:
 def total_norm(
     tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> torch.Tensor:
-    """As torch's; of DTensors on several meshes, a plain tensor."""
+    """As torch's; of DTensors on several meshes, or beside plain tensors, a plain tensor."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    norm_type = float(norm_type)
     by_mesh = _by_mesh(tensors, tensors)
-    if by_mesh is None:
-        return one_norm(tensors, norm_type, error_if_nonfinite, foreach)
-    norms: list[Any] = [one_norm(some, norm_type, False, foreach) for some in by_mesh]
-    return one_norm([norm.full_tensor() for norm in norms], norm_type, error_if_nonfinite, foreach)
+    if norm_type < 0 or norm_type == math.inf:  # of an empty tensor there is no such norm
+        for mesh in by_mesh:
+            if mesh is not None and not torch.compiler.is_compiling():
+                by_mesh[mesh] = [_filled(each, norm_type) for each in by_mesh[mesh]]
+    if len(by_mesh) < 2:
+        return one_norm(*(by_mesh.values() or [tensors]), norm_type, error_if_nonfinite, foreach)
+    norms: list[Any] = [one_norm(some, norm_type, False, foreach) for some in by_mesh.values()]
+    norms = [norm if mesh is None else norm.full_tensor() for mesh, norm in zip(by_mesh, norms)]
+    # The norm of order 0 is how many tensors aren't zero, and these numbers are added.
+    return one_norm(norms, norm_type or 1.0, error_if_nonfinite, foreach)
 
 
-def clip_with_norm(parameters: Any, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None) -> None:
+def clip_with_norm(parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None) -> None:
     """As torch's."""
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    for some in _by_mesh([parameter.grad for parameter in parameters], parameters) or [parameters]:
+    by_mesh = _by_mesh([parameter.grad for parameter in parameters], parameters)
+    home = _mesh_of(total_norm)
+    if home is not None and any(mesh != home for mesh in by_mesh):
+        total_norm = total_norm.full_tensor()
+    for some in by_mesh.values():
         scale_one(some, max_norm, total_norm, foreach)
 
 
-def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> list[list[Any]] | None:
-    """The values of the tensors on each mesh, in the order in which the meshes come; None if torch can do it at once,
-    or doesn't."""
-    found: dict[DeviceMesh, list[Any]] = {}
+def _mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
+    return getattr(tensor, "device_mesh", None)  # of a DTensor
+
+
+def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[DeviceMesh | None, list[Any]]:
+    """The values of the tensors on each mesh, in the order in which the meshes come; those of plain tensors by None."""
+    found: dict[DeviceMesh | None, list[Any]] = {}
     for tensor, value in zip(tensors, values):
-        mesh = getattr(tensor, "device_mesh", None)  # of a DTensor
-        if mesh is None:
-            return None
-        found.setdefault(mesh, []).append(value)
-    return list(found.values()) if len(found) > 1 else None
+        found.setdefault(_mesh_of(tensor), []).append(value)
+    return found
+
+
+def _filled(tensor: Any, norm_type: float) -> Any:
+    """A DTensor whose norm is the same and has a value on each rank: where its shard is empty, of an element that adds
+    nothing and changes no least or greatest."""
+    from torch.distributed.tensor import Replicate
+
+    if any(placement.is_partial() for placement in tensor.placements):
+        tensor = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
+    local = tensor.to_local()
+    if local.numel() or not tensor.numel():
+        return tensor
+    element = local.new_full((1,) * local.ndim, 0.0 if norm_type > 0 else math.inf)
+    return type(tensor)(element, tensor._spec, requires_grad=False)

@@ -1,0 +1,135 @@
+"""Norms of gradients, as torch's functions for clipping take them under the overlay."""
+
+import itertools
+import math
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.utils import clip_grad, get_total_norm
+
+from mesh_ranks import WORLD, make_root
+from way import TENSOR_MESHES
+
+# The last one is cut into fewer shards than there are ranks on an axis; the whole of each has no zero.
+WHOLES = [
+    torch.arange(1.0, 1 + rows * columns).reshape(rows, columns) / 7 for rows, columns in ((16, 8), (5, 6), (3, 2))
+]
+ORDERS = [(order, foreach) for order in (2.0, math.inf) for foreach in (True, False)]
+ORDERS += [(order, None) for order in (1, 3, 0, "inf", -1.0, -math.inf)]
+
+
+class NormCases:
+    """Cases for ``EightRanks``."""
+
+    def test_norms_of_many_gradients_end_in_one_all_reduce(self):
+        """Without a row of its own: torch stacks the norms that are pending, and the overlay reduces over both axes."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        kinds = [(Shard(0), Shard(1)), (Shard(0), Replicate()), (Shard(0), Shard(0)), (Replicate(), Shard(1))]
+        weights = []
+        for number in range(12):
+            weight = nn.Parameter(distribute_tensor(torch.ones(16, 16), mesh, kinds[number % 4], src_data_rank=None))
+            weight.grad = torch.full_like(weight, number)
+            weights.append(weight)
+        with CommDebugMode() as comm:
+            norm = nn.utils.clip_grad_norm_(weights, max_norm=1.0).full_tensor()
+        if not TENSOR_MESHES:  # before 2.10 torch doesn't keep them pending
+            self.assertEqual(comm.get_total_counts(), 1)
+        self.assertEqual(norm.item(), 16 * sum(n * n for n in range(12)) ** 0.5, rtol=1e-6, atol=0)
+
+    def weights(self, homes, factor=1.0):
+        """Of each whole gradient one in each of these homes, a mesh with placements or None; and all wholes."""
+        weights, wholes = [], []
+        for (mesh, placements), whole in itertools.product(homes, WHOLES):
+            weight, whole = nn.Parameter(torch.zeros_like(whole)), whole * factor * (len(weights) - 3.5)
+            if mesh is not None:
+                weight = nn.Parameter(distribute_tensor(weight.data, mesh, placements, src_data_rank=None))
+            lies = mesh is None or distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            weight.grad = whole.clone() if mesh is None else lies
+            weights.append(weight)
+            wholes.append(whole)
+        return weights, wholes
+
+    def check_norms(self, homes, meshes):
+        """The norm and the clipped gradients are those of the whole tensors, in one all-reduce a mesh."""
+        for norm_type, foreach in ORDERS:
+            weights, wholes = self.weights(homes)
+            want = get_total_norm(wholes, norm_type)
+            with CommDebugMode() as comm:
+                norm = nn.utils.clip_grad_norm_(weights, 1.0, norm_type, foreach=foreach)
+            if not TENSOR_MESHES:  # before 2.10 torch doesn't keep norms pending
+                self.assertEqual(comm.get_total_counts(), meshes)
+            self.assertIs(type(norm), DTensor if len({mesh for mesh, _ in homes}) == 1 else torch.Tensor)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            self.assertEqual(norm, want, rtol=1e-5, atol=0)
+            for weight, whole in zip(weights, wholes):
+                found = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+                self.assertEqual(found, whole * (1 / (want + 1e-6)).clamp(max=1.0), rtol=1e-5, atol=1e-7)
+
+    def test_norms_on_one_mesh(self):
+        """Some shards are empty, and torch's own norm without bounds ends the ranks that have one."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        self.check_norms(
+            [(mesh, (Shard(0), Shard(1))), (mesh, (Shard(0), Replicate())), (mesh, (Shard(1), Shard(1)))], 1
+        )
+        self.check_norms([(mesh, (Shard(0), Shard(0)))], 1)
+
+    def test_norms_on_several_meshes(self):
+        """Dense weights, norms without TP and experts: one all-reduce for each mesh, and each gradient is scaled."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        experts = make_root(range(WORLD), (2, 4), ("efsdp", "ep"))
+        homes = [(mesh, (Shard(0), Shard(1))), (mesh["dp"], (Shard(0),)), (experts, (Shard(1), Shard(0)))]
+        self.check_norms(homes, 3)
+        self.check_norms([*homes, (mesh, (Replicate(), Shard(0)))], 3)
+
+    def test_plain_gradients_count_once(self):
+        """Beside DTensors on one mesh or on several; first, in between, last."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        dense, plain = (mesh, (Shard(0), Shard(1))), (None, ())
+        self.check_norms([plain, dense], 1)
+        self.check_norms([dense, plain, (mesh["dp"], (Shard(0),)), plain], 2)
+
+    def test_pending_gradients_are_brought_together_first(self):
+        """The greatest of a sum isn't the greatest term."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        term = torch.tensor([[3.0, 5.0]]) * (1 - 2 * mesh.get_local_rank("tp"))
+        local = term if mesh.get_local_rank("dp") == 0 else term[:0]
+        pending = DTensor.from_local(local, mesh, (Shard(0), Partial()), shape=(1, 2), stride=(2, 1))
+        self.assertEqual(get_total_norm([pending, torch.ones(2)], math.inf).item(), 1.0)
+
+    def test_a_norm_that_is_not_finite_is_an_error_on_all_ranks(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        homes = [(mesh, (Shard(0), Shard(0))), (mesh["dp"], (Shard(0),)), (None, ())]
+        for norm_type, foreach, some in itertools.product((2.0, 1.0, math.inf), (True, False), (homes, homes[:1])):
+            weights, _ = self.weights(some, math.nan)
+            with self.assertRaisesRegex(RuntimeError, "is non-finite"):
+                nn.utils.clip_grad_norm_(weights, 1.0, norm_type, error_if_nonfinite=True, foreach=foreach)
+
+    def test_a_norm_from_one_mesh_scales_gradients_elsewhere(self):
+        """As a trainer clips that adds up norms by itself."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        weights, wholes = self.weights([(mesh, (Shard(0), Shard(1))), (mesh["dp"], (Shard(0),)), (None, ())])
+        norm = get_total_norm([weight.grad for weight in weights[: len(WHOLES)]])
+        for some in (weights, weights[-1]):
+            clip_grad._clip_grads_with_norm_(some, 1.0, norm)
+        for number, (weight, whole) in enumerate(zip(weights, wholes)):
+            found = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+            twice = 2 if number == len(weights) - 1 else 1
+            self.assertEqual(found, whole / norm.full_tensor() ** twice, rtol=1e-5, atol=1e-7)
+
+    def test_without_dtensors_torch_computes(self):
+        self.assertEqual(get_total_norm([]), torch.tensor(0.0))
+        self.assertEqual(get_total_norm(torch.ones(4)), torch.tensor(2.0))
+        with self.assertRaisesRegex(RuntimeError, "norm"):
+            get_total_norm([torch.ones(2), torch.ones(0)], math.inf, foreach=False)
+
+    def test_compiled_code_clips_alike(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        for homes in ([(None, ())], [(mesh, (Shard(0), Shard(1))), (None, ())]):
+            weights, wholes = self.weights(homes)
+            grads = [weight.grad for weight in weights]
+            torch._dynamo.reset()
+            norm = torch.compile(get_total_norm, backend="eager", fullgraph=True)(grads)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            self.assertEqual(norm, get_total_norm(wholes), rtol=1e-5, atol=0)
