@@ -10,6 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import clip_grad, get_total_norm
 
 from mesh_ranks import WORLD, make_root
+from torch_overlay.distributed.tensor._answers import counters
 from way import TENSOR_MESHES
 
 # The last one is cut into fewer shards than there are ranks on an axis; the whole of each has no zero.
@@ -32,8 +33,10 @@ class NormCases:
             weight = nn.Parameter(distribute_tensor(torch.ones(16, 16), mesh, kinds[number % 4], src_data_rank=None))
             weight.grad = torch.full_like(weight, number)
             weights.append(weight)
+        before = counters()["redistributions by torch's own code"]
         with CommDebugMode() as comm:
             norm = nn.utils.clip_grad_norm_(weights, max_norm=1.0).full_tensor()
+        self.assertEqual(counters()["redistributions by torch's own code"], before)  # replicas become terms by plan
         if not TENSOR_MESHES:  # before 2.10 torch doesn't keep them pending
             self.assertEqual(comm.get_total_counts(), 1)
         self.assertEqual(norm.item(), 16 * sum(n * n for n in range(12)) ** 0.5, rtol=1e-6, atol=0)

@@ -10,7 +10,7 @@ from ..distributed.tensor._planner.cost import arriving, collectives, leaving
 from ..distributed.tensor._planner.plan import NAMES, flatten_call
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
-from ..distributed.tensor._specs import norm_ended
+from ..distributed.tensor._specs import into_terms, norm_ended, norm_made
 from ..versions import running
 from . import reasons
 from .explanation import Explanation, Line, Side
@@ -27,7 +27,8 @@ def explained(question: Question, source: Any, target: Any) -> Explanation:
         target: torch's spec after.
     """
     question = replace(question, refused=question.refused or _refused(source, target))
-    return Explanation(question, _torchs(question, source, target), _ours(question))
+    made = norm_made(tuple(source.placements), tuple(target.placements))
+    return Explanation(question, _torchs(question, source, target), _ours(question, made))
 
 
 def _refused(source: Any, target: Any) -> str:
@@ -62,10 +63,10 @@ def _torch_line(question: Question, found: TorchStep) -> Line:
     return _line(question, found.step, why, found.trouble, sent)
 
 
-def _ours(question: Question) -> Side:
+def _ours(question: Question, made: Any) -> Side:
     name = "torch_overlay"
     try:
-        steps = question.planned()
+        steps = question.planned() if made is None else into_terms(question.planned(), made)
         best = question.planned(all_groups=True)
     except NotPlanned as reason:
         return Side(name, (), (), f"leaves this to torch's own code, without merging where that is wrong: {reason}")

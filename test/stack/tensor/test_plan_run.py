@@ -28,7 +28,7 @@ from torch_overlay.distributed.tensor._planner.steps import (
     ReduceScatter,
 )
 from torch_overlay.distributed.tensor._run import runners
-from torch_overlay.distributed.tensor._specs import norm_ended, read_cuts
+from torch_overlay.distributed.tensor._specs import norm_ended, norm_made, read_cuts
 from torch_overlay.distributed.tensor._spelling import gathered, scattered
 
 
@@ -86,16 +86,26 @@ class TestNorms(TestCase):
         norm = _NormPartial(2)
         self.assertIsNone(norm_ended((norm, norm), (Replicate(), norm), (1, 2)))
 
-    def test_terms_are_not_made(self) -> None:
+    def test_only_replicas_become_terms(self) -> None:
         norm = _NormPartial(2)
         for source, target in (
-            ((Replicate(),), (norm,)),
+            ((Shard(0),), (norm,)),
+            ((Partial(),), (norm,)),
             ((norm,), (Partial(),)),
+            ((norm,), (_NormPartial(3),)),
             ((norm, norm), (Replicate(), Partial())),
             ((norm, Replicate()), (Replicate(), Partial())),
+            ((norm, Replicate()), (Replicate(), norm)),
+            ((norm, Replicate()), (norm, _NormPartial(3))),
         ):
             with self.assertRaisesRegex(NotPlanned, "from something else"):
                 norm_ended(source, target, (2,) * len(source))
+        for source, target in (
+            ((Replicate(),), (norm,)),
+            ((norm, Replicate(), Shard(0)), (norm, norm, Shard(1))),
+        ):
+            self.assertIsNone(norm_ended(source, target, (2,) * len(source)))
+            self.assertEqual(norm_made(source, target), norm)
 
 
 class TestRunners(DTensorOpTestBase):

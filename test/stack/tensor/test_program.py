@@ -58,6 +58,23 @@ class TestProgram(DTensorOpTestBase):
         moved = program.run(whole * (self.rank + 1), self.mesh)
         self.assertEqual(moved, part(whole * (1 + 4 + 9 + 16) ** 0.5, wanted))
 
+    def test_replicas_become_terms_of_a_norm(self) -> None:
+        whole = torch.arange(1.0, 16.0).reshape(5, 3)
+        for order in (1, 2, 3, 0.5, -1):
+            norm = _NormPartial(order)
+            for source, targets in (
+                ((Replicate(), Replicate()), ((norm, norm), (Shard(0), norm))),
+                ((norm, Replicate()), ((norm, norm),)),
+                ((norm, Shard(0)), ((norm, Shard(1)),)),
+            ):
+                for target in targets:
+                    made, ended = (self._program(*ends) for ends in ((source, target), (target, (Replicate(),) * 2)))
+                    made.make_ready(self.mesh)
+                    ended.make_ready(self.mesh)
+                    local = part(whole, made.held) * (1 if source[0].is_replicate() else 2 ** (-1 / order))
+                    found = ended.run(made.run(local, self.mesh), self.mesh)
+                    self.assertEqual(found, whole, msg=f"{order}: {made.text}, {ended.text}")
+
     def test_what_goes_on_later_is_reduced_at_once(self) -> None:
         """A large reduce-scatter runs in rounds, which are waited for."""
         ends = (Partial(), Partial()), (Shard(0), Shard(1))

@@ -19,7 +19,7 @@ from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
 from ._planner.steps import Narrow, ReduceScatter, Step, last_collective
 from ._run import runners
-from ._specs import gathers_step_by_step, read_ends
+from ._specs import gathers_step_by_step, into_terms, read_ends
 from ._spelling import same_step_by_step
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     before, averaged = _as_sum(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.mesh_topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
+    if ends.made is not None:
+        steps = into_terms(steps, ends.made)
     if question.async_op:
         # The caller goes on while a reduce-scatter that comes last runs. What comes before is waited for in any case,
         # and so is an all-to-all in rounds, as on the step-by-step path.

@@ -10,10 +10,12 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 
 from ._planner.moves import common
 from ._planner.regions import Cuts, NotPlanned
+from ._planner.steps import Divide
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
+    from ._planner.steps import Step
     from ._question import Question
 
 Placements = tuple[Placement, ...]
@@ -47,18 +49,35 @@ def norm_ended(source: Placements, target: Placements, sizes: tuple[int, ...]) -
     """The norm that a redistribution brings together over some axes: powers before the sum, the root after it.
 
     Raises:
-        NotPlanned: terms of a norm beside terms of something else, or made from what is none.
+        NotPlanned: terms of a norm beside terms of something else; or made from what is none, apart from replicas, see
+            `norm_made`.
     """
     pending = {placement for placement in source if placement.is_partial()}
     norm = next((placement for placement in pending if type(placement) is _norm_class()), None)
     if norm is not None and len(pending) > 1:
         raise NotPlanned("terms of a norm beside terms of another reduction")
     ends = list(zip(source, target, strict=True))
-    made = [new for old, new in ends if new.is_partial() and new != old]
+    made = {new for old, new in ends if new.is_partial() and new != old}
     if made and (norm is not None or _norm_class() in map(type, made)):
-        raise NotPlanned("terms of a norm from something else, or something else's from a norm")
+        if len(made | pending) > 1 or any(
+            old != new and not old.is_replicate() for old, new in ends if new in made or old == norm
+        ):
+            raise NotPlanned("terms of a norm from something else, or something else's from a norm")
+        return None
     # Over an axis of one rank the norm is there already, and its power might not be.
     return norm if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1) else None
+
+
+def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
+    """The norm of which replicas become terms, where `norm_ended` refuses nothing."""
+    return next((new for old, new in zip(source, target) if new != old and type(new) is _norm_class()), None)
+
+
+def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
+    """The steps that make equal terms of this norm, from those that make terms of a sum: n of x / n**(1 / p) have the
+    p-norm x. On 2.10 a count is a norm, too, of order 0."""
+    order = norm.norm_type or 1
+    return tuple([Divide(step.by ** (1 / order)) if isinstance(step, Divide) else step for step in steps])
 
 
 def gathers_step_by_step(question: Question) -> bool:
@@ -84,11 +103,13 @@ def _nested(placements: Placements, shard_order: Any) -> dict[int, tuple[int, ..
 
 
 class Ends(NamedTuple):
-    """What the specs of a question say of tensors of any size, and the norm that it brings together, if any."""
+    """What the specs of a question say of tensors of any size, and the norm that it brings together, or makes terms
+    of, if any."""
 
     before: Cuts
     after: Cuts
     norm: _NormPartial | None
+    made: _NormPartial | None
 
 
 def read_ends(question: Question, sizes: tuple[int, ...]) -> Ends:
@@ -109,7 +130,7 @@ def _read_ends(
     sizes: tuple[int, ...],
 ) -> Ends:
     before, after = read_cuts(source, source_order, ndim, sizes), read_cuts(target, target_order, ndim, sizes)
-    return Ends(before, after, norm_ended(source, target, sizes))
+    return Ends(before, after, norm_ended(source, target, sizes), norm_made(source, target))
 
 
 def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[int, ...]) -> Cuts:

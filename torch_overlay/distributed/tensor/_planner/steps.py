@@ -40,9 +40,9 @@ class Piece(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Divide:
     """Local: true division by `by`: the terms of an average, before they are summed, or a value, before equal parts of
-    it become terms of a sum."""
+    it become terms of a sum or of a norm."""
 
-    by: int
+    by: float
 
 
 @dataclass(frozen=True, slots=True)
