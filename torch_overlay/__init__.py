@@ -62,7 +62,7 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
         cost: "stock" or "plan": which cost of a redistribution torch's sharding decisions see.
         topology: None or ``{"tp": (450e9, 2e-6)}``: bytes per second and seconds of latency, by axis.
         leave_out: () or names of patches to do without: "cross_mesh" (``DTensor.redistribute(device_mesh=other)``),
-            "full_state_dict" (the gathering of full state dicts), "clip_grad_norm" (norms of several meshes).
+            "full_state_dict" (gathering and loading full state dicts), "clip_grad_norm" (norms of several meshes).
 
     Enabling twice is enabling once: the second call only changes the options that it names. What is left out stays so
     until `disable`.

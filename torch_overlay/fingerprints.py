@@ -4,6 +4,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.9.1": {
         "torch.distributed._state_dict_utils": {
             "file": "8cdec49a576ca2f71e5dd9f370d0654d",
+            "_distribute_state_dict": "9bf39ae774a7173b318f7051f5da0d15",
+            "_distribute_tensors": "78db93c6e9addd5e00c0ebf832fdecac",
             "_gather_state_dict": "81e7b63f599415a60049041cc34b773c",
         },
         "torch.distributed.device_mesh": {
@@ -27,6 +29,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.distributed_c10d": {
             "file": "e7c91a73f496329116893dd97c62a31b",
             "_process_group_name": "057cadef489ad410ae8a5f7ebc5a2301",
+        },
+        "torch.distributed.tensor._api": {
+            "file": "f4e7c0de0b258d0f371c5d284ed20728",
+            "distribute_tensor": "985d3a05128d614f20baa1072216bc71",
         },
         "torch.distributed.tensor._collective_utils": {
             "file": "4c9a6a8c3990996c6248bc97869e7452",
@@ -55,6 +61,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed._state_dict_utils": {
             "file": "bea956f7fd095c2e69f32ed391213082",
+            "_distribute_state_dict": "b7d95579125b3520094e6b1455692fdb",
+            "_distribute_tensors": "f98841595aa705bad2c7d9373ba447b2",
             "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
         },
         "torch.distributed.device_mesh": {
@@ -79,6 +87,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.distributed_c10d": {
             "file": "31155344233ae77360a630bbeacf1b43",
             "_process_group_name": "6168981a371c8c655264342b2c4a480b",
+        },
+        "torch.distributed.tensor._api": {
+            "file": "1df5c98b951dccd546d4cc11179efe7c",
+            "distribute_tensor": "59e689f20fc3fced2a9b354d61a2d16c",
         },
         "torch.distributed.tensor._collective_utils": {
             "file": "8869755f7134b5cb2e86ef095585d33b",
@@ -108,6 +120,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed._state_dict_utils": {
             "file": "eb33c83fe56efd82b0975d5809389788",
+            "_distribute_state_dict": "b7d95579125b3520094e6b1455692fdb",
+            "_distribute_tensors": "f98841595aa705bad2c7d9373ba447b2",
             "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
         },
         "torch.distributed.device_mesh": {
@@ -136,6 +150,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "796ffcd9664734a85c0045a1657cbecf",
             "_process_group_name": "6168981a371c8c655264342b2c4a480b",
         },
+        "torch.distributed.tensor._api": {
+            "file": "c5293f3738413ddc4a157fa4ed731125",
+            "distribute_tensor": "afc7fd955b83a5aff9cdfa2f06ce761f",
+        },
         "torch.distributed.tensor._collective_utils": {
             "file": "542ad8f7c1faeaaf24969eb0db1d89bb",
             "redistribute_cost": "09b22554e4ca83865cc5d71c1324ab47",
@@ -161,6 +179,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torch.distributed._state_dict_utils": {
             "file": "53538937bc68d3889978323ea050daf5",
+            "_distribute_state_dict": "b7d95579125b3520094e6b1455692fdb",
+            "_distribute_tensors": "f98841595aa705bad2c7d9373ba447b2",
             "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
         },
         "torch.distributed.device_mesh": {
@@ -190,6 +210,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "c03488a330d66d9b20fb9480f6c3b1bb",
             "_process_group_name": "6168981a371c8c655264342b2c4a480b",
         },
+        "torch.distributed.tensor._api": {
+            "file": "5e2e4ec6116520a801e946c3a0b659c5",
+            "distribute_tensor": "c3268d51bd9107b95c964ff07b05394a",
+        },
         "torch.distributed.tensor._collective_utils": {
             "file": "7a32b3289a9a6cfcd4a51bc26535fd2c",
             "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
@@ -213,6 +237,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.13.0": {
         "torch.distributed._state_dict_utils": {
             "file": "756954d94f807e7218aa27fcdbff1233",
+            "_distribute_state_dict": "b7d95579125b3520094e6b1455692fdb",
+            "_distribute_tensors": "f98841595aa705bad2c7d9373ba447b2",
             "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
         },
         "torch.distributed.device_mesh": {
@@ -242,6 +268,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "cb2926a8eeaa4a040aaff6e731a2841d",
             "_process_group_name": "6168981a371c8c655264342b2c4a480b",
         },
+        "torch.distributed.tensor._api": {
+            "file": "e9f8cba648a4ff7288c3e5560e039dd3",
+            "distribute_tensor": "c3268d51bd9107b95c964ff07b05394a",
+        },
         "torch.distributed.tensor._collective_utils": {
             "file": "0d58782b1805ec4c9cf6a5adacc3e86b",
             "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
@@ -265,6 +295,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.14.1": {
         "torch.distributed._state_dict_utils": {
             "file": "756954d94f807e7218aa27fcdbff1233",
+            "_distribute_state_dict": "b7d95579125b3520094e6b1455692fdb",
+            "_distribute_tensors": "f98841595aa705bad2c7d9373ba447b2",
             "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
         },
         "torch.distributed.device_mesh": {
@@ -294,6 +326,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "ffa3de81159c96c1a1042c8e2bce52fb",
             "_process_group_name": "da5c36a66317085546ebdcade4e96b69",
         },
+        "torch.distributed.tensor._api": {
+            "file": "8478b59e24ec4f1227a83407907684e3",
+            "distribute_tensor": "c3268d51bd9107b95c964ff07b05394a",
+        },
         "torch.distributed.tensor._collective_utils": {
             "file": "6fa4bcadf4d1237c78200d39cd9e59b3",
             "redistribute_cost": "654deeafa61cc2719c4fe85d9e1c29ee",
@@ -317,6 +353,8 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
     "2.15.0": {
         "torch.distributed._state_dict_utils": {
             "file": "756954d94f807e7218aa27fcdbff1233",
+            "_distribute_state_dict": "b7d95579125b3520094e6b1455692fdb",
+            "_distribute_tensors": "f98841595aa705bad2c7d9373ba447b2",
             "_gather_state_dict": "b26120e759253dfb990be55aa16fe549",
         },
         "torch.distributed.device_mesh": {
@@ -346,6 +384,10 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
         "torch.distributed.distributed_c10d": {
             "file": "6d0bbb7be66d992e04be2bcf73f4fa19",
             "_process_group_name": "da5c36a66317085546ebdcade4e96b69",
+        },
+        "torch.distributed.tensor._api": {
+            "file": "8478b59e24ec4f1227a83407907684e3",
+            "distribute_tensor": "c3268d51bd9107b95c964ff07b05394a",
         },
         "torch.distributed.tensor._collective_utils": {
             "file": "fcfbaee7a9d1dd71c8978ab05c32a30f",

@@ -327,6 +327,27 @@ PATCHES: tuple[Patch, ...] = (
         unit="full_state_dict",
     ),
     Patch(
+        "torch.distributed._state_dict_utils:_distribute_state_dict",
+        "torch_overlay.transfers.full_state:scatter_by_chunks",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.full_state:scatter_by_axes",
+        unit="full_state_dict",
+    ),
+    Patch(
+        "torch.distributed._state_dict_utils:_distribute_tensors",
+        "torch_overlay.transfers.full_state:cut_by_chunks",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.full_state:cut_by_axes",
+        unit="full_state_dict",
+    ),
+    Patch(
+        "torch.distributed.tensor._api:distribute_tensor",
+        "torch_overlay.transfers.strided:distribute_by_chunks",
+        Kind.HOOK,
+        undo="torch_overlay.transfers.strided:distribute_by_axes",
+        unit="full_state_dict",
+    ),
+    Patch(
         "torch.nn.utils.clip_grad:_get_total_norm",
         "torch_overlay.transfers.norms:norm_by_mesh",
         Kind.HOOK,

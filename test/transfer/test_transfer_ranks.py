@@ -5,6 +5,7 @@ from torch.testing._internal.common_utils import run_tests
 from mesh_ranks import EightRanks
 from rank_changes import ChangeCases
 from rank_gradients import GradientCases
+from rank_loads import LoadCases
 from rank_loops import LoopCases
 from rank_modes import ModeCases
 from rank_norms import NormCases
@@ -27,6 +28,7 @@ class TestTransferOnEightRanks(
     GroupCases,
     TreeCases,
     GradientCases,
+    LoadCases,
     LoopCases,
     NormCases,
     RecipeCases,

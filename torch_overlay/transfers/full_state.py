@@ -1,7 +1,8 @@
 """Full state dicts: where torch gathers one DTensor after the other, all of a mesh go in exchanges.
 
 What `get_model_state_dict` does with `full_state_dict=True`, and FSDP's optimizer state. If some ranks only want the
-result, as rank 0 does of a state that is offloaded, only these receive anything.
+result, as rank 0 does of a state that is offloaded, only these receive anything. What `set_model_state_dict` loads
+goes torch's own way, apart from strided shards that are cut unevenly: those are cut as the tensors are that are there.
 """
 
 from __future__ import annotations
@@ -13,19 +14,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _state_dict_utils
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._kept import keep
 from ..patching.trampoline import trampoline
+from .descriptions import misfit
 from .one_mesh import Change, batches, change_together, read_change
+from .strided import scattered, uneven_strides
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from ..distributed.tensor._planner.regions import Regions
 
 BUDGET = 256 << 20  # bytes of buffers
 WHOLE = 256 << 20  # bytes of whole tensors that aren't offloaded yet
 
 one_by_one = keep(_state_dict_utils, "_gather_state_dict")
+scatter_rest = keep(_state_dict_utils, "_distribute_state_dict")
+cut_rest = keep(_state_dict_utils, "_distribute_tensors")
 
 
 def gather_together() -> Any:
@@ -38,6 +46,80 @@ def gather_together() -> Any:
 def gather_one_by_one(code: Any) -> None:
     """Take it back."""
     _state_dict_utils._gather_state_dict.__code__ = code
+
+
+def scatter_by_chunks() -> Any:
+    """Let torch's function load what all ranks have whole into uneven strided shards. Returns its code."""
+    code = _state_dict_utils._distribute_state_dict.__code__
+    _state_dict_utils._distribute_state_dict.__code__ = trampoline(scatter_state_dict, f"{__name__}:scatter_state_dict")
+    return code
+
+
+def scatter_by_axes(code: Any) -> None:
+    """Take it back."""
+    _state_dict_utils._distribute_state_dict.__code__ = code
+
+
+def cut_by_chunks() -> Any:
+    """Let torch's function load what rank 0 has whole into uneven strided shards. Returns its code."""
+    code = _state_dict_utils._distribute_tensors.__code__
+    _state_dict_utils._distribute_tensors.__code__ = trampoline(cut_tensors, f"{__name__}:cut_tensors")
+    return code
+
+
+def cut_by_axes(code: Any) -> None:
+    """Take it back."""
+    _state_dict_utils._distribute_tensors.__code__ = code
+
+
+def scatter_state_dict(
+    full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], device: torch.device, pg: Any = None
+) -> None:
+    """As torch's function."""
+    rest = {}
+    for key, value in full_state_dict.items():
+        tensor: Any = local_state_dict.get(key)
+        held = _uneven(tensor, value)
+        if held is None:
+            rest[key] = value
+        else:
+            local_state_dict[key] = scattered(value.detach(), tensor.device_mesh, tensor.placements, held, 0)
+    scatter_rest(rest, local_state_dict, device, pg)
+
+
+def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch.device, pg: Any = None) -> None:
+    """As torch's function: beside each tensor stands the whole one, of which it takes its part."""
+    for key in keys:
+        pair: Any = local_state_dict.get(key)
+        held = _uneven(*pair) if isinstance(pair, tuple) else None
+        if held is None:
+            continue
+        tensor, part = pair
+        for dim, (start, length) in enumerate(zip(*held.box(tensor.device_mesh.get_coordinate()))):
+            part = part.narrow(dim, start, length)
+        if tensor.is_meta:
+            meta = TensorMeta(tensor.shape, tensor.stride(), part.dtype)
+            spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+            tensor = DTensor(part.detach().clone(), spec, requires_grad=False)
+        else:
+            tensor.to_local().copy_(part)
+        local_state_dict[key] = tensor
+    cut_rest(local_state_dict, keys, device, pg)
+
+
+def _uneven(tensor: Any, whole: Any) -> Regions | None:
+    """What ranks hold of a tensor whose shards torch would cut otherwise, or not at all; None of others.
+
+    Raises:
+        ValueError: this rank holds another part than FSDP2 does.
+    """
+    if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
+        return None
+    held = uneven_strides(whole, tensor.device_mesh, tensor.placements)
+    wrong = held and misfit("a tensor to load", tensor, held)
+    if wrong:
+        raise ValueError(f"A full state dict can't be loaded: {wrong}.")
+    return held
 
 
 def gather_state_dict(state_dict: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""Full states loaded into shards that FSDP2 cut after tensor parallelism did, lengths that the ranks don't divide."""
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from mesh_ranks import WORLD, make_root
+
+ROWS = (16, 10, 5, 2, 17, 9)  # of the last two, torch reads other shards from the placements than FSDP2 makes
+
+
+def chunks(whole, mesh, *axes):
+    """What a rank holds of rows that are chunked along these axes, outer first."""
+    for axis in axes:
+        parts, place = torch.chunk(whole, mesh[axis].size()), mesh.get_local_rank(axis)
+        whole = parts[place] if place < len(parts) else whole[:0]
+    return whole
+
+
+def sharded(mesh, device):
+    """FSDP2 x TP; without a device, on meta."""
+    with torch.device(device):
+        model = nn.Sequential(*[nn.Linear(3, rows) for rows in ROWS])
+    for layer in model:
+        parallelize_module(layer, mesh["tp"], ColwiseParallel())
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+class LoadCases:
+    """Cases for ``EightRanks``."""
+
+    def test_full_states_load_into_uneven_shards(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        torch.manual_seed(0)
+        state = {f"{n}.weight": torch.randn(rows, 3) for n, rows in enumerate(ROWS)}
+        state |= {f"{n}.bias": torch.randn(rows) for n, rows in enumerate(ROWS)}
+        for device, rank0 in (("cpu", False), ("cpu", True), ("meta", True)):
+            model = sharded(mesh, device)
+            given = {} if rank0 and self.rank else {name: whole.clone() for name, whole in state.items()}
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=rank0)
+            set_model_state_dict(model, given, options=options)
+            for name, parameter in model.named_parameters():
+                self.assertIsInstance(parameter, DTensor)
+                want = chunks(state[name], mesh, "tp", "dp")
+                self.assertTrue(torch.equal(parameter.to_local(), want), f"{name} {device} {rank0}")
+
+    def test_whole_tensors_are_distributed_as_uneven_strided_shards(self):
+        """The values of the first rank, as everywhere else; where torch says so, nothing is sent."""
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        copies = make_root(range(WORLD), (2, 2, 2), ("r", "dp", "tp"))
+        strided = _StridedShard(0, split_factor=2), Shard(0)
+        for rows in (16, 10, 5, 2, 1, 0):
+            whole = torch.arange(rows * 3.0).reshape(rows, 3)
+            for on, placements in ((mesh, strided), (copies, (Replicate(), *strided))):
+                for source, given in ((0, whole + self.rank), (None, whole.clone())):
+                    found = distribute_tensor(given.detach().requires_grad_(), on, placements, src_data_rank=source)
+                    self.assertTrue(torch.equal(found.to_local(), chunks(whole, on, "tp", "dp")), f"{rows} {source}")
+                    self.assertEqual((found.placements, found.shape), (tuple(placements), whole.shape))
+                    self.assertTrue(found.requires_grad and found.is_leaf)
+                    self.assertTrue(torch.equal(found.full_tensor(), whole))
+
+    def test_shards_that_torch_reads_otherwise_are_left_to_it(self):
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        with self.assertRaises(AssertionError):
+            distribute_tensor(torch.ones(9, 3), mesh, (_StridedShard(0, split_factor=2), Shard(0)))
