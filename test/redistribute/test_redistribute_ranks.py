@@ -4,6 +4,7 @@ from torch.testing._internal.common_utils import run_tests
 
 from mesh_ranks import EightRanks
 from rank_autograd import AutogradCases
+from rank_backends import BackendCases
 from rank_moves import MoveCases
 from rank_shapes import ShapeCases
 from rank_spelling import SpellingCases
@@ -12,7 +13,7 @@ from rank_worlds import WorldCases
 
 
 class TestRedistributeOnEightRanks(
-    AutogradCases, MoveCases, ShapeCases, SpellingCases, TypeCases, WorldCases, EightRanks
+    AutogradCases, BackendCases, MoveCases, ShapeCases, SpellingCases, TypeCases, WorldCases, EightRanks
 ):
     """Each method runs on all eight ranks, in a world of its own."""
 

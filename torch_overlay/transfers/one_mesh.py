@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._group_table import find_group
 from ..distributed._mesh_group_names import group_names
-from ..distributed.tensor._joint_groups import at_hand, joint_axes
+from ..distributed.tensor._joint_groups import at_hand, has_known_backends, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._site import Site
@@ -62,7 +62,7 @@ class Change(NamedTuple):
 def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor") -> Change | None:
     """What is to be done on a mesh that has groups; None if a call for this tensor alone should do it."""
     mesh, spec, shape = tensor.device_mesh, tensor._spec, tuple(tensor.shape)
-    if group_names(mesh) is None or mesh.get_coordinate() is None:
+    if group_names(mesh) is None or mesh.get_coordinate() is None or not has_known_backends(mesh):
         return None
     try:
         sizes = tuple(mesh.shape)

@@ -1,6 +1,8 @@
 # Owner(s): ["oncall: distributed"]
 """Plans made ready for a rank."""
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +15,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
+from torch_overlay.distributed.tensor import _joint_groups
 from torch_overlay.distributed.tensor._pack import part
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
@@ -84,6 +87,31 @@ class TestProgram(DTensorOpTestBase):
             rounds.append(max(step.rounds for step in program.steps if isinstance(step, ReduceScatter)))
         self.assertGreater(rounds[0], 1)
         self.assertEqual(rounds[1], 1)
+
+
+class TestOtherBackends(TestCase):
+    """In a world of 4 of which this process plays one; no bytes move."""
+
+    def test_a_plan_has_only_what_runs_step_by_step(self) -> None:
+        """There no all-to-all runs on the CPU; shards are gathered."""
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        meta = TensorMeta(torch.Size((8, 8)), (8, 1), torch.float32)
+
+        def program(*ends: tuple[Placement, ...]) -> Program:
+            specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]
+            return make_program(Question.of(mesh, *specs, meta.shape, meta.dtype), mesh)
+
+        with mock.patch.object(_joint_groups, "has_known_backends", return_value=False):
+            steps = program((Shard(0), Shard(1)), (Replicate(), Shard(1))).steps
+            self.assertEqual([type(step) for step in steps], [AllGather])
+            for source, target in (
+                ((Shard(0), Replicate()), (Shard(1), Replicate())),
+                ((Partial(), Shard(0)), (Replicate(), Shard(1))),
+            ):
+                with self.assertRaisesRegex(NotPlanned, "isn't built in"):
+                    program(source, target)
 
 
 class TestWaitedFor(TestCase):

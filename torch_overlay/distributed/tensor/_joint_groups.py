@@ -7,11 +7,14 @@ meshes have, or which are still alive, has no part in it. In which order a group
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch.distributed.distributed_c10d import get_process_group_ranks
+import torch
+from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
 from .._group_table import find_group
+from .._mesh_group_names import group_names
 from .._mesh_groups import joint_group_name, sets_of_axes
 from .._mesh_pickle import UNBOUND
 from .._mesh_state import axis_names, shared_state, view_of
@@ -42,9 +45,16 @@ class Group(NamedTuple):
 
 
 class AtHand(NamedTuple):
-    """The groups of a mesh: the sets of axes, two and more, that have one, and those groups that were looked up."""
+    """The groups of a mesh.
+
+    Attributes:
+        joint: the sets of axes, two and more, that have one.
+        known: whether all of them are of built-in classes, which can do all that a plan may ask for.
+        found: those that were looked up.
+    """
 
     joint: frozenset[tuple[int, ...]]
+    known: bool
     found: dict[tuple[int, ...], Group]
 
     def find(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> Group:
@@ -75,8 +85,22 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
         if len(known) >= REMEMBERED:
             known.clear()
         joint = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
-        found = known[site] = AtHand(joint, {})
+        found = known[site] = AtHand(joint, has_known_backends(mesh), {})
     return found
+
+
+def has_known_backends(mesh: DeviceMesh) -> bool:
+    """Whether the groups of a mesh are of built-in classes, and not of somebody's, which may lack collectives. All
+    ranks have the same."""
+    groups = [find_group(name) for name in group_names(mesh) or ()]
+    return all(_backend_class(group, mesh.device_type).__module__.startswith("torch.") for group in groups if group)
+
+
+def _backend_class(group: ProcessGroup, device_type: str) -> type:
+    if type(group) is ProcessGroup:
+        with contextlib.suppress(RuntimeError):  # it has none for this type of device, which is an error by itself
+            return type(group._get_backend(torch.device(device_type)))
+    return type(group)
 
 
 def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:

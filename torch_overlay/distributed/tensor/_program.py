@@ -17,7 +17,17 @@ from ._planner.forms import shared_plan
 from ._planner.plan import line
 from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
-from ._planner.steps import Narrow, ReduceScatter, Step, last_collective
+from ._planner.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+    Step,
+    last_collective,
+)
 from ._run import runners
 from ._specs import gathers_step_by_step, into_terms, read_ends
 from ._spelling import same_step_by_step
@@ -170,6 +180,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     before, averaged = _as_sum(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.names, question.site.settings.mesh_topology)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
+    if not groups.known and not _runs_step_by_step(question, mesh.device_type).issuperset(map(type, steps)):
+        raise NotPlanned("a backend of a class that isn't built in, which may lack a collective")
     if ends.made is not None:
         steps = into_terms(steps, ends.made)
     if question.async_op:
@@ -179,6 +191,20 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
         steps = (*steps[:last], *in_one_round(steps[last:], ReduceScatter))
     held = before.box(question.site.coordinate)
     return Program(question, held, before, after, steps, groups, ends.norm, averaged)
+
+
+def _runs_step_by_step(question: Question, device_type: str) -> set[type[Step]]:
+    """The kinds of steps that a plan may have on any backend: local ones, and the collectives of the step-by-step
+    path."""
+    kinds: set[type[Step]] = {Narrow, Embed, Divide}
+    for old, new, size in zip(question.source, question.target, question.sizes, strict=True):
+        if old == new or size == 1 or old.is_replicate():
+            continue
+        if old.is_partial():
+            kinds.add(AllReduce if new.is_replicate() else ReduceScatter)
+        else:
+            kinds.add(AllGather if new.is_replicate() or new.is_partial() or device_type == "cpu" else AllToAll)
+    return kinds
 
 
 def _ended(before: Regions, after: Regions) -> list[int]:
