@@ -108,7 +108,7 @@ def test_torchrun_workers_are_under_it(command):
     flags = ["--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     program = ["-m", "torch.distributed.run", *flags, "script.py"]
     done = command("run", "--report", *program, files={"script.py": script}, RANK="0")
-    assert done.returncode == 0 and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
+    assert done.returncode == 0 and done.stderr.count("torch_overlay is on (torch ") == 1, done.stderr
     check = command("run", "-c", "print(open('rank0').read(), open('rank1').read())")
     assert check.stdout == "0 True 3.0 1 True 3.0\n"
 
@@ -324,7 +324,7 @@ def test_the_report_comes_from_the_program(command, tmp_path):
         """
     files, path = {"script.py": script, **FAKE_TORCH}, (ROOT, tmp_path)
     done = command("run", "--report", "--no-strict", "-u", "script.py", files=files, path=path)
-    assert done.stdout == "worker\nend\n" and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
+    assert done.stdout == "worker\nend\n" and done.stderr.count("torch_overlay is on (torch ") == 1, done.stderr
     assert done.returncode == 0
 
 
@@ -332,7 +332,7 @@ def test_the_report_comes_from_the_program(command, tmp_path):
 def test_the_report_comes_however_the_program_ends(command, tmp_path, end, status):
     code = f"import sys, torch; {end}"
     done = command("run", "--report", "--no-strict", "-c", code, files=FAKE_TORCH, path=(ROOT, tmp_path))
-    assert done.returncode == status and done.stderr.count("torch_overlay is on, ") == 1, done.stderr
+    assert done.returncode == status and done.stderr.count("torch_overlay is on (torch ") == 1, done.stderr
 
 
 def test_a_program_from_standard_input(command):
@@ -356,9 +356,9 @@ def test_an_environment_that_would_be_ignored_is_refused(command):
 
 
 def test_status_prints_the_table(command):
-    done = command("status")
+    done = command("status", "--all")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("torch_overlay is on, ") and "\noptions\n  share_groups: names" in done.stdout
+    assert done.stdout.startswith("torch_overlay is on (torch ") and "\noptions\n  share_groups: names" in done.stdout
 
 
 def test_a_command_on_the_path_is_found(command):

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._kept import keep
 from ..patching.trampoline import trampoline
-from .descriptions import misfit
+from .descriptions import Meshes, misfit
 from .one_mesh import Change, batches, change_together, read_change
 from .strided import scattered, uneven_strides
 
@@ -116,7 +116,7 @@ def _uneven(tensor: Any, whole: Any) -> Regions | None:
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
         return None
     held = uneven_strides(whole, tensor.device_mesh, tensor.placements)
-    wrong = held and misfit("a tensor to load", tensor, held)
+    wrong = held and misfit("a tensor to load", tensor, held, Meshes())
     if wrong:
         raise ValueError(f"A full state dict can't be loaded: {wrong}.")
     return held
