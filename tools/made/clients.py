@@ -10,15 +10,14 @@ from typing import Any
 from . import marks
 
 FILE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "clients.json"
-# The front page shows these clients, the recipe the first of them.
-FRONT = ("transformers_moe", "torch_muon")
+RECIPE = ("transformers_moe",)  # the client of the recipe
 NONE = "No run is recorded yet: `nox -s clients` makes one."
 
 
 def parts() -> dict[str, str]:
     """The tables by the names of their parts."""
     record = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"clients": {}}
-    return {"clients-front": table(record, FRONT), "clients-transformers": table(record, FRONT[:1])}
+    return {"clients-transformers": table(record, RECIPE)}
 
 
 def table(record: dict[str, Any], names: tuple[str, ...]) -> str:
