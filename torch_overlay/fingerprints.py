@@ -30,10 +30,6 @@ FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {
             "file": "e7c91a73f496329116893dd97c62a31b",
             "_process_group_name": "057cadef489ad410ae8a5f7ebc5a2301",
         },
-        "torch.distributed.tensor._api": {
-            "file": "f4e7c0de0b258d0f371c5d284ed20728",
-            "distribute_tensor": "985d3a05128d614f20baa1072216bc71",
-        },
         "torch.distributed.tensor._collective_utils": {
             "file": "4c9a6a8c3990996c6248bc97869e7452",
             "redistribute_cost": "7a21e8e37c2b0f7a0643eb6bfd8d7d50",

@@ -344,6 +344,7 @@ PATCHES: tuple[Patch, ...] = (
         "torch.distributed.tensor._api:distribute_tensor",
         "torch_overlay.transfers.strided:distribute_by_chunks",
         Kind.HOOK,
+        ">=2.10",  # before, torch reads other shards from the placements
         undo="torch_overlay.transfers.strided:distribute_by_axes",
         unit="full_state_dict",
     ),

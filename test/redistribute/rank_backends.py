@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from mesh_ranks import WORLD
 from twins_ranks import Case, MeshRecipe
-from way import needs_package
+from way import TENSOR_MESHES, needs_package
 
 
 class Few(dist.ProcessGroup):
@@ -59,7 +59,7 @@ def few(store, rank, size, timeout):
 
 
 class BackendCases:
-    """Cases for ``EightRanks``."""
+    """Cases for ``EightRanks``. Before 2.10 torch's own gather hangs on this group, on 8 ranks."""
 
     @needs_package  # which counts
     def test_what_a_backend_has_is_planned(self):
@@ -74,6 +74,8 @@ class BackendCases:
         self.assertEqual(counters()[planned], after[planned])
 
     def few_mesh(self):
+        if TENSOR_MESHES:
+            self.skipTest("before 2.10 torch's own steps hang on a group written in Python")
         if not hasattr(dist.Backend, "FEW"):
             dist.Backend.register_backend("few", few, devices=["cpu"])
         with warnings.catch_warnings():

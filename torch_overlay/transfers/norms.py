@@ -61,10 +61,9 @@ def total_norm(
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     norm_type = float(norm_type)
     by_mesh = _by_mesh(tensors, tensors)
-    if norm_type < 0 or norm_type == math.inf:  # of an empty tensor there is no such norm
-        for mesh in by_mesh:
-            if mesh is not None and not torch.compiler.is_compiling():
-                by_mesh[mesh] = [_filled(each, norm_type) for each in by_mesh[mesh]]
+    for mesh, some in by_mesh.items():
+        if mesh is not None:
+            by_mesh[mesh] = [_ready(each, norm_type) for each in some]
     if len(by_mesh) < 2:
         return one_norm(*(by_mesh.values() or [tensors]), norm_type, error_if_nonfinite, foreach)
     norms: list[Any] = [one_norm(some, norm_type, False, foreach) for some in by_mesh.values()]
@@ -97,13 +96,15 @@ def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[Dev
     return found
 
 
-def _filled(tensor: Any, norm_type: float) -> Any:
-    """A DTensor whose norm is the same and has a value on each rank: where its shard is empty, of an element that adds
-    nothing and changes no least or greatest."""
+def _ready(tensor: Any, norm_type: float) -> Any:
+    """A DTensor that isn't pending and has the same norm, which has a value on each rank: for an infinite order, or one
+    below 0, an empty shard is replaced by an element that adds nothing and changes no least or greatest."""
     from torch.distributed.tensor import Replicate
 
     if any(placement.is_partial() for placement in tensor.placements):
         tensor = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
+    if 0 <= norm_type < math.inf or torch.compiler.is_compiling():
+        return tensor
     local = tensor.to_local()
     if local.numel() or not tensor.numel():
         return tensor

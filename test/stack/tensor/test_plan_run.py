@@ -92,11 +92,11 @@ class TestNorms(TestCase):
             ((Shard(0),), (norm,)),
             ((Partial(),), (norm,)),
             ((norm,), (Partial(),)),
-            ((norm,), (_NormPartial(3),)),
+            ((norm,), (_NormPartial(norm_type=3),)),
             ((norm, norm), (Replicate(), Partial())),
             ((norm, Replicate()), (Replicate(), Partial())),
             ((norm, Replicate()), (Replicate(), norm)),
-            ((norm, Replicate()), (norm, _NormPartial(3))),
+            ((norm, Replicate()), (norm, _NormPartial(norm_type=3))),
         ):
             with self.assertRaisesRegex(NotPlanned, "from something else"):
                 norm_ended(source, target, (2,) * len(source))

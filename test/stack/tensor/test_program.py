@@ -64,7 +64,7 @@ class TestProgram(DTensorOpTestBase):
     def test_replicas_become_terms_of_a_norm(self) -> None:
         whole = torch.arange(1.0, 16.0).reshape(5, 3)
         for order in (1, 2, 3, 0.5, -1):
-            norm = _NormPartial(order)
+            norm = _NormPartial(norm_type=order)
             for source, targets in (
                 ((Replicate(), Replicate()), ((norm, norm), (Shard(0), norm))),
                 ((norm, Replicate()), ((norm, norm),)),
