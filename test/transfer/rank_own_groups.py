@@ -5,6 +5,8 @@ import gc
 import os
 import random
 import time
+from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from torch_overlay.transfers.groups import new_group
 from way import TENSOR_MESHES
 from width import NIGHTLY
 
@@ -50,6 +53,37 @@ def held(rounds):
 
 class GroupCases:
     """Cases for ``EightRanks``."""
+
+    def test_only_who_takes_part_makes_the_group_whatever_is_chosen(self):
+        """Also where meshes are made by the whole world, and where that splits its communicator: the others aren't
+        there, and those who are waited for them."""
+        world = distributed_c10d._get_default_group()
+
+        def split(*_):
+            raise AssertionError("every rank of the world has to take part in a split")
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch_overlay.enabled(create="world"))
+            train, serve = make_root(range(2), (2,), ("dp",)), make_root(range(2, 5), (3,), ("tp",))
+            stack.enter_context(mock.patch.object(distributed_c10d, "_get_split_source", split))
+            world.bound_device_id = torch.device("cuda", 0)
+            stack.callback(setattr, world, "bound_device_id", None)
+            if self.rank < 5:
+                whole = torch.arange(12.0)
+                source = DTensor.from_local(whole.chunk(2)[self.rank % 2].clone(), train, [S(0)], run_check=False)
+                moved = source.redistribute(serve, [S(0)])
+                target = torch.zeros(12)
+                given = [[source] if self.rank < 2 else None, [target] if self.rank > 1 else None]
+                with torch_overlay.Transfer(*given, group=range(5)) as transfer:
+                    transfer.run()
+                if self.rank > 1:
+                    self.assertEqual(moved.to_local(), whole.chunk(3)[self.rank - 2])
+                    self.assertEqual(target, whole)
+
+    def test_a_backend_whose_groups_the_world_makes_says_so(self):
+        with mock.patch.object(distributed_c10d, "get_backend", lambda group=None: "mpi"):
+            with self.assertRaisesRegex(RuntimeError, "All 8 ranks have to make .* backend, mpi, and .* ranks 1"):
+                new_group([1, 2], [1, 2], timedelta(seconds=1))
 
     def check_histories(self, seeds, by_members):
         """Ranks make groups, with the others of the group or with all, and destroy some; then some make a Transfer."""

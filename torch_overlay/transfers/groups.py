@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ..distributed._group_makers import members_create
+from ..distributed import config
 from ..distributed._member_names import MemberNames
 from ..distributed._rank_map import of_ranks
 
@@ -27,13 +27,23 @@ _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
 
 
-def new_group(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
+def new_group(ranks: Sequence[int], callers: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
     """A group over these ranks, made by them where the backend lets members make one alone, else by the whole world;
-    None on a rank outside."""
+    None on a rank outside.
+
+    Raises:
+        RuntimeError: the world must make it, and some ranks of it don't call this.
+    """
     world = distributed_c10d._get_default_group()
-    alone = members_create(world, None)
+    alone = not config.use_torchcomms and "mpi" not in distributed_c10d.get_backend(world)
     if alone and dist.get_rank() not in ranks:
         return None
+    if not alone and len({*callers}) < world.size():
+        raise RuntimeError(
+            f"All {world.size()} ranks have to make the process group of a transfer on this backend, "
+            f"{distributed_c10d.get_backend(world)}, and it is made by {of_ranks(sorted(callers))} alone. Make a "
+            "Transfer on all of them (group=None), with None for a side that a rank has no part in."
+        )
     name = _names.setdefault(world, MemberNames("transfer")).next(ranks)
     how = {"timeout": timeout, "use_local_synchronization": alone, "group_desc": "torch_overlay_transfer"}
     made = _new_group_called(name)(list(ranks), **how)
@@ -41,16 +51,26 @@ def new_group(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
 
 
 def _new_group_called(name: str) -> Callable[..., Any]:
-    """What is behind `new_group`, for a group of this name.
+    """What is behind `new_group`, for a group of this name that isn't split from the world's.
 
     c10d names a group that its members make by what else this rank has made, so that ranks whose histories differ wait
-    for one another under two names; and it takes no name. It asks for one by a function of its module: this is the same
-    code, and finds another function there. Nothing that other threads use is changed.
+    for one another under two names; and it takes no name. Where the world is bound to its devices, it splits the
+    world's communicator, in which every rank has to take part. It asks for both by functions of its module: this is the
+    same code, and finds others there. Nothing that other threads use is changed.
     """
-    torchs = unwrap(distributed_c10d._new_group_with_tag)
-    found = {**torchs.__globals__, "_process_group_name": lambda ranks, use_hashed_name: name}
-    made = FunctionType(torchs.__code__, found, torchs.__name__, torchs.__defaults__, torchs.__closure__)
-    made.__kwdefaults__ = torchs.__kwdefaults__
+    makes = _copied(unwrap(distributed_c10d._new_process_group_helper), _get_split_source=lambda *_: None)
+    return _copied(
+        unwrap(distributed_c10d._new_group_with_tag),
+        _process_group_name=lambda ranks, use_hashed_name: name,
+        _new_process_group_helper=makes,
+    )
+
+
+def _copied(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
+    """The same code, for which its module has these other functions."""
+    found = {**function.__globals__, **others}
+    made = FunctionType(function.__code__, found, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 
@@ -60,7 +80,7 @@ def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
     known = _kept.setdefault(world, {})
     group = known.get(tuple(ranks))
     if group is None or group not in distributed_c10d._world.pg_map:
-        group = new_group(ranks, timeout_of(world))
+        group = new_group(ranks, ranks, timeout_of(world))
         if group is not None:
             known[tuple(ranks)] = group
     return group

@@ -74,7 +74,7 @@ class Route:
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.tensors, self._moves, left)
-        self._group = new_group(self.ranks, meeting.timeout) if self.tensors else None
+        self._group = new_group(self.ranks, meeting.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
         self._running = Lock()
         self.traffic: Traffic = {}
