@@ -115,6 +115,17 @@ class Transfer:
         """
         self._route.run(only, version)
 
+    def bind(self, source: Any = None, target: Any = None) -> None:
+        """Take the tensors of these trees from now on, for those that were given before; a side that is None stays.
+
+        Not collective: a rank does it for itself, between two runs. They have the names, shapes, types and placements
+        of those before.
+
+        Raises:
+            ValueError: a tensor is missing or doesn't fit; names it. Nothing was bound.
+        """
+        self._route.bind(source, target)
+
     def close(self) -> None:
         """Destroy the Transfer's process group, and let go of its tensors. Again does nothing."""
         self._route.close()

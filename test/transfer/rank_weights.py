@@ -164,6 +164,43 @@ class WeightCases:
                     want = {"0": 0.0, "1": 6.0, "2": 2.0}[name] if moved else -1.0
                     self.assertTrue(bool((each == want).all()), f"{only}: {name}")
 
+    def test_other_tensors_are_bound_in_the_place_of_those_before(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+
+        def side(value, **changed):
+            made = DTensor.from_local(torch.full((2, 3), value), mesh, [Shard(0)], run_check=False)
+            return {"model.a": made, "b": torch.full((5,), value), **changed}
+
+        source, target = side(1.0), {"a": torch.zeros(16, 3), "b": torch.zeros(5)}
+        with torch_overlay.Transfer(source, target, names={"model.a": "a"}) as transfer:
+            transfer.run()
+            fresh = {"a": torch.zeros(16, 3), "b": torch.zeros(5)}
+            if self.rank % 2:
+                transfer.bind(target=fresh)
+            transfer.bind(side(7.0, unused=torch.zeros(1)))
+            transfer.run()
+            old = 1.0 if self.rank % 2 else 7.0
+            for name, now in fresh.items():
+                self.assertTrue(bool((target[name] == old).all()))
+                self.assertTrue(bool((now == (7.0 if self.rank % 2 else 0.0)).all()))
+            for trees, message in (
+                (
+                    (None, {"a": fresh["a"]}),
+                    "The target to bind lacks 'b', which this Transfer moves. Nothing was bound",
+                ),
+                ((None, {**fresh, "b": torch.zeros(6)}), "has 'b', which has shape .6,. and had .5,. when"),
+                ((None, {**fresh, "b": torch.zeros(5).half()}), "has 'b', which is float16 and was float32 when"),
+                (
+                    (side(0.0, b=source["model.a"]), None),
+                    "The source to bind has 'b', which is a DTensor and was",
+                ),
+            ):
+                with self.assertRaisesRegex(ValueError, message):
+                    transfer.bind(*trees)
+            transfer.run()
+        with self.assertRaisesRegex(RuntimeError, "closed"):
+            transfer.bind(source)
+
     def test_ranks_that_mean_other_parts_or_versions_all_raise(self):
         source, target = [{name: torch.full((2,), fill) for name in "ab"} for fill in (1.0, 0.0)]
         with torch_overlay.Transfer(source, target) as transfer:

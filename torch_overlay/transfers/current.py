@@ -36,6 +36,11 @@ class Current:
         self._lies: tuple[tuple[int, ...], int] | None = None
         self._needed, self._overlaps = 0, False
 
+    def unlike(self, other: Current) -> str | None:
+        """Why another tensor can't take this one's place, in words; None if it can."""
+        changed = self._changed(other._tensor, other.local)
+        return None if changed is None else f"has {self._name!r}, which {changed} when the Transfer was made"
+
     @property
     def mesh(self) -> DeviceMesh | None:
         """Its DTensor's; a plain tensor has none."""
@@ -49,29 +54,36 @@ class Current:
 
     def problem(self, local: torch.Tensor) -> str | None:
         """Why it can't be part of a run, in words; None if it can."""
+        changed = self._changed(self._tensor, local)
+        if changed is not None:
+            return f"the {self._side} {self._name!r} {changed} when the Transfer was made"
+        unusable = self._unusable(local)
+        return None if unusable is None else f"the {self._side} {self._name!r} {unusable}"
+
+    def _changed(self, tensor: DTensor | Plain, local: torch.Tensor) -> str | None:
         changed = None
-        if self._tensor._spec is not self._spec:
-            changed = self._other_layout()
+        if tensor._spec is not self._spec:
+            changed = self._other_layout(tensor)
         if changed is None and local.shape != self._shape:
             changed = f"has shape {tuple(local.shape)} and had {tuple(self._shape)}"
         if changed is None and local.dtype is not self._dtype:
             changed = f"is {_short(local.dtype)} and was {_short(self._dtype)}"
         if changed is None and local.device != self._device:
             changed = f"is on {local.device} and was on {self._device}"
-        if changed is not None:
-            return f"the {self._side} {self._name!r} {changed} when the Transfer was made"
-        unusable = self._unusable(local)
-        return None if unusable is None else f"the {self._side} {self._name!r} {unusable}"
+        return changed
 
-    def _other_layout(self) -> str | None:
+    def _other_layout(self, tensor: DTensor | Plain) -> str | None:
         """Whether the DTensor became another one, as `Module.to` makes it, on another mesh or with other placements."""
+        if tensor._spec is None or self._spec is None:
+            return f"is a {'plain tensor' if tensor._spec is None else 'DTensor'} and was {self._layout}"
         try:
-            now = layout_of(self._name, cast("DTensor", self._tensor), Meshes())
+            now = layout_of(self._name, cast("DTensor", tensor), Meshes())
         except NotPlanned as error:
             return f"changed ({error}) and was {self._layout}"
         if now != self._layout:
             return f"is {now} and was {self._layout}"
-        self._spec = self._tensor._spec
+        if tensor is self._tensor:
+            self._spec = tensor._spec
         return None
 
     def _unusable(self, local: torch.Tensor) -> str | None:

@@ -81,6 +81,7 @@ class Route:
         self.count = self.staging = 0
         if dist.get_rank() not in self.ranks or self._group is None:
             return
+        self._names = names
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = map(self._current, SIDES, sides)
         self._phases[None] = self._planned(range(len(self.tensors)))
@@ -95,6 +96,36 @@ class Route:
                 found.append(None)  # of a mesh that it isn't in, a rank has nothing
             else:
                 found.append(Current(side, tensor.name, own, getattr(tensor, side)))
+        return found
+
+    def bind(self, source: Any, target: Any) -> None:
+        """Take other tensors for those of the trees that are given. Raises as `Transfer.bind`."""
+        with self._running:
+            if self._is_closed:
+                raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
+            if not self.traffic:
+                return
+            before = self._sources, self._targets
+            found = [
+                old if tree is None else self._bound(side, own_tensors(tree, side, names), old)
+                for side, tree, names, old in zip(SIDES, (source, target), (self._names, None), before)
+            ]
+            self._sources, self._targets = found
+
+    def _bound(
+        self, side: str, given: Mapping[str, DTensor | Plain], before: Sequence[Current | None]
+    ) -> list[Current | None]:
+        found = self._current(side, given)
+        for tensor, old, new in zip(self.tensors, before, found):
+            problem = None
+            if old is not None and new is None:
+                problem = f"lacks {tensor.name!r}, which this Transfer moves"
+            elif old is None and new is not None:
+                problem = f"has {tensor.name!r}, of which this rank had no part when this Transfer was made"
+            elif old is not None and new is not None:
+                problem = old.unlike(new)
+            if problem is not None:
+                raise ValueError(f"The {side} to bind {problem}. Nothing was bound.")
         return found
 
     def _planned_phases(self, numbers: Sequence[int]) -> list[list[Part]]:
