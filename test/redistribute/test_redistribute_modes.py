@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_overlay
@@ -299,6 +300,18 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
     placed = DTensor.from_local(torch.ones(4), mesh, (R, Doubled()), run_check=False)
     assert placed.redistribute(placements=(R, R)).to_local().tolist() == [2.0] * 4
     assert counted()["torch"].get("a placement of the class Doubled")
+
+
+@needs_package  # which counts
+@pytest.mark.parametrize("target", [(R, R), (S(0), S(0)), (S(1), R)])
+def test_strided_shards_are_planned_whatever_order_torch_writes_beside_them(mesh, target):
+    """As FSDP over TP cuts a weight. Torch 2.10 says in its spec which axis cuts first, as the split factor does."""
+    held = DTensor.from_local(torch.ones(2, 4), mesh, (_StridedShard(0, split_factor=4), S(0)), run_check=False)
+    before = counted()
+    moved = held.redistribute(placements=target)
+    back = moved.redistribute(placements=held.placements)
+    assert counted() == {**before, "planned": before["planned"] + 2}
+    assert back.to_local().shape == (2, 4) and moved.shape == (16, 4)
 
 
 @needs_package  # which counts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
+from .._torch_spec import order_beside
 from ._planner.moves import common
 from ._planner.regions import Cuts, NotPlanned
 from ._planner.steps import Divide
@@ -142,7 +143,7 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     """
     order = None
     # None, or the default, beside strided shards, whose split factors say their order.
-    if shard_order is not None and not DTensorSpec.is_default_device_order(shard_order):
+    if shard_order is not None and not DTensorSpec.is_default_device_order(order_beside(shard_order, placements)):
         order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
     dims, ops, factors = zip(*map(_read_placement, placements)) if placements else ((), (), ())
     strided = _StridedShard in map(type, placements)
