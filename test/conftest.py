@@ -11,6 +11,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+import modes
 from width import NIGHTLY
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -45,5 +46,6 @@ def leaves_torch_as_found():
     """Fails a test that leaves the overlay on or a process group open, before the next test trips over it."""
     before = left_behind()  # a world that a class or a module opened for all its tests is theirs to close
     yield
+    modes.none_is_on()
     left = [what for what in left_behind() if what not in before]
     assert not left, f"a test must leave torch as it found it, but {' and '.join(left)}"
