@@ -4,18 +4,18 @@ a gradient or stand in the tree twice, of the first and of the second order."""
 import random
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from torch_overlay.distributed.tensor._specs import read_cuts
-from way import TENSOR_MESHES
+from way import merges
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
-# Before 2.10 a loop has no second derivatives.
-KINDS = ("backward", "in parts", "of some", "twice")[: 3 if TENSOR_MESHES else 4]
+# Before 2.12 a loop has no second derivatives.
+KINDS = ("backward", "in parts", "of some", "twice")[: 4 if hasattr(_redistribute, "NestedRedistribute") else 3]
 MESHES = ((range(WORLD), (4, 2)), (SHUFFLED, (2, 4)), (range(WORLD), (2, 2, 2)))
 
 
@@ -61,7 +61,7 @@ class Drawn:
         whole = torch.arange(96.0 if self.rng.random() < 0.5 else 35.0)
         whole = (whole.reshape(16, 6) if len(whole) == 96 else whole.reshape(7, 5)) % 11
         ordered = whole.shape[0] == 16 and self.rng.random() < 0.4
-        if ordered and not TENSOR_MESHES:  # since 2.10: rows cut by the last axis first
+        if ordered and merges():  # since 2.11, for 2.10 forgets it in the gradient: rows cut by the last axis first
             order = (_dtensor_spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(len(sizes) - 1, 0)),)
             return whole, (S(0), *[R] * (len(sizes) - 2), S(0)), order
         return whole, tuple(self.rng.choice((R, S(0), S(1), P)) for _ in sizes), None
@@ -121,7 +121,7 @@ class GradientCases:
             seen[name] = gradient is not None
             if gradient is not None:
                 seen[f"{name}, whole"] = gradient.full_tensor().detach()
-            if gradient is not None and not TENSOR_MESHES:  # before 2.10 a loop makes more of it whole than a tree
+            if gradient is not None and merges():  # before 2.11 a loop makes more of it whole than a tree
                 seen[f"{name}, placed"] = gradient.placements, gradient._spec.shard_order, gradient.to_local().detach()
         return seen
 
