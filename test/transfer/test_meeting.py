@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.transfers.descriptions import describe
+from torch_overlay.transfers.descriptions import describe, digest
 from torch_overlay.transfers.meeting import Meeting
 from way import needs_package
 
@@ -74,3 +74,22 @@ def test_a_mesh_is_described_once():
         assert len(pickle.dumps(describe(tensors, None, None))) < 100_000
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, (8 << 20) + 3])
+def test_a_digest_sees_each_bit_and_its_place(size):
+    """Wherever in memory the bytes lie."""
+    data = torch.randint(0, 255, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
+    seen, bigger = digest(data), torch.zeros(size + 3, dtype=torch.uint8)
+    bigger[3:] = data
+    assert digest(bigger[3:]) == seen and digest(bigger) != seen
+    for place in {0, size // 2, size - 1} if size else ():
+        for bit in (1, 128):
+            other = data.clone()
+            other[place] ^= bit
+            assert digest(other) != seen
+    if size > 1:
+        data[0], data[-1] = 3, 5
+        seen = digest(data)
+        data[0], data[-1] = 5, 3
+        assert digest(data) != seen
