@@ -1,5 +1,7 @@
 """What `status()` says of groups: who has which, who shares, what wider sharing or one more group would save."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,17 +68,24 @@ def test_private_meshes_are_called_that():
 def test_six_lines_say_what_there_is_to_do():
     mesh = cube()
     mesh["cp"]._flatten("ring")
-    lines = str(torch_overlay.status()).splitlines()
-    assert len(lines) == 6 and max(map(len, lines)) <= 80
-    assert lines[0].startswith(f"torch_overlay is on (torch {torch.__version__}): ")
-    assert lines[2].endswith('; share_groups="ranks" would save 1'), lines[2]
-    assert lines[3:5] == ["missing groups: none cost anything", "options: as by default"]
+    said = torch_overlay.status().summary()
+    assert [line.split(" ")[0] for line in said] == [
+        "torch_overlay",
+        "redistributions:",
+        "groups:",
+        "missing",
+        "options:",
+        "more:",
+    ]
+    assert said[0].startswith(f"torch_overlay is on (torch {torch.__version__}): ")
+    assert said[2].endswith('; share_groups="ranks" would save 1') and said[4] == "options: as by default"
     with overlay(flatten="existing"):
-        mesh = init_device_mesh("cpu", (2, 2, 4), mesh_dim_names=("dp", "cp", "tp"))
-        DTensor.from_local(torch.ones(3), mesh, [Replicate(), Shard(0), Shard(0)], run_check=False).full_tensor()
-        said = str(torch_overlay.status())
-    assert 'missing groups: mesh["cp", "tp"].flatten("cp_tp") would have saved 1 collective\n' in said
-    assert "options: flatten=existing\n" in said
+        counts = (("collectives that more groups would save", {'mesh["cp", "tp"].flatten("cp_tp")': 1, "another": 0}),)
+        said = dataclasses.replace(torch_overlay.status(), counts=counts, groups=None).summary()
+    assert said[3:5] == [
+        'missing groups: mesh["cp", "tp"].flatten("cp_tp") would have saved 1 collective, and others more',
+        "options: flatten=existing",
+    ]
 
 
 def test_without_a_world_there_is_nothing_to_list():

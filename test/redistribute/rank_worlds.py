@@ -111,7 +111,7 @@ class WorldCases:
         odd = make_root([0, 1, 2], (3,), ("odd",))
         DTensor.from_local(torch.ones(2), odd, (S(0),), run_check=False).redistribute(placements=(R,))
         if self.rank > 2:
-            self.assertIn("this rank isn't in the mesh", str(torch_overlay.status()))
+            self.assertIn("this rank isn't in the mesh", torch_overlay.status().all())
         self.assertRegex(str(torch_overlay.status()), r"redistributions: \d+ by plan, ")
 
     def test_compiled_for_open_sizes_they_give_the_same_numbers(self):
