@@ -45,7 +45,9 @@ class Ranks:
         stock: torch as released, without the overlay.
         seconds: how long a rank may take for a case before it counts as hung.
         unplanned: under the overlay, by torch's own steps, as what can't be planned.
-        backend, device: of the world and of its meshes; each rank takes the device of its own number.
+        backend, device: of the world and of its meshes.
+        ranks_per_gpu: how many ranks in a row take one device.
+        bound: the world is bound to the rank's device, so that NCCL's groups are splits of it.
     """
 
     def __init__(
@@ -56,16 +58,19 @@ class Ranks:
         unplanned: bool = False,
         backend: str = "gloo",
         device: str = "cpu",
+        ranks_per_gpu: int = 1,
+        bound: bool = False,
     ):
         self.size, self.stock, self.seconds, self.unplanned = size, stock, seconds, unplanned
-        self.backend, self.device = backend, device
+        self.backend, self.device, self.ranks_per_gpu, self.bound = backend, device, ranks_per_gpu, bound
         self.starts = self._asked = 0
         self.counters: Counter[str] = Counter()
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
-    def ask(self, case: Any) -> tuple[str, str]:
-        """What came of a case, the worst of all ranks, and its text."""
+    def ask(self, case: Any) -> tuple[str, Any]:
+        """What came of a case, the worst of all ranks, and its text; or its figures on the first rank, where all are
+        right. Ranks that a case says die in it (``dies``) owe no answer."""
         if self._asked == CASES_PER_WORLD[self.device]:
             self.stop()
         if not self._processes:
@@ -78,7 +83,7 @@ class Ranks:
             self.stop()
             return "hung", "a rank was gone before it got the case"
         answers = self._answers()
-        silent = [rank for rank in range(self.size) if rank not in answers]
+        silent = [rank for rank in range(self.size) if rank not in answers and rank not in getattr(case, "dies", ())]
         found = {rank: answer for rank, answer in answers.items() if answer[0] != "right"}
         raised = [rank for rank, answer in found.items() if answer[0] == "raised"]
         if silent or 0 < len(raised) < self.size:
@@ -86,7 +91,7 @@ class Ranks:
         if silent and not raised:
             return "hung", f"ranks {silent} didn't answer in {self.seconds:g} s"
         if not found:
-            return "right", ""
+            return "right", next(iter(answers.values()))[1]
         rank = min(raised or found)
         return found[rank][0], f"rank {rank}: {found[rank][1]}"
 
@@ -129,7 +134,8 @@ class Ranks:
         folder = tempfile.mkdtemp()
         for rank in range(self.size):
             here, there = context.Pipe()
-            world = (os.path.join(folder, "store"), self.backend, self.device)
+            own = f"cuda:{rank // self.ranks_per_gpu}" if self.device == "cuda" else self.device
+            world = (os.path.join(folder, "store"), self.backend, own, self.bound)
             how = (rank, self.size, world, self.stock, self.unplanned, self.starts % 2 == 0, there)
             process = context.Process(target=_rank, args=how, daemon=True)
             process.start()
@@ -141,7 +147,13 @@ class Ranks:
 
 
 def _rank(
-    rank: int, size: int, world: tuple[str, str, str], stock: bool, unplanned: bool, rounds: bool, pipe: Connection
+    rank: int,
+    size: int,
+    world: tuple[str, str, str, bool],
+    stock: bool,
+    unplanned: bool,
+    rounds: bool,
+    pipe: Connection,
 ) -> None:
     """One rank: a world, then case after case, with the meshes kept; with `rounds`, small tensors go in as many as
     large ones do."""
@@ -160,20 +172,22 @@ def _rank(
             _plan_nothing()
         if rounds:
             _in_rounds()
-    file, backend, device = world
-    if device == "cuda":
-        torch.cuda.set_device(rank)
+    file, backend, own, bound = world
+    device = torch.device(own)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
         backend,
         store=dist.FileStore(file, size),
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(seconds=60),
+        device_id=device if bound else None,
     )
     from torch.distributed.device_mesh import init_device_mesh
 
     sizes = (2, size // 2) if size % 2 == 0 else (size,)
-    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh(device, sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
+    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh(device.type, sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
     pipe.send(("ready", ""))
     while (case := pipe.recv()) is not None:
         pipe.send(_answer(case, meshes, rank, stock))
@@ -194,7 +208,7 @@ def _in_rounds() -> None:
     cost._ASSUMED = cost.Cost(round_bytes=1)
 
 
-def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[str, str]:
+def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[str, Any]:
     try:
         if not stock:
             import torch_overlay
@@ -209,6 +223,8 @@ def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[
             found = case.problem(meshes[key], rank)
     except Exception:  # whatever it is, the case is worth printing
         return "raised", traceback.format_exc()
+    if isinstance(found, dict):  # figures of a case that isn't about right and wrong alone
+        return "right", found
     return ("wrong", found) if found else ("right", "")
 
 
@@ -249,8 +265,9 @@ def run(size: int, cases: int, seed: int, seconds: float, stock: bool, limit: fl
     """Run cases on that many ranks under the overlay, and on stock if asked; print the first failures and counts.
 
     Args:
-        world: ``backend`` and ``device``; ``unplanned``, of the overlay alone; and ``alone``, which leaves out of every
-            case its second thread with another mesh, as a backend needs whose communicators have one order everywhere.
+        world: ``backend``, ``device`` and ``ranks_per_gpu``; ``unplanned``, of the overlay alone; and ``alone``, which
+            leaves out of every case its second thread with another mesh, as a backend needs whose communicators have
+            one order everywhere.
 
     Returns the counts of each side; ``failures`` is how many cases weren't right under the overlay.
     """

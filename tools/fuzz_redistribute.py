@@ -165,6 +165,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=20.0, help="seconds after which a rank counts as hung")
     parser.add_argument("--backend", default="gloo", help="with --ranks: of the world, gloo or nccl")
     parser.add_argument("--device", default="cpu", help="with --ranks: cpu or cuda, each rank on its own")
+    parser.add_argument("--ranks-per-gpu", type=int, default=1, metavar="N", help="with --ranks: that share a device")
     parser.add_argument("--alone", action="store_true", help="with --ranks: no second thread with another mesh")
     parser.add_argument("--json", metavar="FILE", help="with --ranks: write the counts")
     args = parser.parse_args()
@@ -172,7 +173,8 @@ def main() -> int:
         return 1 if simulate(args.cases, args.seed) else 0
     from fuzz_ranks import run
 
-    world = dict(backend=args.backend, device=args.device, alone=args.alone, unplanned=args.unplanned)
+    world = dict(backend=args.backend, device=args.device, ranks_per_gpu=args.ranks_per_gpu)
+    world |= dict(alone=args.alone, unplanned=args.unplanned)
     found = run(args.ranks, args.cases, args.seed, args.seconds, args.stock, args.limit, **world)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(found) + "\n")

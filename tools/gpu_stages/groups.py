@@ -1,0 +1,183 @@
+"""Groups by NCCL, several ranks on one GPU: settings that work, meshes that differ, ranks that die, worlds that end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import gpu_ranks
+
+from . import NO_GPU, RANKS, Check, Found, Run, asked, figures
+from .moves import PERMUTED, pairs_on_a_mesh
+
+# The first that works is taken for all later stages; shared/tools/one_gpu says why these.
+SETTINGS = (
+    {"NCCL_MAX_CTAS": "2"},
+    {"NCCL_MAX_CTAS": "2", "NCCL_CUMEM_ENABLE": "0"},
+    {"NCCL_MAX_CTAS": "1", "NCCL_P2P_DISABLE": "1"},
+    {"NCCL_MAX_CTAS": "1", "NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"},
+)
+
+
+def nccl_smoke(run: Run) -> Iterator[Found]:
+    """The settings, in a world that isn't bound to its device; then in one that is."""
+    if run.dry:
+        yield {"check": "settings", "outcome": NO_GPU}
+    for settings in () if run.dry else SETTINGS:
+        os.environ.update(settings)
+        (found,) = asked(run._replace(seconds=30.0), [Check(collectives)], "nccl")
+        if found["outcome"] == "right":
+            yield found | {"settings": settings}
+            break
+        yield found | {"outcome": "tried", "tried": settings, "came": found["outcome"]}
+        for name in settings:
+            del os.environ[name]
+    else:
+        if not run.dry:
+            yield {"check": "settings", "outcome": "raised", "text": "none of them works here"}
+            return
+    backend = "gloo" if run.dry else "nccl"
+    checks = [Check(collectives), Check(pairs_on_a_mesh), Check(pairs_on_a_mesh, mesh=PERMUTED)]
+    yield from asked(run, checks[run.dry :], backend)
+    bound = [Check(check.function, mesh=check.mesh, needs_gpu=True) for check in checks]
+    yield from asked(run, bound, backend, bound=not run.dry)
+
+
+def nccl_groups(run: Run) -> Iterator[Found]:
+    yield from asked(run, [Check(asynchronous), Check(check_mesh), Check(destroyed)], run.best)
+    for bound in (False, True)[: 1 if run.dry else 2]:
+        yield from asked(run, [Check(dies_and_aborts, dies=(RANKS - 1,))], run.best, bound=bound)
+
+
+def communicators(run: Run) -> Iterator[Found]:
+    """Memory of the groups of a mesh with three sets of names, as the driver counts it for all ranks, by side."""
+    found = [next(asked(run, [Check(memory_of_groups)], run.best, stock=stock)) for stock in (True, False)]
+    yield from found
+    if all(figures(found)):
+        both = dict(zip(("stock", "overlay"), figures(found)))
+        yield {"check": "memory of groups, both sides", "outcome": "right", "figures": both}
+
+
+# --- on every rank
+
+
+def collectives(mesh: Any, rank: int) -> dict[str, Any] | str:
+    """Those that plans use, in the world and in a group of a half."""
+    import torch
+    import torch.distributed as dist
+
+    device, size = mesh.device_type, dist.get_world_size()
+    total = torch.full((1024,), float(rank), device=device)
+    dist.all_reduce(total)
+    given = torch.arange(size, device=device) + 10 * rank
+    got, part = torch.empty_like(given), torch.empty(4, device=device)
+    dist.all_to_all_single(got, given)
+    dist.reduce_scatter_tensor(part, torch.ones(4 * size, device=device))
+    whole = torch.empty(8, device=device)
+    dist.all_gather_into_tensor(whole, torch.full((4,), float(rank), device=device), group=mesh.get_group(1))
+    found = total[0].item(), got.tolist(), part[0].item(), whole[::4].tolist()
+    wanted = (
+        size * (size - 1) / 2,
+        [10 * other + rank for other in range(size)],
+        size,
+        [rank // 2 * 2, rank // 2 * 2 + 1],
+    )
+    if found != wanted:
+        return f"{found} instead of {wanted}"
+    with open("/proc/self/maps") as file:
+        loaded = {line.split()[-1].rpartition("/")[2] for line in file if "libnccl" in line}
+    return {"loaded": sorted(loaded), "nccl": _nccl() if device == "cuda" else None}
+
+
+def _nccl() -> int:
+    """The version of the library that is loaded; torch goes on naming the one that it came with."""
+    import ctypes
+
+    version = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def asynchronous(mesh: Any, rank: int) -> str | None:
+    """What `async_op` gives is used by the next kernel, without a wait of the program's own."""
+    import torch
+    from benchmarks import pairs
+
+    wrong = []
+    for pair in pairs.fewer(RANKS):
+        source = pairs.source_tensor(pair, mesh, (64, 32))
+        result = source.redistribute(mesh, pairs.placements(pair.target), async_op=True)
+        del source
+        found = torch.add(result.to_local(), 1)
+        wanted = pairs.local_target(pair, tuple(mesh.get_coordinate()), (64, 32)) + 1
+        wrong += [str(pair)] * (not found.cpu().equal(wanted))
+    return "; ".join(wrong) or None
+
+
+def check_mesh(mesh: Any, rank: int) -> str | None:
+    """One rank builds another mesh: an error on all of them, and the next mesh is made."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import torch_overlay
+
+    torch_overlay.enable(check_mesh=True)
+    sizes = (4, 1) if rank == 1 else (2, 2)
+    try:
+        init_device_mesh(mesh.device_type, sizes, mesh_dim_names=("p", "q"))
+    except RuntimeError as error:
+        if "same mesh" not in str(error):
+            return str(error)
+    else:
+        return "no error"
+    again = init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("p", "q"))
+    torch_overlay.enable(check_mesh=False)
+    return pairs_on_a_mesh(again, rank)
+
+
+def dies_and_aborts(mesh: Any, rank: int) -> dict[str, Any] | str:
+    """The last rank dies, the others have begun a collective with it: `abort` lets go of it, in this many seconds."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    root = init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("p", "q"))
+    pairs_on_a_mesh(root, rank)  # communicators are made by then
+    dist.barrier()
+    if rank == RANKS - 1:
+        os._exit(1)
+    with contextlib.suppress(RuntimeError):  # gloo may find its peer gone at once
+        dist.all_reduce(torch.ones(8, device=mesh.device_type), group=root.get_group(rank % 2), async_op=True)
+    begun = time.monotonic()
+    root.abort()
+    seconds = time.monotonic() - begun
+    return {"seconds to abort": round(seconds, 2)} if seconds < 20 else f"abort took {seconds:.0f} s"
+
+
+def destroyed(mesh: Any, rank: int) -> str | None:
+    """The world ends and another one begins, with a mesh of its own."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    store, backend = dist.distributed_c10d._get_default_store(), dist.get_backend()
+    dist.destroy_process_group()
+    size = RANKS
+    dist.init_process_group(backend, store=dist.PrefixStore("again", store), rank=rank, world_size=size)
+    return pairs_on_a_mesh(init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("p", "q")), rank)
+
+
+def memory_of_groups(mesh: Any, rank: int) -> dict[str, int]:
+    import torch.distributed as dist
+
+    device = mesh.device_type
+    gpu_ranks._use(dist.group.WORLD, device)
+    gpu_ranks._now(device)
+    known, before = set(dist.distributed_c10d._world.pg_map), gpu_ranks.memory(device)
+    views = gpu_ranks._views(RANKS, device)
+    made = [group for group in dist.distributed_c10d._world.pg_map if group not in known and group.size() > 1]
+    for group in sorted(made, key=lambda group: group.group_name):
+        gpu_ranks._use(group, device)
+    gpu_ranks._now(device)
+    return {"views": len(views), "groups of this rank": len(made), "bytes": gpu_ranks.memory(device) - before}

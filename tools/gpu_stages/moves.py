@@ -1,0 +1,159 @@
+"""Redistributions: by a fixed set of pairs, at random, compiled, under a CUDA graph, and what they cost."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import pairs
+from benchmarks.sides import SIDES, TURNS, on
+from fuzz_ranks import run as search
+
+from twins_ranks import MeshRecipe
+
+from . import NO_GPU, NO_NCCL, RANKS, Check, Found, Run, asked
+
+SHAPE = (16, 8)
+PERMUTED = MeshRecipe((3, 1, 0, 2), (2, 2))
+
+
+def smoke(run: Run) -> Iterator[Found]:
+    """By gloo, which any torch has: stock first, then the overlay, and what it says of itself."""
+    yield from asked(run, [Check(pairs_on_a_mesh)], stock=True)
+    yield from asked(run, [Check(pairs_on_a_mesh), Check(pairs_on_a_mesh, mesh=PERMUTED), Check(status)])
+
+
+def fuzz(run: Run, backend: str = "gloo") -> Iterator[Found]:
+    """Random cases on both sides: none wrong and none hung, and none that raises if none does on stock."""
+    limits = (6, 15.0) if run.dry else (400, 60.0)
+    world = run.world(backend)
+    found = search(RANKS, limits[0], 7, limits[1], not run.dry, run.seconds, alone=True, **world)
+    ours, stock = found["overlay"], found.get("stock", {})
+    bad = ours.get("wrong", 0) + ours.get("hung", 0) + max(ours.get("raised", 0) - stock.get("raised", 0), 0)
+    yield {"check": f"random cases on {backend}", "outcome": "wrong" if bad else "right", "figures": found}
+
+
+def nccl_fuzz(run: Run) -> Iterator[Found]:
+    if run.nccl is None:
+        yield {"check": "random cases on nccl", "outcome": NO_GPU if run.dry else NO_NCCL}
+    else:
+        yield from fuzz(run, "nccl")
+
+
+def compiled(run: Run) -> Iterator[Found]:
+    """A compiled redistribution against eager, with a second shape; and a CUDA graph around one."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # ranks are daemons, which have no children
+    os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
+    graph = Check(cuda_graph, needs_gpu=True)
+    yield from asked(run._replace(seconds=90.0), [Check(compiled_against_eager), graph], run.best)
+
+
+def times(run: Run) -> Iterator[Found]:
+    """CPU time and launch overhead of a call on small tensors, in turns with stock in one world. Not bandwidth."""
+    calls, rounds = (4, 1) if run.dry else (100, 4)
+    yield from asked(run, [Check(cost_of_a_call, (calls, rounds))], run.best, stock=True)
+
+
+# --- on every rank
+
+
+def pairs_on_a_mesh(mesh: Any, rank: int) -> str | None:
+    at, wrong = tuple(mesh.get_coordinate()), []
+    for pair in pairs.fewer(RANKS):
+        target = pairs.placements(pair.target)
+        result = pairs.source_tensor(pair, mesh, SHAPE).redistribute(mesh, target).to_local()
+        if result.device.type != mesh.device_type or not result.cpu().equal(pairs.local_target(pair, at, SHAPE)):
+            wrong.append(str(pair))
+    return "; ".join(wrong) or None
+
+
+def status(mesh: Any, rank: int) -> dict[str, Any] | str:
+    import torch_overlay
+
+    found = torch_overlay.status()
+    return {"status": str(found).splitlines()} if found.enabled else "the overlay is off"
+
+
+def _function(mesh: Any, source: Any, target: Any) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    def moved(local):
+        placed = DTensor.from_local(local.sin(), mesh, source, run_check=False)
+        return placed.redistribute(mesh, target).to_local() * 2
+
+    return moved
+
+
+def compiled_against_eager(mesh: Any, rank: int) -> str | None:
+    """Some lengths, so that it is compiled anew with dynamic shapes."""
+    import torch
+
+    compiler, wrong = "inductor" if mesh.device_type == "cuda" else "aot_eager", []
+    for source, target in ((("S0", "S1"), ("S1", "S0")), (("P", "P"), ("R", "S0")))[: 1 + (compiler == "inductor")]:
+        eager = _function(mesh, pairs.placements(source), pairs.placements(target))
+        torch._dynamo.reset()
+        fast = torch.compile(eager, backend=compiler, fullgraph=True)
+        for rows in (8, 16, 24)[: 3 if compiler == "inductor" else 2]:
+            local = torch.arange(rows * 8.0, device=mesh.device_type).reshape(rows, 8) + rank
+            if not torch.allclose(fast(local), eager(local)):
+                wrong.append(f"{source} -> {target}, {rows} rows")
+    return "; ".join(wrong) or None
+
+
+def cuda_graph(mesh: Any, rank: int) -> str | None:
+    """Captured once, replayed with other values. Gloo can't be captured, so this is for NCCL."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_backend() != "nccl":
+        return "needs NCCL"
+    moved = _function(mesh, pairs.placements(("S0", "R")), pairs.placements(("S1", "R")))
+    local, stream = torch.ones(8, 8, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.no_grad():
+        for _ in range(3):
+            moved(local)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        result = moved(local)
+    local.copy_(torch.arange(64.0, device="cuda").reshape(8, 8) + rank)
+    graph.replay()
+    torch.cuda.synchronize()
+    return None if torch.equal(result, moved(local)) else "the replay has other values than the call"
+
+
+def cost_of_a_call(mesh: Any, rank: int, calls: int, rounds: int) -> dict[str, Any]:
+    """Microseconds by pair and side: of CPU time, and to the end of the work; the median of all turns."""
+    import torch
+    import torch.distributed as dist
+    from benchmarks.redistribute import settle
+
+    meshes = {}
+    for side in SIDES:
+        with on(side):
+            meshes[side] = pairs.flattened_mesh((2, 2), mesh.device_type)
+    spent: dict[str, dict[str, dict[str, list]]] = {}
+    for pair in pairs.fewer(RANKS):
+        each = spent[str(pair)] = {side: {"cpu": [], "wall": []} for side in SIDES}
+        target = pairs.placements(pair.target)
+        for side in (*SIDES, *TURNS * rounds):
+            source = pairs.source_tensor(pair, meshes[side], SHAPE)
+            with on(side), torch.no_grad():
+                source.redistribute(meshes[side], target)
+                settle(mesh.device_type)
+                dist.barrier()
+                settle(mesh.device_type)
+                wall, cpu = time.perf_counter(), time.process_time()
+                for _ in range(calls):
+                    source.redistribute(meshes[side], target)
+                each[side]["cpu"].append((time.process_time() - cpu) / calls * 1e6)
+                settle(mesh.device_type)
+                each[side]["wall"].append((time.perf_counter() - wall) / calls * 1e6)
+    middle = lambda values: round(statistics.median(values[1:]), 1)  # noqa: E731  # the first turn plans
+    return {
+        pair: {f"{side}, {what}": middle(each[side][what]) for side in SIDES for what in ("cpu", "wall")}
+        for pair, each in spent.items()
+    }

@@ -1,0 +1,194 @@
+"""`Transfer` and `redistribute` of trees against whole tensors: casts, plain tensors, subsets, budgets, lifetimes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import Check, Found, Run, asked
+
+TREE = {  # a shape, and the placements of the source and of the target
+    "uneven": ((13, 8), "S0 S1", "R R"),
+    "large": ((512, 1024), "S1 R", "S0 S0"),
+    "row": ((7,), "R R", "S0 R"),
+    "turned": ((64, 48), "S0 S0", "S1 S0"),
+}
+CASTS = (("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"), ("float64", "float32"))
+BYTES = ("float8_e4m3fn", "float8_e5m2", "bool", "complex64", "complex128", "int16", "uint8", "int64")
+
+
+def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
+    checks = [Check(casts), Check(plain_tensors), Check(subsets), Check(budgets), Check(pending_sums)]
+    checks += [Check(used_and_freed_at_once), Check(on_a_stream, needs_gpu=True), Check(part_of_the_mesh)]
+    yield from asked(run, checks, backend)
+
+
+def nccl_transfer(run: Run) -> Iterator[Found]:
+    """The same by NCCL, and types that gloo doesn't reduce; then a part of a world that is bound to its device."""
+    yield from transfer(run, run.best)
+    yield from asked(run, [Check(types)], run.best)
+    bound = [Check(budgets, needs_gpu=True), Check(part_of_the_mesh, needs_gpu=True)]
+    yield from asked(run, bound, run.best, bound=not run.dry)
+
+
+# --- on every rank
+
+
+def _whole(shape: tuple[int, ...], dtype: str, seed: int = 0) -> torch.Tensor:
+    """Numbers that every type here holds as they are; of bytes and bits any."""
+    kind = getattr(torch, dtype)
+    numbers = torch.randint(0, 2 if dtype == "bool" else 8, shape, generator=torch.Generator().manual_seed(seed))
+    return numbers.to(kind)
+
+
+def _cut(whole: torch.Tensor, mesh: Any, codes: str) -> Any:
+    """The DTensor of a whole tensor, cut on each rank by itself, and so without the code under test."""
+    from benchmarks.pairs import placements
+    from torch.distributed.tensor import distribute_tensor
+
+    wide = whole.view(torch.uint8) if whole.dtype.itemsize == 1 else whole  # torch can't split some types
+    cut = distribute_tensor(wide.to(mesh.device_type), mesh, placements(tuple(codes.split())), src_data_rank=None)
+    if wide is whole:
+        return cut
+    local = cut.to_local().view(whole.dtype)
+    return type(cut).from_local(
+        local, mesh, cut.placements, run_check=False, shape=whole.shape, stride=tuple(cut.stride())
+    )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    one, other = one.cpu().contiguous(), other.cpu().contiguous()
+    return one.dtype == other.dtype and one.shape == other.shape and _bits(one).equal(_bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _moved(mesh: Any, dtype: str, to: str | None = None, seed: int = 0, **how: Any) -> str | None:
+    """Run a Transfer of the tree twice, the second time with other values, and compare what came with the whole."""
+    from torch_overlay import Transfer
+
+    wholes = {name: _whole(shape, dtype, seed) for name, (shape, *_) in TREE.items()}
+    source = {name: _cut(whole, mesh, TREE[name][1]) for name, whole in wholes.items()}
+    target = {
+        name: _cut(torch.zeros_like(whole, dtype=getattr(torch, to or dtype)), mesh, TREE[name][2])
+        for name, whole in wholes.items()
+    }
+    wrong = []
+    least = how.pop("least", 0)
+    with Transfer(source, target, **how) as sync:
+        if sync.exchanges < least:
+            wrong.append(f"{sync.exchanges} exchanges, not {least} or more")
+        for again in range(2):
+            if again:
+                wholes = {name: _whole(tuple(whole.shape), dtype, seed + 1) for name, whole in wholes.items()}
+                for name, whole in wholes.items():
+                    source[name].to_local().copy_(_cut(whole, mesh, TREE[name][1]).to_local())
+            sync.run()
+            came = {name: tensor.to_local().clone() for name, tensor in target.items()}  # used at once
+            for name, whole in wholes.items():
+                if not _same(came[name], _cut(whole.to(came[name].dtype), mesh, TREE[name][2]).to_local()):
+                    wrong.append(f"{name}, {dtype} to {to or dtype}, run {again + 1}")
+    return "; ".join(wrong) or None
+
+
+def casts(mesh: Any, rank: int) -> str | None:
+    return "; ".join(filter(None, [_moved(mesh, old, new) for old, new in CASTS])) or None
+
+
+def types(mesh: Any, rank: int) -> str | None:
+    return "; ".join(filter(None, [_moved(mesh, dtype) for dtype in BYTES])) or None
+
+
+def budgets(mesh: Any, rank: int) -> str | None:
+    """Two megabytes and more through buffers of a tenth of that."""
+    return _moved(mesh, "float32", budget=200_000, least=4)
+
+
+def plain_tensors(mesh: Any, rank: int) -> str | None:
+    """A replica becomes shards, and shards one on each rank."""
+    from torch_overlay import Transfer
+
+    whole = _whole((12, 10), "float32")
+    given, shards = whole.to(mesh.device_type), _cut(torch.zeros(12, 10), mesh, "S1 S0")
+    came = torch.zeros(12, 10, device=mesh.device_type)
+    for source, target in ((given, shards), (shards, came)):
+        with Transfer({"w": source}, {"w": target}) as sync:
+            sync.run()
+    return None if _same(came, whole) else "a replica came back otherwise"
+
+
+def subsets(mesh: Any, rank: int) -> str | None:
+    from torch_overlay import Transfer
+
+    wholes = {name: _whole((8, 6), "float32", seed) for seed, name in enumerate("abc")}
+    source = {name: _cut(whole, mesh, "S0 S1") for name, whole in wholes.items()}
+    target = {name: _cut(torch.full((8, 6), -1.0), mesh, "R S0") for name in "abc"}
+    with Transfer(source, target) as sync:
+        sync.run(only=["b"], version=3)
+        untouched = all(bool((target[name].to_local() == -1).all()) for name in "ac")
+        right = _same(target["b"].to_local(), _cut(wholes["b"], mesh, "R S0").to_local())
+        return None if untouched and right and sync.version == 3 else f"{untouched=} {right=} {sync.version=}"
+
+
+def pending_sums(mesh: Any, rank: int) -> str | None:
+    """A sum over one axis, with a budget that takes it in parts."""
+    from torch_overlay import Transfer
+
+    whole = _whole((64, 64), "float32")
+    source, target = _cut(whole, mesh, "P S0"), _cut(torch.zeros(64, 64), mesh, "S1 R")
+    source.to_local().copy_(_cut(whole, mesh, "R S0").to_local())
+    with Transfer({"w": source}, {"w": target}, budget=30_000) as sync:
+        sync.run()
+    return None if _same(target.to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
+
+
+def used_and_freed_at_once(mesh: Any, rank: int) -> str | None:
+    """Inputs go right after the call and their memory to others, while collectives may still read it."""
+    import torch_overlay
+
+    wrong = []
+    for turn in range(8):
+        whole = _whole((512, 256), "float32", turn)
+        tree = {"a": _cut(whole, mesh, "S0 S1"), "b": _cut(whole, mesh, "S1 S0")}
+        alone = tree["a"].redistribute(mesh, tree["b"].placements)
+        moved = torch_overlay.redistribute(tree, placements=_cut(whole, mesh, "R S0").placements)
+        sizes = [tensor.to_local().shape for tensor in tree.values()]
+        del tree
+        junk = [torch.full(size, torch.nan, device=mesh.device_type) for size in sizes for _ in range(4)]
+        sums = [tensor.to_local() + 1 for tensor in (*moved.values(), alone)]
+        del moved, alone, junk
+        wanted = [_cut(whole + 1, mesh, codes).to_local() for codes in ("R S0", "R S0", "S1 S0")]
+        wrong += [f"turn {turn}, result {n}" for n, two in enumerate(zip(sums, wanted)) if not _same(*two)]
+    return "; ".join(wrong) or None
+
+
+def on_a_stream(mesh: Any, rank: int) -> str | None:
+    """Under a stream of its own, whose end alone is waited for."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = _moved(mesh, "float32", budget=400_000)
+    stream.synchronize()
+    return found
+
+
+def part_of_the_mesh(mesh: Any, rank: int) -> str | None:
+    """From all four ranks to a mesh of two of them; then a Transfer that these two make alone."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from torch_overlay import Transfer
+
+    two = DeviceMesh(mesh.device_type, [0, 2], mesh_dim_names=("t",))
+    whole = _whole((9, 8), "float32")
+    target = _cut(torch.zeros(9, 8), two, "S0") if rank in (0, 2) else None
+    with Transfer({"w": _cut(whole, mesh, "S1 S0")}, {"w": target}) as sync:
+        sync.run()
+    if target is None:
+        return None
+    back = _cut(torch.zeros(9, 8), two, "R")
+    with Transfer({"w": target}, {"w": back}, group=[0, 2]) as sync:
+        sync.run()
+    return None if _same(back.to_local(), whole) else "another tensor came"
