@@ -158,7 +158,6 @@ def _rank(
     """One rank: a world, then case after case, with the meshes kept; with `rounds`, small tensors go in as many as
     large ones do."""
     import torch
-    import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -172,27 +171,31 @@ def _rank(
             _plan_nothing()
         if rounds:
             _in_rounds()
-    file, backend, own, bound = world
-    device = torch.device(own)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        backend,
-        store=dist.FileStore(file, size),
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=60),
-        device_id=device if bound else None,
-    )
+    device = _open(rank, size, *world)
     from torch.distributed.device_mesh import init_device_mesh
 
     sizes = (2, size // 2) if size % 2 == 0 else (size,)
-    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh(device.type, sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
+    meshes: dict[Any, Any] = {NEIGHBOUR: init_device_mesh(device, sizes, mesh_dim_names=("x", "y")[: len(sizes)])}
     pipe.send(("ready", ""))
     while (case := pipe.recv()) is not None:
         pipe.send(_answer(case, meshes, rank, stock))
     pipe.send(("counted", {} if stock else _counted()))
     os._exit(0)
+
+
+def _open(rank: int, size: int, file: str, backend: str, own: str, bound: bool) -> str:
+    """Enter the world with this device of one's own; its type."""
+    import torch
+    import torch.distributed as dist
+
+    device, timeout = torch.device(own), datetime.timedelta(seconds=60)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    how: dict[str, Any] = {"device_id": device} if bound else {}
+    dist.init_process_group(
+        backend, store=dist.FileStore(file, size), rank=rank, world_size=size, timeout=timeout, **how
+    )
+    return device.type
 
 
 def _plan_nothing() -> None:

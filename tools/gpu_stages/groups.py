@@ -138,7 +138,8 @@ def check_mesh(mesh: Any, rank: int) -> str | None:
 
 
 def dies_and_aborts(mesh: Any, rank: int) -> dict[str, Any] | str:
-    """The last rank dies, the others have begun a collective with it: `abort` lets go of it, in this many seconds."""
+    """The last rank dies. The others have begun a collective with it, or with one who waits for it: `abort` lets go of
+    that, in this many seconds."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -149,7 +150,7 @@ def dies_and_aborts(mesh: Any, rank: int) -> dict[str, Any] | str:
     if rank == RANKS - 1:
         os._exit(1)
     with contextlib.suppress(RuntimeError):  # gloo may find its peer gone at once
-        dist.all_reduce(torch.ones(8, device=mesh.device_type), group=root.get_group(rank % 2), async_op=True)
+        dist.all_reduce(torch.ones(8, device=mesh.device_type), group=root.get_group(int(rank == 2)), async_op=True)
     begun = time.monotonic()
     root.abort()
     seconds = time.monotonic() - begun
@@ -163,8 +164,7 @@ def destroyed(mesh: Any, rank: int) -> str | None:
 
     store, backend = dist.distributed_c10d._get_default_store(), dist.get_backend()
     dist.destroy_process_group()
-    size = RANKS
-    dist.init_process_group(backend, store=dist.PrefixStore("again", store), rank=rank, world_size=size)
+    dist.init_process_group(backend, store=dist.PrefixStore("again", store), rank=rank, world_size=RANKS)
     return pairs_on_a_mesh(init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("p", "q")), rank)
 
 
