@@ -42,6 +42,11 @@ class Current:
         return None if changed is None else f"has {self._name!r}, which {changed} when the Transfer was made"
 
     @property
+    def device(self) -> torch.device:
+        """Where it was planned to be."""
+        return self._device
+
+    @property
     def mesh(self) -> DeviceMesh | None:
         """Its DTensor's; a plain tensor has none."""
         return self._tensor.device_mesh

@@ -156,8 +156,9 @@ def _changed(
             continue
         these = moves_of(parts, moves)
         schedule = kept_schedule(these, dist.get_rank(), len(ranks.ranks))
-        count = _count(schedule, these, room(parts, moves, budget), group)
-        exchanges = Exchanges(schedule, count, group, targets[0].device)
+        device = targets[0].device
+        count = _count(schedule, these, room(parts, moves, budget), group, device)
+        exchanges = Exchanges(schedule, count, group, device)
         exchanges.run(sources, [targets[part.number] if wants else None for part in parts])
         free_results(parts, sources)
     return targets
@@ -183,7 +184,9 @@ def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int
     return found
 
 
-def _count(schedule: Schedule, moves: Sequence[Move], budget: int, group: ProcessGroup | None) -> int:
+def _count(
+    schedule: Schedule, moves: Sequence[Move], budget: int, group: ProcessGroup | None, device: torch.device
+) -> int:
     """How many exchanges all ranks of the group make: one if all there is fits the budget, which they know without
     asking; else they ask one another."""
     if group is None:
@@ -194,7 +197,6 @@ def _count(schedule: Schedule, moves: Sequence[Move], budget: int, group: Proces
         most += move.itemsize * (ranks * move.source.regions.most + move.target.regions.most)
     if most <= budget:
         return 1
-    device = torch.device("cpu") if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator()
     least = torch.tensor(schedule.least(budget), device=device)
     dist.all_reduce(least, dist.ReduceOp.MAX, group=group)
     return math.ceil(least.item())

@@ -225,8 +225,10 @@ class Route:
 
     @property
     def _device(self) -> torch.device:
-        """For what ranks tell one another."""
-        return torch.device(self.tensors[0].source.device)
+        """For what ranks tell one another, and for buffers: where this rank's tensors are, of the type that all say."""
+        kind = self.tensors[0].source.device
+        own = [current.device for current in (*self._sources, *self._targets) if current is not None]
+        return next((device for device in own if device.type == kind), torch.device(kind))
 
     @property
     def _failure(self) -> str:
