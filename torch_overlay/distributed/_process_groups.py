@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed import DistError, distributed_c10d
@@ -202,7 +203,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             ranks=ranks,
             timeout=_timeout(request),
             backend=backend,
-            pg_options=options,
+            pg_options=_own(options),
             use_local_synchronization=alone,
             group_desc=f"mesh_{request.name}",
             sort_ranks=ranks == sorted(ranks),  # torchcomms can't keep an order, and sorted ranks don't ask for it
@@ -216,6 +217,17 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             "see whether they died or build another mesh (mesh_check compares them)."
         ) from error
     return None if group == GroupMember.NON_GROUP_MEMBER else cast("ProcessGroup | None", group)
+
+
+def _own(options: Any) -> Any:
+    """A group's own copy of the options that the user gave, into which c10d writes the group's name and ranks; of
+    options that can't be copied, as gloo's, these."""
+    for copied in (copy.copy, copy.deepcopy):  # NCCL's know the second way only
+        try:
+            return copied(options)
+        except Exception:  # whatever a backend's options raise
+            continue
+    return options
 
 
 def _timeout(request: Request) -> timedelta | None:
@@ -244,7 +256,7 @@ def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
     made = distributed_c10d.split_group(
         parent_pg=distributed_c10d._get_default_group(),
         timeout=_timeout(request),
-        pg_options=request.override[1],
+        pg_options=_own(request.override[1]),
         split_ranks=copies,
         group_desc=f"mesh_{request.name}",
     )
