@@ -76,9 +76,13 @@ def need_views(what: str) -> None:
 
 @contextlib.contextmanager
 def as_views() -> Iterator[bool]:
-    """Views for a while, where meshes are none without the overlay. Gives whether the overlay was on before."""
+    """The overlay for a while where torch lacks what our bodies read of it: views, which meshes are since 2.10, and the
+    switch that turns off the merging of steps, which it does since 2.11. Gives whether the overlay was on before."""
+    from torch.distributed.tensor import _redistribute  # whoever asks has a DTensor; meshes need none
+
     on = is_enabled()
-    with contextlib.nullcontext() if has_views() else enabled():
+    whole = has_views() and hasattr(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
+    with contextlib.nullcontext() if whole else enabled():
         yield on
 
 
