@@ -9,6 +9,8 @@ from torch.distributed.tensor import _dtensor_spec, _redistribute
 
 from way import WAY, overlay
 
+UNORDERED = ("nested_strided_shards_are_refused", "become_strided_shards", "below_a_new_strided_shard")
+
 
 def pytest_collection_modifyitems(items):
     """Upstream's compiled code makes views; before 2.12 dynamo knows meshes in another way. Before 2.10 torch
@@ -25,6 +27,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="before 2.10 a spec says no order of mesh dims"))
         if "no_order_beside_their_factors" in item.name and not merges:
             item.add_marker(pytest.mark.skip(reason="before 2.11 the factors decide, whatever order there is"))
+        if item.path.name == "test_merging.py" and item.name.endswith(UNORDERED) and not merges:
+            item.add_marker(pytest.mark.skip(reason="before 2.11 torch refuses strided shards that say no order"))
+        if item.name.endswith("merge_with_either_planner") and not merges:
+            item.add_marker(pytest.mark.skip(reason="before 2.11 torch merges no steps"))
+        if "TestStableHash" in item.nodeid and not hasattr(_dtensor_spec.DTensorSpec, "_stable_hash"):
+            item.add_marker(pytest.mark.skip(reason="before 2.12 a spec has no stable hash"))
         if item.name.endswith("in_one_graph") and not known:
             item.add_marker(pytest.mark.skip(reason="before 2.12 dynamo knows little of meshes"))
         if item.path.name in ("test_merging.py", "test_merged_steps.py") and not clears:
