@@ -21,7 +21,10 @@ fi
 if command -v nvidia-cuda-mps-control > /dev/null; then # without it the ranks take turns: right, but 20 times slower
     export CUDA_MPS_PIPE_DIRECTORY=$scratch/mps CUDA_MPS_LOG_DIRECTORY=$scratch/mps.log
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    trap 'echo quit | nvidia-cuda-mps-control > /dev/null 2>&1 || true; rm -rf "$scratch"' EXIT
-    nvidia-cuda-mps-control -d || unset CUDA_MPS_PIPE_DIRECTORY
+    if nvidia-cuda-mps-control -d; then
+        trap 'echo quit | nvidia-cuda-mps-control > /dev/null 2>&1 || true; rm -rf "$scratch"' EXIT
+    else # with the variable unset, the default daemon is somebody else's to end
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    fi
 fi
 "$python" "$here/one_gpu.py" "$@"
