@@ -7,6 +7,7 @@ threads share a group on stock, so each is a correct program there.
 from __future__ import annotations
 
 import gc
+import threading
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from isolation_tools import (
     ELEMENTS,
+    JOIN_SECONDS,
     P,
     R,
     all_right,
@@ -145,10 +147,16 @@ def one_owner_destroys_its_groups(rank: int, world_size: int) -> None:
 def equal_meshes_in_two_threads(rank: int, world_size: int) -> None:
     """What operations give on two equal meshes is reduced, that of each mesh in its own thread."""
     one, other = square(), square()
+    ready = {0: threading.Event(), 1: threading.Event(), 2: threading.Event()}
+    ready[0].set()
 
     def use(mesh: DeviceMesh, who: int) -> None:
-        for first in (one, other):  # what a thread remembers is its own
+        # What a thread remembers is its own; and a copy reduces, so that threads take turns where both use both meshes.
+        assert ready[who - 1].wait(JOIN_SECONDS)
+        for first in (one, other):
             DTensor.from_local(torch.ones(ELEMENTS, dtype=torch.float64), first, (P, P), run_check=False).clone()
+        ready[who].set()
+        assert ready[2].wait(JOIN_SECONDS)
         reduce(mesh, (P, P), who, TIMES, torch.clone)
 
     at_once(lambda: use(one, 1), lambda: use(other, 2))

@@ -125,7 +125,7 @@ def test_a_rank_that_hangs_costs_its_check_alone(one_gpu, tmp_path):
     assert one_gpu.main(["--dry-run", "--json", str(file)], [one_gpu.Stage("ranks", 200, stage)]) == 1
     checks = json.loads(file.read_text())["stages"]["ranks"]["checks"]
     assert [check["outcome"] for check in checks] == ["wrong", "hung", "right", "right"]
-    assert checks[0]["text"] == "rank 1: lost on rank 1" and checks[2]["figures"] == {"here": 0}
+    assert checks[0]["text"] == "rank 1: lost on rank 1" and checks[2]["figures"]["here"] < 3
 
 
 def right_here(mesh, rank):
