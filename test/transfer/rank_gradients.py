@@ -14,8 +14,9 @@ from way import merges
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
-# Before 2.12 a loop has no second derivatives.
-KINDS = ("backward", "in parts", "of some", "twice")[: 4 if hasattr(_redistribute, "NestedRedistribute") else 3]
+# Before 2.12 a loop has no second derivatives, and makes more of a gradient whole than a tree.
+TWICE = hasattr(_redistribute, "NestedRedistribute")
+KINDS = ("backward", "in parts", "of some", "twice")[: 4 if TWICE else 3]
 MESHES = ((range(WORLD), (4, 2)), (SHUFFLED, (2, 4)), (range(WORLD), (2, 2, 2)))
 
 
@@ -121,7 +122,7 @@ class GradientCases:
             seen[name] = gradient is not None
             if gradient is not None:
                 seen[f"{name}, whole"] = gradient.full_tensor().detach()
-            if gradient is not None and merges():  # before 2.11 a loop makes more of it whole than a tree
+            if gradient is not None and TWICE:
                 seen[f"{name}, placed"] = gradient.placements, gradient._spec.shard_order, gradient.to_local().detach()
         return seen
 
