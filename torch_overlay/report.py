@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .show import screen
 from .show.columns import fitted, wrapped
+from .show.words import counted
 
 if TYPE_CHECKING:
     from .choices import Choices
@@ -129,7 +130,7 @@ def _redistributed(counts: Mapping[str, object]) -> str:
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"
     often = max(reasons, key=lambda reason: reasons[reason])
-    others = f"; {_many(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
+    others = f"; {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     total = sum(reasons.values())
     return f"redistributions: {planned} by plan, {total} by torch's own code: {often} ({reasons[often]}{others})"
 
@@ -137,7 +138,7 @@ def _redistributed(counts: Mapping[str, object]) -> str:
 def _groups(counts: Mapping[str, object], listed: Listing | None) -> str:
     """What was made, and what wider sharing would save of it."""
     made, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
-    saved = sum(len(lanes) - 1 for row in (listed.universes if listed else ()) for lanes in row.joinable)
+    saved = sum(row.saved for row in listed.universes) if listed else 0
     more = f'; share_groups="ranks" would save {saved}' if saved else ""
     return f"groups: {made} made, {shared} shared{more}"
 
@@ -149,11 +150,7 @@ def _missing(counts: Mapping[str, object]) -> str:
         return "missing groups: none cost anything"
     best = max(calls, key=lambda call: calls[call])
     others = ", and others more" if len(calls) > 1 else ""
-    return f"missing groups: {best} would have saved {_many(calls[best], 'collective')}{others}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"missing groups: {best} would have saved {counted(calls[best], 'collective')}{others}"
 
 
 def _changed(options: Choices) -> str:

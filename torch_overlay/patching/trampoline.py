@@ -6,6 +6,7 @@ Swapped code runs with the globals of the function that it is put into, so no bo
 import functools
 import inspect
 import types
+from typing import Any
 
 from .errors import PatchError
 
@@ -40,3 +41,11 @@ def trampoline(body: types.FunctionType, path: str, kind: int = 0) -> types.Code
     text = f"def {name}{takes}: from {module} import {name} as {found}; {call}"
     (code,) = (c for c in compile(text, body.__code__.co_filename, "exec").co_consts if isinstance(c, types.CodeType))
     return code.replace(co_firstlineno=body.__code__.co_firstlineno)
+
+
+def swap_code(function: Any, body: Any) -> types.CodeType:
+    """Let a function, under every name that it has, run a body, a function of its module's top level. Returns the code
+    that was there, to be set again."""
+    code: types.CodeType = function.__code__
+    function.__code__ = trampoline(body, f"{body.__module__}:{body.__name__}")
+    return code

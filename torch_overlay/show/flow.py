@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks
 from ..transfers._planner.flow import Flow
 from . import screen
 from .columns import aligned, fitted, wrapped
@@ -49,8 +49,8 @@ class FlowExplanation:
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The explanation for a terminal of this many columns."""
-        way = f"from {_ranks(self.sources)} to {_ranks(self.targets)}"
-        where = f"on {_ranks(self.sources)}" if self.sources == self.targets else way
+        way = f"from {of_ranks(self.sources)} to {of_ranks(self.targets)}"
+        where = f"on {of_ranks(self.sources)}" if self.sources == self.targets else way
         title = f"{counted(self.tensors, 'tensor')}, {amount(self.size)}, {where}"
         found = [*screen.styled(wrapped(title, "", width, "  "), "title"), *wrapped(self.stock(), "", width, "  ")]
         found += screen.styled(wrapped(f"overlay: {self.steps()}", "", width, "  "), "side")
@@ -139,10 +139,6 @@ class FlowExplanation:
                 runs.append([rank, rank])
         said = ", ".join([str(first) if first == last else f"{first}-{last}" for first, last in runs])
         return said if len(said) <= LISTED else f"{len(peers)} ranks"
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {short(ranks)}"
 
 
 def _cell(size: int) -> str:

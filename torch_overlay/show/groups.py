@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch.distributed import distributed_c10d
 
 from ..distributed._group_table import GroupTable
-from ..distributed._rank_map import short
+from ..distributed._rank_map import of_ranks
 from ..distributed._universe import Universe, current_world
+from .words import counted
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class GroupRow:
     def __str__(self) -> str:
         kind = "redistributions over " if self.joint else "axis " if len(self.axes) == 1 else "axes "
         lane = f", lane {self.lane}" if self.lane is not None and self.axes != (self.lane,) else ""
-        return f"{kind}{', '.join(self.axes)}{lane}: {_of(self.ranks)}{', destroyed' if self.gone else ''}"
+        return f"{kind}{', '.join(self.axes)}{lane}: {of_ranks(self.ranks)}{', destroyed' if self.gone else ''}"
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,19 @@ class UniverseRow:
     groups: tuple[GroupRow, ...]
     joinable: tuple[tuple[str, ...], ...]
 
+    @property
+    def saved(self) -> int:
+        """The communicators that wider sharing would save."""
+        return sum(len(lanes) - 1 for lanes in self.joinable)
+
     def __str__(self) -> str:
         lines = [self.title]
         if self.by_default:
             lines.append(f"  the default group serves {', '.join(self.by_default)}")
         lines += [f"  {row}" for row in self.groups]
-        saved = sum(len(lanes) - 1 for lanes in self.joinable)
-        if saved:
+        if self.saved:
             joined = "; ".join(" with ".join(lanes) for lanes in self.joinable)
-            many = f"{saved} communicator{'s' if saved > 1 else ''}"
-            lines.append(f'  share_groups="ranks" would save {many}: {joined}')
+            lines.append(f'  share_groups="ranks" would save {counted(self.saved, "communicator")}: {joined}')
         return "\n".join(lines)
 
 
@@ -91,7 +95,7 @@ def listing() -> Listing | None:
 
 def _universe_row(universe: Universe) -> UniverseRow:
     joint = {name for name in universe.joint.values() if name}
-    title = f"{'private ' if universe.private else ''}mesh {universe.number} over {_of(universe.rank_map.ranks())}"
+    title = f"{'private ' if universe.private else ''}mesh {universe.number} over {of_ranks(universe.rank_map.ranks())}"
     groups = tuple(_rows(universe.table, joint))
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for key, entry in universe.table.entries.items():
@@ -106,7 +110,3 @@ def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
         if entry.group_name:
             is_joint, gone = entry.group_name in joint, entry.group is None
             yield GroupRow(tuple(key.ranks), key.lane, tuple(entry.names), is_joint, gone)
-
-
-def _of(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {short(ranks)}"

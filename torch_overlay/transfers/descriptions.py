@@ -160,7 +160,7 @@ def _of_plain(tensor: Plain) -> Layout:
 
 def _whole(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
     sizes = (len(ranks),) if ranks else ()
-    regions = read_cuts((Replicate(),) * len(sizes), None, len(shape), sizes).on(shape, sizes)
+    regions = regions_on((Replicate(),) * len(sizes), None, shape, sizes)
     return Layout(dtype, regions, tuple(ranks), device)
 
 
@@ -246,31 +246,33 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
         NotPlanned: its shards are no boxes, or what is pending is no plain reduction.
     """
     spec = tensor._spec
-    kinds = tuple(map(type, spec.placements))
+    odd = [type(each).__name__ for each in spec.placements if each.is_partial() and type(each) is not Partial]
+    if odd:  # its terms aren't brought together by its operation alone
+        raise NotPlanned(f"{name!r} has a pending {odd[0]}. Redistribute it on its mesh first")
+    sizes = meshes.see(tensor.device_mesh).sizes
     try:
-        return _regions(
-            spec.placements, kinds, spec.shard_order, tuple(tensor.shape), meshes.see(tensor.device_mesh).sizes
-        )
+        return regions_on(spec.placements, spec.shard_order, tuple(tensor.shape), sizes)
     except NotPlanned as error:
-        raise NotPlanned(f"{name!r} {error}") from error
+        raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}") from error
+
+
+def regions_on(
+    placements: tuple[Placement, ...], order: Any, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> Regions:
+    """What placements say of a shape on a mesh of these sizes. Raises NotPlanned where shards are no boxes."""
+    return _regions_on(placements, tuple(map(type, placements)), order, shape, sizes)
 
 
 # By class, too: a subclass of Partial calls itself equal to it.
 @lru_cache(maxsize=1024)
-def _regions(
+def _regions_on(
     placements: tuple[Placement, ...],
     kinds: tuple[type, ...],
     order: Any,
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> Regions:
-    odd = [kind.__name__ for each, kind in zip(placements, kinds) if each.is_partial() and kind is not Partial]
-    if odd:  # its terms aren't brought together by its operation alone
-        raise NotPlanned(f"has a pending {odd[0]}. Redistribute it on its mesh first")
-    try:
-        return read_cuts(placements, order, len(shape), sizes).on(shape, sizes)
-    except NotPlanned as error:
-        raise NotPlanned(f"with placements {placements}: {error}") from error
+    return read_cuts(placements, order, len(shape), sizes).on(shape, sizes)
 
 
 def agreed(

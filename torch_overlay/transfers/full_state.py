@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._kept import keep
-from ..patching.trampoline import trampoline
+from ..patching.trampoline import swap_code
 from .descriptions import Meshes, misfit
 from .one_mesh import Change, batches, change_together, read_change
 from .strided import scattered, uneven_strides
@@ -38,9 +38,7 @@ cut_rest = keep(_state_dict_utils, "_distribute_tensors")
 
 def gather_together() -> Any:
     """Let torch's function gather in exchanges, for all modules that hold it by name. Returns its code."""
-    code = _state_dict_utils._gather_state_dict.__code__
-    _state_dict_utils._gather_state_dict.__code__ = trampoline(gather_state_dict, f"{__name__}:gather_state_dict")
-    return code
+    return swap_code(_state_dict_utils._gather_state_dict, gather_state_dict)
 
 
 def gather_one_by_one(code: Any) -> None:
@@ -50,9 +48,7 @@ def gather_one_by_one(code: Any) -> None:
 
 def scatter_by_chunks() -> Any:
     """Let torch's function load what all ranks have whole into uneven strided shards. Returns its code."""
-    code = _state_dict_utils._distribute_state_dict.__code__
-    _state_dict_utils._distribute_state_dict.__code__ = trampoline(scatter_state_dict, f"{__name__}:scatter_state_dict")
-    return code
+    return swap_code(_state_dict_utils._distribute_state_dict, scatter_state_dict)
 
 
 def scatter_by_axes(code: Any) -> None:
@@ -62,9 +58,7 @@ def scatter_by_axes(code: Any) -> None:
 
 def cut_by_chunks() -> Any:
     """Let torch's function load what rank 0 has whole into uneven strided shards. Returns its code."""
-    code = _state_dict_utils._distribute_tensors.__code__
-    _state_dict_utils._distribute_tensors.__code__ = trampoline(cut_tensors, f"{__name__}:cut_tensors")
-    return code
+    return swap_code(_state_dict_utils._distribute_tensors, cut_tensors)
 
 
 def cut_by_axes(code: Any) -> None:
@@ -76,10 +70,10 @@ def scatter_state_dict(
     full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], device: torch.device, pg: Any = None
 ) -> None:
     """As torch's function."""
-    rest = {}
+    rest, meshes = {}, Meshes()
     for key, value in full_state_dict.items():
         tensor: Any = local_state_dict.get(key)
-        held = _uneven(tensor, value)
+        held = _uneven(tensor, value, meshes)
         if held is None:
             rest[key] = value
         else:
@@ -89,9 +83,10 @@ def scatter_state_dict(
 
 def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch.device, pg: Any = None) -> None:
     """As torch's function: beside each tensor stands the whole one, of which it takes its part."""
+    meshes = Meshes()
     for key in keys:
         pair: Any = local_state_dict.get(key)
-        held = _uneven(*pair) if isinstance(pair, tuple) else None
+        held = _uneven(pair[0], pair[1], meshes) if isinstance(pair, tuple) else None
         if held is None:
             continue
         tensor, part = pair
@@ -107,7 +102,7 @@ def cut_tensors(local_state_dict: dict[str, Any], keys: list[str], device: torch
     cut_rest(local_state_dict, keys, device, pg)
 
 
-def _uneven(tensor: Any, whole: Any) -> Regions | None:
+def _uneven(tensor: Any, whole: Any, meshes: Meshes) -> Regions | None:
     """What ranks hold of a tensor whose shards torch would cut otherwise, or not at all; None of others.
 
     Raises:
@@ -116,7 +111,7 @@ def _uneven(tensor: Any, whole: Any) -> Regions | None:
     if not isinstance(tensor, DTensor) or not isinstance(whole, torch.Tensor) or whole.shape != tensor.shape:
         return None
     held = uneven_strides(whole, tensor.device_mesh, tensor.placements)
-    wrong = held and misfit("a tensor to load", tensor, held, Meshes())
+    wrong = held and misfit("a tensor to load", tensor, held, meshes)
     if wrong:
         raise ValueError(f"A full state dict can't be loaded: {wrong}.")
     return held

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._group_table import find_group
 from ..distributed._mesh_group_names import group_names
-from ..distributed.tensor._joint_groups import at_hand, has_known_backends, joint_axes
+from ..distributed.tensor._joint_groups import at_hand, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._site import Site
@@ -22,7 +22,7 @@ from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
 from ._planner.sides import Move, Ranks, Side
-from .descriptions import Meshes, misfit
+from .descriptions import Meshes, misfit, regions_on
 from .exchanges import Exchanges
 from .notes import one_fate
 from .pending import refusal
@@ -62,12 +62,12 @@ class Change(NamedTuple):
 def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor") -> Change | None:
     """What is to be done on a mesh that has groups; None if a call for this tensor alone should do it."""
     mesh, spec, shape = tensor.device_mesh, tensor._spec, tuple(tensor.shape)
-    if group_names(mesh) is None or mesh.get_coordinate() is None or not has_known_backends(mesh):
+    if group_names(mesh) is None or mesh.get_coordinate() is None or not at_hand(mesh, Site.of(mesh)).known:
         return None
     try:
         sizes = tuple(mesh.shape)
-        before = read_cuts(spec.placements, spec.shard_order, len(shape), sizes).on(shape, sizes)
-        after = read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
+        before = regions_on(spec.placements, spec.shard_order, shape, sizes)
+        after = regions_on(placements, None, shape, sizes)
     except NotPlanned:
         return None
     refused = any(refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type) for axis in before.pending)

@@ -23,7 +23,7 @@ from ..distributed._kept import keep
 from ..distributed.tensor._planner.boxes import chunk
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
-from ..patching.trampoline import trampoline
+from ..patching.trampoline import swap_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,7 @@ as_torch_does = keep(_api, "distribute_tensor")
 
 def distribute_by_chunks() -> Any:
     """Let torch's function make uneven strided shards, for all modules that hold it by name. Returns its code."""
-    code = _api.distribute_tensor.__code__
-    _api.distribute_tensor.__code__ = trampoline(distribute_tensor, f"{__name__}:distribute_tensor")
-    return code
+    return swap_code(_api.distribute_tensor, distribute_tensor)
 
 
 def distribute_by_axes(code: Any) -> None:

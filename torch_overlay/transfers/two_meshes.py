@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +10,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._rank_map import of_ranks
-from ..distributed.tensor._specs import read_cuts
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.schedule import kept_schedule
 from ._planner.sides import Move, Side
-from .descriptions import Meshes, misfit, regions_of
+from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group
 from .notes import one_fate
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ..distributed.tensor._planner.regions import Regions
     from .targets import Placements
 
 Target = tuple["DeviceMesh", "Placements"]
@@ -80,16 +77,11 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: 
             why = refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type)
             if why is not None:
                 raise ValueError(f"A tensor of {tensor.dtype} with {tensor.placements} can't change its mesh: {why}.")
-        after = _wanted(placements, shape, sizes)
+        after = regions_on(placements, None, shape, sizes)
         ends = [meshes.ranks(each) for each in (tensor.device_mesh, mesh)]
         source = Side(before.without_pending(before.pending), ends[0])
         moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
     return moves
-
-
-@lru_cache(maxsize=1024)
-def _wanted(placements: Placements, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
-    return read_cuts(placements, None, len(shape), sizes).on(shape, sizes)
 
 
 def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduction | None]:
