@@ -85,11 +85,11 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
         if len(known) >= REMEMBERED:
             known.clear()
         joint = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
-        found = known[site] = AtHand(joint, _has_known_backends(mesh), {})
+        found = known[site] = AtHand(joint, has_known_backends(mesh), {})
     return found
 
 
-def _has_known_backends(mesh: DeviceMesh) -> bool:
+def has_known_backends(mesh: DeviceMesh) -> bool:
     """Whether the groups of a mesh are of built-in classes, and not of somebody's, which may lack collectives. All
     ranks have the same."""
     groups = [find_group(name) for name in group_names(mesh) or ()]
