@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any, overload
 
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
     from typing_extensions import Unpack
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
+    from .transfers.given import Piece
     from .typing import Options
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ __all__ = [
     "is_enabled",
     "options",
     "parallel_dims",
+    "piece",
     "prepare",
     "private_groups",
     "redistribute",
@@ -245,6 +248,30 @@ def prepare(mesh: DeviceMesh) -> None:
     from .distributed import _mesh_groups
 
     _mesh_groups.prepare(mesh)
+
+
+def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
+    """A box of a whole tensor, held by a plain one, for a `Transfer`: of a fused weight, an expert, a ragged shard.
+
+    A tensor of a source or a target may be one piece or a tuple of pieces on each rank, whatever the others have.
+
+    Args:
+        local: what this rank holds of it, or writes into; any view.
+        shape: of the whole, in elements.
+        start: the first element of the box, along each dim.
+
+    Raises:
+        TypeError: not a plain tensor.
+        ValueError: the box isn't inside the whole, or has another number of dims.
+
+    >>> import torch, torch_overlay
+    >>> qkv = torch.zeros(12, 8)  # on each of two ranks half of the heads: 4 rows of q, 4 of k and 4 of v
+    >>> {name: torch_overlay.piece(qkv[at : at + 4], (8, 8), (4, 0)) for name, at in (("q", 0), ("k", 4), ("v", 8))}
+    {'q': piece((4, 8), (8, 8), (4, 0)), 'k': piece((4, 8), (8, 8), (4, 0)), 'v': piece((4, 8), (8, 8), (4, 0))}
+    """
+    from .transfers.given import Piece
+
+    return Piece(local, shape, start)
 
 
 def redistribute(

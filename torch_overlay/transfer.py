@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from .transfers.descriptions import Names
+    from .transfers.given import Names
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
@@ -28,8 +28,9 @@ class Transfer:
     Both trees are dicts, lists and tuples of tensors, nested as they come; tensors with the same path belong together.
     A rank gives the tensors that it has a part in, and None, for a tensor or for a whole side, where it has none: ranks
     of the source's meshes send, ranks of the target's receive, ranks of both do both. The targets may be any views. A
-    plain tensor is a replica on each rank that gives it. Of two types among float64, float32, float16 and bfloat16 the
-    target's is what comes, cast as `copy_` does it; the narrower one travels.
+    plain tensor is a replica on each rank that gives it; a `piece`, or a tuple of pieces, is a part of a whole. Of two
+    types among float64, float32, float16 and bfloat16 the target's is what comes, cast as `copy_` does it; the narrower
+    one travels.
 
     Making one is collective over `group` and plans everything; it compares what the ranks say of both sides. It has a
     process group of its own, over the ranks of both sides, until `close` or the end of a `with`. `run` is collective
@@ -49,8 +50,8 @@ class Transfer:
         strict: whether a name that only one side has is an error; else it is `left_out`.
 
     Raises:
-        ValueError: the sides don't fit, or ranks that are gone had what nobody else has, on every rank; names the
-            tensors. Or the budget is too small.
+        ValueError: the sides don't fit, pieces of a source leave something out, or ranks that are gone had what nobody
+            else has, on every rank; names the tensors. Or the budget is too small.
         RuntimeError: a rank didn't come within the group's timeout; says which.
     """
 
@@ -98,7 +99,7 @@ class Transfer:
         rank that has no part in it."""
         return self._route.traffic
 
-    def run(self, *, only: Iterable[str] | None = None, version: int | None = None) -> None:
+    def run(self, *, only: Iterable[str] | None = None, version: int | None = None, check: bool = False) -> None:
         """Bring the sources' values into the targets. Collective over the ranks of both sides.
 
         Args:
@@ -106,14 +107,17 @@ class Transfer:
                 first given.
             version: a whole number that a rank with sources says of them, its step for one; all ranks then have it as
                 `version`.
+            check: compare the values of plain tensors, and of pieces with one place, that several ranks give, as when
+                the Transfer was made; reads all of them. The same on all ranks.
 
         Raises:
             ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
-                placements, or lost its memory, or ranks differ in `only` or `version`; says on which ranks what.
+                placements, or lost its memory, ranks differ in `only`, `version` or `check`, or replicas differ; says
+                on which ranks what.
             RuntimeError: the Transfer is closed, or running in another thread; or a rank failed: says whether targets
                 were written.
         """
-        self._route.run(only, version)
+        self._route.run(only, version, check)
 
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Take the tensors of these trees from now on, for those that were given before; a side that is None stays.

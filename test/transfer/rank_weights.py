@@ -121,6 +121,23 @@ class WeightCases:
         with self.assertRaisesRegex(ValueError, r"'w' is float32 of shape \(5,\), a plain tensor, on ranks 0-5, and "):
             torch_overlay.Transfer({"w": mine[: 5 - (self.rank > 5)]}, {"w": torch.zeros(5)})
 
+    def test_replicas_are_compared_before_a_run_if_asked(self):
+        half = torch.arange(8.0)[4 * (self.rank % 2) :][:4].clone()
+        mine, parts = torch.ones(5), torch_overlay.piece(half, (8,), (4 * (self.rank % 2),))
+        target = {"w": torch.zeros(5), "p": torch.zeros(8)}
+        with torch_overlay.Transfer({"w": mine, "p": parts}, target) as transfer:
+            transfer.run(check=True)
+            mine[4] += self.rank > 5
+            half[2] += self.rank == 3
+            with self.assertRaisesRegex(
+                ValueError,
+                "nothing was sent: .*'p' has pieces of shape .4,. that start at .4,., with one value on ranks 1, 5, 7, "
+                "another on rank 3; .*'w' is a plain .* one value on ranks 0-5, another on ranks 6, 7",
+            ):
+                transfer.run(check=True)
+            self.assertEqual((target["w"], target["p"]), (torch.ones(5), torch.arange(8.0)))
+            transfer.run()
+
     def test_one_source_goes_to_several_targets(self):
         mesh = make_root(range(WORLD), (8,), ("dp",))
         whole = torch.arange(16.0)
@@ -210,9 +227,10 @@ class WeightCases:
                 (["a"] if odd else None, None, "ranks 0, 1, 2, 3, 4, 6, 7: runs all of it; rank 5: runs only 'a'"),
                 (["x"] if odd else ["b"], None, "rank 5: only names 'x', which this Transfer doesn't move; runs only"),
                 (None, 3 if odd else 4, "says version 4; rank 5: says version 3"),
+                (["a"], 3, "runs with check=False; rank 5: runs with check=True"),
             ):
                 with self.assertRaisesRegex(ValueError, f"nothing was sent: .*{message}"):
-                    transfer.run(only=only, version=version)
+                    transfer.run(only=only, version=version, check=odd and version == 3 and only is not None)
             self.assertEqual(target, {name: torch.zeros(2) for name in "ab"})
             for version in (-7, 0, None, 1 << 40):
                 transfer.run(version=version if self.rank in (1, 6) else None)

@@ -3,7 +3,7 @@
 import collections
 import datetime
 import hashlib
-import pickle
+import json
 import zlib
 
 import pytest
@@ -13,8 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.transfers.descriptions import describe, digest
+from torch_overlay.transfers.descriptions import describe
+from torch_overlay.transfers.given import digest
 from torch_overlay.transfers.meeting import Meeting
+from torch_overlay.transfers.words import as_data, from_data
 from way import needs_package
 
 pytestmark = needs_package
@@ -46,7 +48,7 @@ def requests(ranks, extended=True):
     meeting.ranks, meeting.rank, meeting.store = range(ranks), 0, store
     meeting.timeout, meeting.purpose = datetime.timedelta(seconds=5), "A test"
     for rank in range(1, ranks):
-        said = zlib.compress(pickle.dumps(f"word {rank % 2}"))
+        said = zlib.compress(json.dumps(f"word {rank % 2}").encode())
         store.set(hashlib.sha256(said).hexdigest(), said)
         store.set(f"rank {rank}", hashlib.sha256(said).hexdigest())
     store.counts.clear()
@@ -71,7 +73,10 @@ def test_a_mesh_is_described_once():
         mesh = DeviceMesh("cpu", torch.arange(8192).reshape(1024, 8), _init_backend=False)
         local = torch.empty(1, 8)
         tensors = [DTensor.from_local(local, mesh, [Shard(0), Shard(1)], run_check=False) for _ in range(300)]
-        assert len(pickle.dumps(describe(tensors, None, None))) < 100_000
+        description = describe(tensors, None, None)
+        said = json.dumps(as_data(description))
+        assert len(said) < 100_000
+        assert from_data(json.loads(said)) == description
     finally:
         dist.destroy_process_group()
 

@@ -9,8 +9,9 @@ from flow_twin import least_sent
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.balance import balance, filled
+from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Large, Schedule, blocks
-from torch_overlay.transfers._planner.sides import Move, Ranks, Side
+from torch_overlay.transfers._planner.sides import Ranks, Side
 from transfer_twin import End, Tensor, carry_out, draw, lacking
 from width import NIGHTLY
 

@@ -10,6 +10,7 @@ from rank_loops import LoopCases
 from rank_modes import ModeCases
 from rank_norms import NormCases
 from rank_own_groups import GroupCases
+from rank_pieces import PieceCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
@@ -31,6 +32,7 @@ class TestTransferOnEightRanks(
     LoadCases,
     LoopCases,
     NormCases,
+    PieceCases,
     RecipeCases,
     RefusalCases,
     WeightCases,

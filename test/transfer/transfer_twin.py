@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Schedule
-from torch_overlay.transfers._planner.sides import Move, Ranks, Side
+from torch_overlay.transfers._planner.sides import Ranks, Side
 from twins_tensor import coordinates, held, rows
 
 GRIDS = (

@@ -34,7 +34,7 @@ Target = tuple["DeviceMesh", "Placements"]
 def of_transfer(transfer: Transfer) -> FlowExplanation:
     """Explain what each `run` does. On a rank that has no part in it, too."""
     tensors = transfer._route.tensors
-    shapes = [(tensor.source.regions.shape, move.itemsize) for tensor, move in zip(tensors, transfer._route._moves)]
+    shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
     return FlowExplanation(
         len(tensors),
         sum([math.prod(shape) * itemsize for shape, itemsize in shapes]),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ..transfers._planner.flow import Flow
 from ..transfers._planner.reductions import Reduction, phases
-from ..transfers._planner.sides import Move, Ranks, Side
+from ..transfers._planner.routes import Move
+from ..transfers._planner.sides import Ranks, Side
 from .flow import FlowExplanation
 from .placements import Placement, regions
 

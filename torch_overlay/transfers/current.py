@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
 from .descriptions import Meshes, by_sentence, layout_of
+from .given import Piece, Plain
 from .runs import free
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from .descriptions import Layout, Plain
+    from ..distributed.tensor._planner.boxes import Box
+    from .descriptions import Layout
 
 
 class Current:
@@ -33,13 +35,21 @@ class Current:
         self._side, self._name, self._tensor, self._layout = side, name, tensor, layout
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
+        self._piece = repr(tensor) if isinstance(tensor, Piece) else None
         self._lies: tuple[tuple[int, ...], int] | None = None
         self._needed, self._overlaps = 0, False
 
     def unlike(self, other: Current) -> str | None:
         """Why another tensor can't take this one's place, in words; None if it can."""
         changed = self._changed(other._tensor, other.local)
+        if changed is None and other._piece != self._piece:
+            changed = f"is {other._piece or 'a whole'} and was {self._piece or 'a whole'}"
         return None if changed is None else f"has {self._name!r}, which {changed} when the Transfer was made"
+
+    @property
+    def box(self) -> Box | None:
+        """What it is of the whole; None of a DTensor."""
+        return None if self._tensor._spec is not None else cast("Plain", self._tensor).place[1]
 
     @property
     def device(self) -> torch.device:
@@ -136,21 +146,24 @@ class Word(NamedTuple):
         problems: what keeps it from running.
         only: the names of the tensors that are to be moved, in order; None for all.
         version: of what it gives, a whole number; None if it doesn't say.
+        checks: whether replicas are to be compared.
     """
 
     problems: Sequence[str]
     only: tuple[str, ...] | None = None
     version: int | None = None
+    checks: bool = False
 
     def agree(self, group: ProcessGroup, device: torch.device) -> tuple[list[str], int | None]:
         """What keeps which ranks of the group from running, the same on all of them; and the version."""
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = (_NONE, _NONE) if self.version is None else (self.version, -self.version)
-        word = torch.tensor([len(self.problems), only, -only, *version], device=device)
+        checks = int(self.checks)
+        word = torch.tensor([len(self.problems), only, -only, *version, checks, -checks], device=device)
         dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
-        problems, most, least, newest, oldest = word.tolist()
+        problems, most, least, newest, oldest, some, every = word.tolist()
         free(word)
-        alike = most == -least and (newest == -oldest or newest == _NONE)
+        alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)
         if not problems and alike:
             return [], None if newest == _NONE else newest
         said = [*self.problems]
@@ -158,6 +171,13 @@ class Word(NamedTuple):
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
         if newest not in (-oldest, _NONE) and self.version is not None:
             said.append(f"says version {self.version}")
-        every: list[Sequence[str]] = [[] for _ in range(group.size())]
-        dist.all_gather_object(every, said, group=group)
-        return by_sentence(dict(zip(dist.get_process_group_ranks(group), every))), None
+        if some != -every:
+            said.append(f"runs with check={self.checks}")
+        return by_sentence(told(said, group)), None
+
+
+def told(said: Any, group: ProcessGroup) -> dict[int, Any]:
+    """What each rank of the group says, by rank."""
+    every = [None] * group.size()
+    dist.all_gather_object(every, said, group=group)
+    return dict(zip(dist.get_process_group_ranks(group), every))

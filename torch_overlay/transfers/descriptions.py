@@ -6,7 +6,6 @@ so ranks tell one another; then all of them have the same list, find the same mi
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,17 +17,17 @@ from ..distributed._rank_map import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts
 from ._planner.sides import Ranks
+from .given import Pieces, digests_of, own_tensors
 from .pending import refusal
-from .trees import leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    Called = str | tuple[str, ...]
-    Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
+    from ..distributed.tensor._planner.boxes import Box
+    from .given import Given, Names, Plain
 
 SIDES = "source", "target"
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
@@ -41,17 +40,21 @@ class Layout(NamedTuple):
     Attributes:
         dtype: its name.
         regions: which coordinate holds what.
-        ranks: of the mesh, row-major.
+        ranks: of the mesh, row-major; or those that have pieces.
         device: the type of device that the mesh is for.
+        pieces: instead of a mesh, for each of these ranks the boxes that it has; a rank that says its own has no ranks.
     """
 
     dtype: str
     regions: Regions
     ranks: tuple[int, ...]
     device: str
+    pieces: tuple[tuple[Box, ...], ...] = ()
 
     def __str__(self) -> str:
         shape, sizes = tuple(self.regions.shape), self.regions.sizes
+        if self.pieces:
+            return f"{self.dtype} of shape {shape}, in pieces,"
         if not self.ranks:
             return f"{self.dtype} of shape {shape}, a plain tensor,"
         return f"{self.dtype} of shape {shape}, {self.regions} on a mesh of sizes {sizes} over {of_ranks(self.ranks)}"
@@ -63,22 +66,13 @@ class Description(NamedTuple):
     Attributes:
         source, target: its tensors, by name.
         problem: why it can't take part; None if it can.
-        digests: of the values of plain sources.
+        digests: of the values of plain sources and of pieces, by box.
     """
 
     source: dict[str, Layout]
     target: dict[str, Layout]
     problem: str | None = None
-    digests: Mapping[str, str] | None = None
-
-
-class Plain:
-    """A plain tensor, with what a transfer asks of a DTensor: a replica on each rank that gives it."""
-
-    device_mesh = _spec = None
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._local_tensor = tensor
+    digests: Mapping[str, Sequence[tuple[Box, str]]] | None = None
 
 
 class Tensor(NamedTuple):
@@ -118,66 +112,33 @@ def describe(source: Any, target: Any, names: Names) -> Description:
             for name, tensor in side.items()
             if isinstance(tensor, DTensor)
         ]
-        digests = {name: digest(own._local_tensor) for name, own in sides[0].items() if isinstance(own, Plain)}
+        digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
         return Description(layouts[0], layouts[1], "; ".join(filter(None, wrong)) or None, digests)
     except (TypeError, ValueError, NotPlanned) as error:
         return Description({}, {}, str(error))
 
 
-def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, DTensor | Plain]:
-    """The tensors of one side, by name; one with several names stands there several times.
-
-    Raises:
-        TypeError: there is something else; None stands for a tensor that this rank has no part in.
-        ValueError: two have one name.
-    """
-    found: dict[str, DTensor | Plain] = {}
-    for path, leaf in leaves(tree).items():
-        if leaf is None:
-            continue
-        called = path if names is None else names(path) if callable(names) else names.get(path, path)
-        for name in (called,) if isinstance(called, str) else called:
-            if not isinstance(leaf, torch.Tensor):
-                raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes tensors.")
-            if name in found:
-                raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
-            found[name] = leaf if isinstance(leaf, DTensor) else Plain(leaf)
-    return found
-
-
-def _layouts(tensors: Mapping[str, DTensor | Plain], meshes: Meshes) -> dict[str, Layout]:
+def _layouts(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Layout]:
     return {
-        name: _of_plain(own) if isinstance(own, Plain) else layout_of(name, own, meshes)
+        name: layout_of(name, own, meshes) if isinstance(own, DTensor) else _of_plain(own)
         for name, own in tensors.items()
     }
 
 
-def _of_plain(tensor: Plain) -> Layout:
+def _of_plain(own: Plain | Pieces) -> Layout:
     """Over no ranks: those who give it become known when all have said what they have."""
-    local = tensor._local_tensor
-    return _whole(str(local.dtype).removeprefix("torch."), tuple(local.shape), (), local.device.type)
+    first = own.pieces[0] if isinstance(own, Pieces) else own
+    local = first._local_tensor
+    layout = _whole(str(local.dtype).removeprefix("torch."), first.place[0], (), local.device.type)
+    if isinstance(own, Pieces):
+        return layout._replace(pieces=(tuple([piece.place[1] for piece in own.pieces]),))
+    return layout
 
 
 def _whole(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
     sizes = (len(ranks),) if ranks else ()
     regions = regions_on((Replicate(),) * len(sizes), None, shape, sizes)
     return Layout(dtype, regions, tuple(ranks), device)
-
-
-DIGESTED = 1 << 20  # numbers at a time
-
-
-def digest(tensor: torch.Tensor) -> str:
-    """Of the bits of a tensor, the same on each device: sums of eight bytes at a time, each by its place."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    if flat.storage_offset() % 8:
-        flat = flat.clone()
-    whole = len(flat) // 8 * 8
-    places = torch.arange(1, 2 * min(whole, DIGESTED) + 16, 2, device=flat.device) * 0x9E3779B1
-    found = []
-    for some in (*flat[:whole].view(torch.int64).split(DIGESTED), flat[whole:].to(torch.int64)):
-        found.append((some * places[: len(some)]).sum())
-    return hashlib.blake2b(repr([len(flat), *torch.stack(found).tolist()]).encode(), digest_size=16).hexdigest()
 
 
 class Seen(NamedTuple):
@@ -286,8 +247,9 @@ def agreed(
     """
     _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
     problems: list[str] = []
-    sides = [_one_side(said, side, problems, gone) for side in SIDES]
-    problems += _unlike(said)
+    alike = _alike(said)
+    sides = [_one_side(alike, side, problems, gone) for side in SIDES]
+    problems += unlike(alike)
     _stop(problems)
     both = sorted(sides[0].keys() & sides[1].keys())
     alone = {side: tuple(sorted(found.keys() - set(both))) for side, found in zip(SIDES, sides)}
@@ -299,43 +261,74 @@ def agreed(
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
 
 
-def _unlike(said: Mapping[int, Description]) -> list[str]:
-    """Plain sources that differ."""
-    by_name: dict[str, dict[str, list[int]]] = {}
+def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
+    """Each description with the ranks that said it: on a mesh all say the same, and it is looked at once."""
+    found: dict[int, tuple[Description, list[int]]] = {}
     for rank, description in sorted(said.items()):
-        for name, seen in (description.digests or {}).items():
-            by_name.setdefault(name, {}).setdefault(seen, []).append(rank)
-    return [
-        f"the source {name!r} is a plain tensor, and so a replica, and has one value on "
-        f"{', another on '.join(map(of_ranks, values.values()))}: give shards as DTensors"
-        for name, values in by_name.items()
-        if len(values) > 1
-    ]
+        found.setdefault(id(description), (description, []))[1].append(rank)
+    return [*found.values()]
+
+
+def unlike(alike: Sequence[tuple[Description, list[int]]]) -> list[str]:
+    """Plain sources, or pieces with one place, that differ."""
+    by_place: dict[tuple[str, Box], dict[str, list[int]]] = {}
+    for description, ranks in alike:
+        for name, found in (description.digests or {}).items():
+            for box, seen in found:
+                by_place.setdefault((name, box), {}).setdefault(seen, []).extend(ranks)
+    problems = []
+    for (name, box), values in sorted(by_place.items()):
+        if len(values) == 1:
+            continue
+        on = f"on {', another on '.join([of_ranks(sorted(ranks)) for ranks in values.values()])}"
+        if any(description.source[name].pieces for description, _ in alike if name in description.source):
+            at = f"has pieces of shape {box.length} that start at {box.start}"
+            problems.append(f"the source {name!r} {at}, with one value {on}")
+        else:
+            problems.append(
+                f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
+                "DTensors, or say with piece() what each one holds"
+            )
+    return problems
 
 
 def _one_side(
-    said: Mapping[int, Description], side: str, problems: list[str], gone: frozenset[int]
+    alike: Sequence[tuple[Description, list[int]]], side: str, problems: list[str], gone: frozenset[int]
 ) -> dict[str, Layout]:
     """The layouts of one side; every rank of a mesh must have the tensor, and all must say the same of it."""
     found: dict[str, dict[Layout, list[int]]] = {}
-    for rank, description in sorted(said.items()):
+    for description, ranks in alike:
         for name, layout in getattr(description, side).items():
-            found.setdefault(name, {}).setdefault(layout, []).append(rank)
+            found.setdefault(name, {}).setdefault(layout, []).extend(ranks)
     for name, by_layout in found.items():
+        _join_pieces(by_layout)
         if len(by_layout) == 1 and not (plain := next(iter(by_layout))).ranks:
-            ranks = by_layout.pop(plain)
+            ranks = sorted(by_layout.pop(plain))
             by_layout[_whole(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
         if len(by_layout) > 1:
-            views = ", and ".join(f"{layout} on {of_ranks(ranks)}" for layout, ranks in by_layout.items())
-            problems.append(f"the {side} {name!r} is {views}")
+            views: dict[str, list[int]] = {}
+            for layout, ranks in by_layout.items():
+                views.setdefault(str(layout), []).extend(ranks)
+            said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
+            problems.append(f"the {side} {name!r} is {said}")
         known = {rank for ranks in by_layout.values() for rank in ranks}
         (layout, (rank, *_)), *_ = by_layout.items()
         missing = [other for other in layout.ranks if other not in known and other not in gone]
         if missing:
-            problems.append(
-                f"the {side} {name!r} of rank {rank} is {layout}, and {of_ranks(missing)} {_do(missing)}n't have it"
-            )
+            lack = f"{of_ranks(missing)} {_do(missing)}n't have it"
+            problems.append(f"the {side} {name!r} of rank {rank} is {layout}, and {lack}")
     return {name: next(iter(by_layout)) for name, by_layout in found.items()}
+
+
+def _join_pieces(by_layout: dict[Layout, list[int]]) -> None:
+    """Pieces of one tensor, each rank with its own, are one layout."""
+    kinds = {layout._replace(pieces=()) for layout in by_layout}
+    if len(kinds) > 1 or not all(layout.pieces for layout in by_layout):
+        return
+    given = {rank: layout.pieces[0] for layout, ranks in by_layout.items() for rank in ranks}
+    ranks = sorted(given)
+    by_layout.clear()
+    by_layout[kinds.pop()._replace(ranks=tuple(ranks), pieces=tuple([given[rank] for rank in ranks]))] = ranks
 
 
 def by_sentence(problems: Mapping[int, Sequence[str]]) -> list[str]:
@@ -371,6 +364,8 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
         why = refusal(op, getattr(torch, source.dtype), source.device)
         if why is not None:
             return [f"the source {name!r} has a pending {op} of {source.dtype}, and {why}"]
+    if source.regions.pending and target.pieces:
+        return [f"the source {name!r} has a pending reduction, and its target is in pieces: redistribute it before"]
     if target.regions.pending:
         return [f"the target {name!r} has a pending reduction ({target.regions}), which nothing can be written into"]
     return []
@@ -380,14 +375,3 @@ def _stop(problems: list[str]) -> None:
     if problems:
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise ValueError(f"The source and the target of a transfer don't fit: {'; '.join(problems[:SHOWN])}{more}.")
-
-
-def sides_of(tensor: Tensor, known: dict[Any, Ranks]) -> tuple[Ranks, Ranks]:
-    """The ranks of both meshes, made once for each mesh."""
-    found = []
-    for layout in (tensor.source, tensor.target):
-        key = layout.ranks, layout.regions.sizes
-        if key not in known:
-            known[key] = Ranks.of(*key)
-        found.append(known[key])
-    return found[0], found[1]

@@ -6,7 +6,7 @@ By the store of the group and not by a collective: a collective that lacks a ran
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -68,19 +68,20 @@ class Meeting:
         self.store = dist.PrefixStore(f"torch_overlay/{name}/{held[name]}", store)
 
     def say(self, what: Any) -> dict[int, Any]:
-        """What each rank says, by rank. Equal things are stored once, whoever says them.
+        """What each rank says, by rank: what JSON takes, and reading it runs nothing. Equal things are stored once,
+        whoever says them, and are one object.
 
         Raises:
             RuntimeError: a rank didn't come within the group's timeout, or this one came too late.
         """
-        said = zlib.compress(pickle.dumps(what))
+        said = zlib.compress(json.dumps(what).encode())
         key = hashlib.sha256(said).hexdigest()
         if not self.store.check([key]):
             self.store.set(key, said)
         self.store.set(f"rank {self.rank}", key)
         self._wait()
         keys = dict(zip(self.ranks, self._words([f"rank {rank}" for rank in self.ranks])))
-        known = {key: pickle.loads(zlib.decompress(self.store.get(key))) for key in {*keys.values()}}
+        known = {key: json.loads(zlib.decompress(self.store.get(key))) for key in {*keys.values()}}
         self._clear([*known, *[f"rank {rank}" for rank in self.ranks]])
         return {rank: known[key] for rank, key in keys.items()}
 
@@ -97,7 +98,7 @@ class Meeting:
         except RuntimeError as error:
             missing, problem = [rank for rank in self.ranks if not self.store.check([f"rank {rank}"])], error
         # The first to know decides for all, or some would go on without the others.
-        missing = pickle.loads(self.store.compare_set("missing", "", pickle.dumps(missing, protocol=0).decode()))
+        missing = json.loads(self.store.compare_set("missing", "", json.dumps(missing)))
         if missing:
             raise RuntimeError(self._missing(missing)) from problem
 

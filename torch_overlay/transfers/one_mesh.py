@@ -20,8 +20,9 @@ from ..distributed.tensor._site import Site
 from ..distributed.tensor._specs import read_cuts
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
+from ._planner.routes import Move
 from ._planner.schedule import ROUNDED, Schedule, kept_schedule
-from ._planner.sides import Move, Ranks, Side
+from ._planner.sides import Ranks, Side
 from .descriptions import Meshes, misfit, regions_on
 from .exchanges import Exchanges
 from .notes import one_fate
@@ -157,7 +158,8 @@ def _changed(
         these = moves_of(parts, moves)
         schedule = kept_schedule(these, dist.get_rank(), len(ranks.ranks))
         device = targets[0].device
-        count = _count(schedule, these, room(parts, moves, budget), group, device)
+        plain = [move for move in these if isinstance(move, Move)]
+        count = _count(schedule, plain, room(parts, moves, budget), group, device)
         exchanges = Exchanges(schedule, count, group, device)
         exchanges.run(sources, [targets[part.number] if wants else None for part in parts])
         free_results(parts, sources)

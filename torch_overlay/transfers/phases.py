@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ._planner.reductions import Part
-    from ._planner.sides import Move
+    from ._planner.schedule import AnyMove
     from .runs import Locals
 
 
-def room(parts: Sequence[Part], moves: Sequence[Move], budget: int) -> int:
+def room(parts: Sequence[Part], moves: Sequence[AnyMove], budget: int) -> int:
     """What of a budget is left for exchanges while the results of reductions are held."""
     return budget - held(parts, moves)
 

@@ -10,23 +10,25 @@ import torch.distributed as dist
 
 from ..distributed._rank_map import of_ranks
 from ._planner.flow import Flow, held, moves_of
-from ._planner.reductions import Part, Reduction, phases
+from ._planner.reductions import Part, phases
 from ._planner.schedule import Schedule
-from ._planner.sides import Move, Ranks, Side
-from .current import Current, Word, locals_of
-from .descriptions import SIDES, Tensor, agreed, describe, own_tensors, sides_of
+from .current import Current, Word, locals_of, told
+from .descriptions import SIDES, Description, agreed, describe, unlike
 from .exchanges import Exchanges, Torn
+from .given import Pieces, digest, own_tensors
 from .groups import Traffic, agreed_count, new_group
+from .legs import Leg, legs_of
 from .meeting import Meeting, living, silent_ranks
 from .phases import free_results, reduce_parts, room
+from .words import all_from_data, as_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
-    from torch.distributed.tensor import DTensor
 
-    from .descriptions import Names, Plain
+    from ..distributed.tensor._planner.boxes import Box
+    from .given import Given, Names
     from .runs import Locals
 
     Phases = list[tuple[list[Part], Exchanges]]
@@ -64,16 +66,17 @@ class Route:
             raise ValueError(
                 f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
             )
-        said = meeting.say(describe(source, target, names))
-        self.tensors, self.left_out = agreed(said, left, strict)
+        said = meeting.say(as_data(describe(source, target, names)))
+        self.tensors, self.left_out = agreed(all_from_data(said), left, strict)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
-        self._moves, self._budget, self._gone = _moves(self.tensors), budget, left
+        self.legs = legs_of(self.tensors, left)
+        self._moves, self._budget, self._gone = [leg.move for leg in self.legs], budget, left
         self._phases: dict[tuple[str, ...] | None, Phases] = {}  # by the names that are moved alone; None is all
         self.version: int | None = None
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
-        _check_nothing_is_lost(self.tensors, self._moves, left)
+        _check_nothing_is_lost(self.legs, left)
         self._group = new_group(self.ranks, meeting.ranks, meeting.timeout) if self.tensors else None
         self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
         self._running = Lock()
@@ -84,13 +87,16 @@ class Route:
         self._names = names
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = map(self._current, SIDES, sides)
-        self._phases[None] = self._planned(range(len(self.tensors)))
+        self._phases[None] = self._planned(range(len(self.legs)))
         self.staging = self._staging(self._phases[None])
 
-    def _current(self, side: str, given: Mapping[str, DTensor | Plain]) -> list[Current | None]:
+    def _current(self, side: str, given: Mapping[str, Given]) -> list[Current | None]:
         found: list[Current | None] = []
-        for tensor in self.tensors:
+        for tensor, numbers, *_ in self.legs:
             own = given.get(tensor.name)
+            if isinstance(own, Pieces):
+                number = numbers[SIDES.index(side)]
+                own = own.pieces[number] if number < len(own.pieces) else None
             mesh = None if own is None else own.device_mesh
             if own is None or (mesh is not None and mesh.get_coordinate() is None):
                 found.append(None)  # of a mesh that it isn't in, a rank has nothing
@@ -112,11 +118,9 @@ class Route:
             ]
             self._sources, self._targets = found
 
-    def _bound(
-        self, side: str, given: Mapping[str, DTensor | Plain], before: Sequence[Current | None]
-    ) -> list[Current | None]:
+    def _bound(self, side: str, given: Mapping[str, Given], before: Sequence[Current | None]) -> list[Current | None]:
         found = self._current(side, given)
-        for tensor, old, new in zip(self.tensors, before, found):
+        for (tensor, *_), old, new in zip(self.legs, before, found):
             problem = None
             if old is not None and new is None:
                 problem = f"lacks {tensor.name!r}, which this Transfer moves"
@@ -129,14 +133,14 @@ class Route:
         return found
 
     def _planned_phases(self, numbers: Sequence[int]) -> list[list[Part]]:
-        reductions = [_reduction(self.tensors[number]) for number in numbers]
+        reductions = [self.legs[number].reduction for number in numbers]
         found = phases(reductions, [self._moves[number].itemsize for number in numbers], self._budget)
         return [[part._replace(number=numbers[part.number]) for part in parts] for parts in found]
 
     def flow(self) -> Flow:
         """Who sends what to whom, of all ranks."""
-        types = [tensor.source.dtype for tensor in self.tensors]
-        return Flow.of(self._planned_phases(range(len(self.tensors))), self._moves, types, self._budget, self._gone)
+        types = [leg.tensor.source.dtype for leg in self.legs]
+        return Flow.of(self._planned_phases(range(len(self.legs))), self._moves, types, self._budget, self._gone)
 
     def _planned(self, numbers: Sequence[int]) -> Phases:
         """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are."""
@@ -145,9 +149,8 @@ class Route:
         for parts in self._planned_phases(numbers):
             schedule = Schedule.of(moves_of(parts, self._moves), dist.get_rank(), self._gone)
             count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), group, device)
-            wires = [
-                tensor.wire if tensor.is_cast else None for tensor in [self.tensors[part.number] for part in parts]
-            ]
+            tensors = [self.legs[part.number].tensor for part in parts]
+            wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
             found.append((parts, Exchanges(schedule, count, group, device, wires)))
             if None in self._phases:
                 continue  # of a part: the whole is what is told of
@@ -163,7 +166,7 @@ class Route:
             most = max(most, held(parts, self._moves) + max(exchanges.staging, sum([part.packed for part in parts])))
         return most
 
-    def run(self, only: Iterable[str] | None = None, version: int | None = None) -> None:
+    def run(self, only: Iterable[str] | None = None, version: int | None = None, check: bool = False) -> None:
         """Read the sources and write the targets. Raises as `Transfer.run`."""
         if not self._running.acquire(blocking=False):
             raise RuntimeError(
@@ -173,17 +176,19 @@ class Route:
             if self._is_closed:
                 raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
             if self.traffic:
-                self._run(None if only is None else tuple(sorted({*only})), version)
+                self._run(None if only is None else tuple(sorted({*only})), version, check)
         finally:
             self._running.release()
 
     @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
-    def _run(self, only: tuple[str, ...] | None, version: int | None) -> None:
+    def _run(self, only: tuple[str, ...] | None, version: int | None, check: bool) -> None:
         problems: list[str] = []
         try:
             numbers, unknown = self._numbers(only)
             (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
-            problems, said = Word([*unknown, *wrong, *more], only, version).agree(self._member, self._device)
+            problems, said = Word([*unknown, *wrong, *more], only, version, check).agree(self._member, self._device)
+            if check and not problems:
+                problems = self._unlike(sources)
             if not problems:
                 if only not in self._phases:
                     self._phases[only] = self._planned(numbers)
@@ -209,13 +214,25 @@ class Route:
             )
         self._runs += 1
 
+    def _unlike(self, sources: Locals) -> list[str]:
+        """Which replicas that are no DTensors differ now, the same on all ranks."""
+        own: dict[str, list[tuple[Box, str]]] = {}
+        for current, local, leg in zip(self._sources, sources, self.legs):
+            if current is not None and current.box is not None and local is not None and not leg.numbers[1]:
+                own.setdefault(leg.tensor.name, []).append((current.box, digest(local)))
+        layouts = {tensor.name: tensor.source for tensor in self.tensors}
+        said = told(own, self._member)
+        return unlike([(Description(layouts, {}, None, digests), [rank]) for rank, digests in sorted(said.items())])
+
     def _numbers(self, only: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
         """The tensors that are meant, and what is wrong with their names."""
         if only is None:
-            return range(len(self.tensors)), []
-        place = {tensor.name: number for number, tensor in enumerate(self.tensors)}
-        unknown = [f"only names {name!r}, which this Transfer doesn't move" for name in only if name not in place]
-        return [place[name] for name in only if name in place], unknown
+            return range(len(self.legs)), []
+        places: dict[str, list[int]] = {}
+        for number, leg in enumerate(self.legs):
+            places.setdefault(leg.tensor.name, []).append(number)
+        unknown = [f"only names {name!r}, which this Transfer doesn't move" for name in only if name not in places]
+        return [number for name in only for number in places.get(name, ())], unknown
 
     @property
     def _member(self) -> ProcessGroup:
@@ -258,39 +275,20 @@ class Route:
             self._sources, self._targets, self._phases = [], [], {}
 
 
-def _check_nothing_is_lost(tensors: Sequence[Tensor], moves: Sequence[Move], gone: frozenset[int]) -> None:
+def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int]) -> None:
     """ValueError, on all ranks: names the tensors of which ranks that are gone had what nobody else has."""
-    lost, wanted = [], []
-    for tensor, move in zip(tensors, moves):
+    lost, wanted = {}, {}  # in order, each once
+    for tensor, _, move, reduction in legs:
         has_left = not gone.isdisjoint(tensor.source.ranks)
-        if has_left and (tensor.source.regions.pending or move.source.lost(gone)):
-            lost.append(tensor.name)
+        if has_left and (reduction is not None or move.lost(gone)):
+            lost[repr(tensor.name)] = True
         if not gone.isdisjoint(tensor.target.ranks):
-            wanted.append(tensor.name)
+            wanted[repr(tensor.name)] = True
     who = of_ranks(sorted(gone)).capitalize()
     if wanted:
-        raise ValueError(f"{who} left (gone=), and the targets {', '.join(map(repr, wanted))} are there, too.")
+        raise ValueError(f"{who} left (gone=), and the targets {', '.join(wanted)} are there, too.")
     if lost:
         raise ValueError(
-            f"{who} left (gone=), and nobody else has some parts of {', '.join(map(repr, lost))}. "
+            f"{who} left (gone=), and nobody else has some parts of {', '.join(lost)}. "
             "Load these from a checkpoint, and leave them out here."
         )
-
-
-def _reduction(tensor: Tensor) -> Reduction | None:
-    source, target = tensor.sides
-    if not source.regions.pending:
-        return None
-    if (source.ranks, source.regions.sizes) == (target.ranks, target.regions.sizes):
-        return Reduction.toward(source.regions, target.regions)
-    return Reduction.apart(source.regions)
-
-
-def _moves(tensors: Sequence[Tensor]) -> list[Move]:
-    meshes: dict[Any, Ranks] = {}
-    moves = []
-    for tensor in tensors:
-        ranks = sides_of(tensor, meshes)
-        source = tensor.source.regions.without_pending(tensor.source.regions.pending)
-        moves.append(Move(Side(source, ranks[0]), Side(tensor.target.regions, ranks[1]), tensor.wire.itemsize))
-    return moves

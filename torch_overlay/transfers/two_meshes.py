@@ -12,8 +12,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from ..distributed._rank_map import of_ranks
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
+from ._planner.routes import Move
 from ._planner.schedule import kept_schedule
-from ._planner.sides import Move, Side
+from ._planner.sides import Side
 from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges
 from .groups import agreed_count, kept_group

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from .lines import Line
 
 if TYPE_CHECKING:
-    from .sides import Coordinate, Move, Ranks, Side
+    from .routes import Move
+    from .sides import Coordinate, Ranks, Side
 
 ROUNDS = 16
 ENOUGH = 200  # stop when a round takes less than one part in so many from the busiest rank

@@ -6,26 +6,28 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .routes import Move
 from .schedule import Schedule
 from .sides import Side
 
 if TYPE_CHECKING:
     from .reductions import Part
-    from .sides import Move
+    from .schedule import AnyMove
 
 
-def moves_of(parts: Sequence[Part], moves: Sequence[Move]) -> list[Move]:
+def moves_of(parts: Sequence[Part], moves: Sequence[AnyMove]) -> list[AnyMove]:
     """The moves of one phase, when its reductions are done."""
     found = []
     for number, reduction, slab, _ in parts:
-        source, target, itemsize = moves[number]
-        if reduction is not None:
-            source, target = Side(reduction.after, source.ranks, slab), target._replace(slab=slab)
-        found.append(type(moves[number])(source, target, itemsize))
+        move = moves[number]
+        if reduction is not None and isinstance(move, Move):
+            source = Side(reduction.after, move.source.ranks, slab)
+            move = Move(source, move.target._replace(slab=slab), move.itemsize)
+        found.append(move)
     return found
 
 
-def held(parts: Sequence[Part], moves: Sequence[Move]) -> int:
+def held(parts: Sequence[Part], moves: Sequence[AnyMove]) -> int:
     """The bytes of the results of reductions on a rank, at most."""
     return sum([part.results(moves[part.number].itemsize) for part in parts])
 
@@ -48,7 +50,7 @@ class Flow(NamedTuple):
     @staticmethod
     def of(
         phases: Sequence[Sequence[Part]],
-        moves: Sequence[Move],
+        moves: Sequence[AnyMove],
         types: Sequence[object],
         budget: int,
         gone: frozenset[int] = frozenset(),
@@ -65,7 +67,7 @@ class Flow(NamedTuple):
         exchanges = staged = reductions = 0
         for parts in phases:
             these, results = moves_of(parts, moves), held(parts, moves)
-            ranks = {rank for move in these for side in (move.source, move.target) for rank in side.ranks.ranks}
+            ranks = {rank for move in these for rank in move.members}
             schedules = {rank: Schedule.of(these, rank, gone) for rank in sorted(ranks - gone)}
             for rank, schedule in schedules.items():
                 sent.update({(rank, peer): stream.size for peer, stream in schedule.sends.items()})

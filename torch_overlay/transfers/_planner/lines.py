@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...distributed.tensor._planner.boxes import Box
-    from .sides import Coordinate, Move
+    from .routes import Move
+    from .sides import Coordinate
 
 ROWS = 256  # a part with that many rows is cut between rows; one with fewer, within them
 

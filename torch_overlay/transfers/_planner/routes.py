@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .balance import Weights
-    from .sides import Coordinate, Move
+    from .sides import Coordinate, Side
 
 
 class Piece(NamedTuple):
@@ -33,6 +33,62 @@ class Piece(NamedTuple):
     box: Box
     first: int
     last: int
+
+
+class Routes(NamedTuple):
+    """What one rank does for a tensor: what it sends, what it gets, and boxes that it has already of what it wants."""
+
+    sends: list[Piece]
+    receives: list[Piece]
+    kept: list[Box]
+
+
+class Move(NamedTuple):
+    """One tensor's way from its source to its target. Of a slab, the source's memory has that only, the target's all.
+
+    Attributes:
+        source, target: of equal shape, and the same slab of it; nothing pending.
+        itemsize: the bytes of an element.
+    """
+
+    source: Side
+    target: Side
+    itemsize: int
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of both sides; one of both stands there twice."""
+        return self.source.ranks.ranks + self.target.ranks.ranks
+
+    def held(self, rank: int) -> Box | None:
+        """What a rank has memory for of the source; None outside of it."""
+        return _memory(self.source, rank)
+
+    def wanted(self, rank: int) -> Box | None:
+        """What a rank has memory for of the target; None outside of it."""
+        return _memory(self.target._replace(slab=None), rank)
+
+    def kept(self, rank: int) -> Box | None:
+        """What a rank has already of what it wants; None if nothing."""
+        old, new = self.source.ranks.coordinate(rank), self.target.ranks.coordinate(rank)
+        if old is None or new is None:
+            return None
+        box = self.target.box(new).meet(self.source.box(old))
+        return box if box.elements else None
+
+    def lost(self, gone: frozenset[int]) -> bool:
+        """Whether some element is on ranks only that are gone."""
+        return self.source.lost(gone)
+
+    def routes(self, rank: int, weights: Weights) -> Routes:
+        """What a rank does."""
+        kept = self.kept(rank)
+        return Routes(sends(self, rank, weights), receives(self, rank, weights), [] if kept is None else [kept])
+
+
+def _memory(side: Side, rank: int) -> Box | None:
+    coordinate = side.ranks.coordinate(rank)
+    return None if coordinate is None else side.box(coordinate)
 
 
 def receives(move: Move, rank: int, weights: Weights) -> list[Piece]:

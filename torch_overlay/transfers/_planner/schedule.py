@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...distributed.tensor._planner.boxes import Box
 from .balance import balance
-from .routes import Piece, receives, sends
+from .routes import Move, Routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from .sides import Coordinate, Move, Side
+    from .pieces import PieceMove
+
+    AnyMove = Move | PieceMove
 
 ALIGNED = 16  # bytes: where a message begins; the widest element
 ROUNDED = (
@@ -132,8 +134,8 @@ class Schedule(NamedTuple):
 
     Attributes:
         sends, receives: the stream to, or from, each other rank, ascending.
-        kept: of each tensor of which this rank has something in place, its number and where that lies in its source
-            and in its target.
+        kept: of each box that this rank has in place, the number of its tensor and where that lies in its source and
+            in its target.
     """
 
     sends: dict[int, Stream]
@@ -141,26 +143,26 @@ class Schedule(NamedTuple):
     kept: list[tuple[int, Box, Box]]
 
     @staticmethod
-    def of(moves: Sequence[Move], rank: int, gone: frozenset[int] = frozenset()) -> Schedule:
+    def of(moves: Sequence[AnyMove], rank: int, gone: frozenset[int] = frozenset()) -> Schedule:
         """All moves of a transfer, the same on every rank. Ranks that are gone send nothing."""
-        weights = balance(moves, gone)
-        known: dict[Move, tuple[list[Piece], list[Piece], Box | None]] = {}
+        weights = balance([move for move in moves if isinstance(move, Move)], gone)
+        known: dict[AnyMove, Routes] = {}
         out: dict[int, list[Item]] = {}
         into: dict[int, list[Item]] = {}
         kept: list[tuple[int, Box, Box]] = []
         for number, move in enumerate(moves):
-            held, wanted = _memory(move.source, rank), _memory(move.target._replace(slab=None), rank)
+            held, wanted = move.held(rank), move.wanted(rank)
             if held is None and wanted is None:
                 continue
             if move not in known:
-                known[move] = sends(move, rank, weights), receives(move, rank, weights), move.kept(rank)
+                known[move] = move.routes(rank, weights)
             given, taken, stays = known[move]
             for found, pieces, local in ((out, given, held), (into, taken, wanted)):
                 for peer, box, first, last in pieces:
                     item = Item(number, move.itemsize, box.inside(local), first, last)  # type: ignore[arg-type]
                     found.setdefault(peer, []).append(item)
-            if stays is not None and held is not None and wanted is not None:
-                kept.append((number, stays.inside(held), stays.inside(wanted)))
+            if held is not None and wanted is not None:
+                kept += [(number, box.inside(held), box.inside(wanted)) for box in stays]
         streams = [{peer: Stream(found[peer]) for peer in sorted(found)} for found in (out, into)]
         return Schedule(streams[0], streams[1], kept)
 
@@ -216,20 +218,14 @@ class Schedule(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _kept_schedule(moves: tuple[Move, ...], rank: int) -> Schedule:
+def _kept_schedule(moves: tuple[AnyMove, ...], rank: int) -> Schedule:
     return Schedule.of(moves, rank)
 
 
-def kept_schedule(moves: Sequence[Move], rank: int, ranks: int) -> Schedule:
+def kept_schedule(moves: Sequence[AnyMove], rank: int, ranks: int) -> Schedule:
     """The schedule of moves among so many ranks, remembered unless it may be large: a program that saves its model
     does so again and again."""
     return _kept_schedule(tuple(moves), rank) if len(moves) * ranks <= KEPT else Schedule.of(moves, rank)
-
-
-def _memory(side: Side, rank: int) -> Box | None:
-    """What a rank has memory for."""
-    coordinate: Coordinate | None = side.ranks.coordinate(rank)
-    return None if coordinate is None else side.box(coordinate)
 
 
 def _messages(streams: dict[int, Stream], number: int, count: int, large: Large | None) -> Messages:

@@ -184,24 +184,3 @@ class Side(NamedTuple):
             inside = self._chunks(begin, end - begin, tuple(inner), max(low, begin), min(high, end))
             for part_start, part_length, places in inside:
                 yield part_start, part_length, ((axis, at), *places)
-
-
-class Move(NamedTuple):
-    """One tensor's way from its source to its target. Of a slab, the source's memory has that only, the target's all.
-
-    Attributes:
-        source, target: of equal shape, and the same slab of it; nothing pending.
-        itemsize: the bytes of an element.
-    """
-
-    source: Side
-    target: Side
-    itemsize: int
-
-    def kept(self, rank: int) -> Box | None:
-        """What a rank has already of what it wants; None if nothing."""
-        old, new = self.source.ranks.coordinate(rank), self.target.ranks.coordinate(rank)
-        if old is None or new is None:
-            return None
-        box = self.target.box(new).meet(self.source.box(old))
-        return box if box.elements else None

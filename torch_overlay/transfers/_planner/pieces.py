@@ -1,0 +1,315 @@
+"""Pieces: who sends what where ranks hold any boxes of a tensor, and no mesh says which.
+
+Who has what is a list, so a plan is made from lists: the source's boxes are cut into cells that don't overlap, each
+with the ranks that hold it; what is wanted of a cell follows one another on a line, part by part; and the holders share
+the line evenly. What a rank holds itself isn't sent to it. A sender finds the parts of its cells, a receiver the cells
+of its parts, and both find the same. A side on a mesh answers the same questions by arithmetic. Standard library only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ...distributed.tensor._planner.boxes import Box
+from .lines import grain_of
+from .routes import Piece, Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .balance import Weights
+    from .sides import Side
+
+Slot = tuple[int, int]  # a rank, and the number of one of its pieces
+
+
+class Cell(NamedTuple):
+    """A box of the source, which meets no other one.
+
+    Attributes:
+        holders: in whose pieces it lies.
+    """
+
+    box: Box
+    holders: tuple[Slot, ...]
+
+
+class Part(NamedTuple):
+    """What a piece of the target wants of a cell and its rank lacks.
+
+    Attributes:
+        begin: where it begins on the cell's line, in elements.
+    """
+
+    slot: Slot
+    box: Box
+    begin: int
+
+
+class End(Protocol):
+    """Which rank has which boxes of one tensor, in its source or in its target."""
+
+    def held(self, rank: int) -> tuple[Box, ...]:
+        """The boxes of a rank, by the number of the piece."""
+
+    def cells(self, box: Box) -> Iterator[Cell]:
+        """The cells that meet a box, always in the same order."""
+
+    def cells_of(self, rank: int) -> Iterator[Cell]:
+        """The cells that a rank holds, in that order."""
+
+    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
+        """What each piece has of a box."""
+
+
+def without(boxes: Iterable[Box], hole: Box) -> list[Box]:
+    """What is left of boxes when one is cut out, in boxes.
+
+    >>> without([Box((0, 0), (3, 3))], Box((1, 1), (1, 9)))
+    [Box(start=(0, 0), length=(1, 3)), Box(start=(2, 0), length=(1, 3)), Box(start=(1, 0), length=(1, 1))]
+    """
+    found: list[Box] = []
+    for box in boxes:
+        cut = box.meet(hole)
+        if not cut.elements:
+            found.append(box)
+            continue
+        start, length = [*box.start], [*box.length]
+        for dim, (first, many) in enumerate(zip(*cut)):
+            end, beyond = first + many, start[dim] + length[dim]
+            for low, high in ((start[dim], first), (end, beyond)):
+                if low < high:
+                    found.append(
+                        Box((*start[:dim], low, *start[dim + 1 :]), (*length[:dim], high - low, *length[dim + 1 :]))
+                    )
+            start[dim], length[dim] = first, many
+    return found
+
+
+class Boxes:
+    """Boxes, to be asked which of them meet another one: sorted along the dim in which they differ most."""
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self._boxes = boxes
+        dims = range(len(boxes[0].start) if boxes else 0)
+        self._dim = max(dims, key=lambda dim: len({box.start[dim] for box in boxes}), default=None)
+        if self._dim is not None:
+            dim = self._dim
+            self._order = sorted(range(len(boxes)), key=lambda number: boxes[number].start[dim])
+            self._starts = [boxes[number].start[dim] for number in self._order]
+            self._longest = max([box.length[dim] for box in boxes], default=0)
+
+    def meeting(self, box: Box) -> list[int]:
+        """The numbers of those that have an element of a box, ascending."""
+        if self._dim is None:
+            near: Iterable[int] = range(len(self._boxes))
+        else:
+            low = bisect_left(self._starts, box.start[self._dim] - self._longest + 1)
+            high = bisect_left(self._starts, box.start[self._dim] + box.length[self._dim])
+            near = sorted(self._order[low:high])
+        return [number for number in near if self._boxes[number].meet(box).elements]
+
+
+class Listed:
+    """Pieces that ranks list.
+
+    Args:
+        given: by rank, its boxes in the tensor.
+    """
+
+    def __init__(self, given: Iterable[tuple[int, tuple[Box, ...]]]) -> None:
+        self._held = dict(given)
+        self._slots = [((rank, number), box) for rank, boxes in self._held.items() for number, box in enumerate(boxes)]
+        self._index = Boxes([box for _, box in self._slots])
+        self._cells: list[Cell] | None = None
+
+    def held(self, rank: int) -> tuple[Box, ...]:
+        """See `End`."""
+        return self._held.get(rank, ())
+
+    def _disjoint(self) -> list[Cell]:
+        """Boxes that overlap are cut: what several have belongs to the first."""
+        if self._cells is None:
+            holders: dict[Box, dict[int, Slot]] = {}
+            for slot, box in self._slots:
+                if box.elements:
+                    holders.setdefault(box, {}).setdefault(slot[0], slot)
+            different = [*holders]
+            index, self._cells = Boxes(different), []
+            for number, box in enumerate(different):
+                left = [box]
+                for earlier in index.meeting(box):
+                    if earlier < number:
+                        left = without(left, different[earlier])
+                self._cells += [Cell(each, tuple(holders[box].values())) for each in left]
+            self._by_box = Boxes([cell.box for cell in self._cells])
+        return self._cells
+
+    def cells(self, box: Box) -> Iterator[Cell]:
+        """See `End`."""
+        cells = self._disjoint()
+        for number in self._by_box.meeting(box):
+            yield cells[number]
+
+    def cells_of(self, rank: int) -> Iterator[Cell]:
+        """See `End`."""
+        for cell in self._disjoint():
+            if any(rank == holder for holder, _ in cell.holders):
+                yield cell
+
+    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
+        """See `End`."""
+        for number in self._index.meeting(box):
+            slot, piece = self._slots[number]
+            yield slot, piece.meet(box)
+
+
+class OnMesh:
+    """One side on a mesh: each rank has one piece."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+
+    def held(self, rank: int) -> tuple[Box, ...]:
+        """See `End`."""
+        coordinate = self._side.ranks.coordinate(rank)
+        return () if coordinate is None else (self._side.box(coordinate),)
+
+    def _cell(self, cell: tuple[int, ...]) -> Cell:
+        return Cell(self._side.box(cell), tuple([(rank, 0) for rank in self._side.holders(cell)]))
+
+    def cells(self, box: Box) -> Iterator[Cell]:
+        """See `End`."""
+        for cell, _ in self._side.parts(box):
+            yield self._cell(cell)
+
+    def cells_of(self, rank: int) -> Iterator[Cell]:
+        """See `End`."""
+        coordinate = self._side.ranks.coordinate(rank)
+        if coordinate is not None:
+            yield self._cell(self._side.cell(coordinate))
+
+    def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
+        """See `End`."""
+        for cell, part in self._side.parts(box):
+            for rank in self._side.holders(cell):
+                yield (rank, 0), part
+
+
+class Pieces:
+    """One tensor of which a side, or both, are pieces.
+
+    Args:
+        shape: of the tensor.
+        source, target: who has what.
+        gone: ranks that send nothing.
+    """
+
+    def __init__(self, shape: tuple[int, ...], source: End, target: End, gone: frozenset[int] = frozenset()) -> None:
+        self.source, self.target, self._gone = source, target, gone
+        self._whole = Box((0,) * len(shape), shape)
+        self._lines: dict[Cell, tuple[tuple[Slot, ...], list[Part], int]] = {}
+        self._found: dict[int, dict[tuple[int, int], Routes]] = {}
+
+    def missing(self) -> Box | None:
+        """The largest box of the tensor that no rank has that isn't gone; None if all is there."""
+        cells = [cell for cell in self.source.cells(self._whole) if not self._gone.issuperset(dict(cell.holders))]
+        if sum([cell.box.elements for cell in cells]) == self._whole.elements:
+            return None
+        left = [self._whole]
+        for cell in cells:
+            left = without(left, cell.box)
+        return max(left, key=lambda box: box.elements)
+
+    def of(self, rank: int) -> dict[tuple[int, int], Routes]:
+        """What a rank does, by the numbers of the piece of the source and of that of the target."""
+        if rank not in self._found:
+            self._found[rank] = self._find(rank)
+        return self._found[rank]
+
+    def _find(self, rank: int) -> dict[tuple[int, int], Routes]:
+        found: dict[tuple[int, int], Routes] = {}
+
+        def at(source: int, target: int) -> Routes:
+            return found.setdefault((source, target), Routes([], [], []))
+
+        for number, box in enumerate(self.target.held(rank)):
+            left = [box]
+            for own, held in enumerate(self.source.held(rank)):
+                here = [meets for meets in (each.meet(held) for each in left) if meets.elements]
+                if here:
+                    at(own, number).kept.extend(here)
+                    left = without(left, held)
+            if not any(each.elements for each in left):
+                continue
+            for cell in self.source.cells(box):
+                for part, (peer, own), first, last in self._shares(cell):
+                    if part.slot == (rank, number):
+                        at(own, number).receives.append(Piece(peer, part.box, first, last))
+        for cell in self.source.cells_of(rank):
+            for part, (sender, own), first, last in self._shares(cell):
+                if sender == rank:
+                    at(own, part.slot[1]).sends.append(Piece(part.slot[0], part.box, first, last))
+        return found
+
+    def _line(self, cell: Cell) -> tuple[tuple[Slot, ...], list[Part], int]:
+        """Who sends of a cell, what is wanted of it, and how much that is."""
+        if cell not in self._lines:
+            parts, begin = [], 0
+            for slot, part in self.target.parts(cell.box):
+                left = [part]
+                for held in self.source.held(slot[0]):
+                    left = without(left, held)
+                for box in left:
+                    if box.elements:
+                        parts.append(Part(slot, box, begin))
+                        begin += box.elements
+            holders = tuple([holder for holder in cell.holders if holder[0] not in self._gone])
+            self._lines[cell] = holders, parts, begin
+        return self._lines[cell]
+
+    def _shares(self, cell: Cell) -> Iterator[tuple[Part, Slot, int, int]]:
+        """Of each part of a cell, who sends it from which element to before which other one."""
+        holders, parts, total = self._line(cell)
+        ends = [total * (number + 1) // len(holders) for number in range(len(holders))]
+        for part in parts:
+            elements, grain, first = part.box.elements, grain_of(part.box), 0
+            at = bisect_left(ends, part.begin + 1)
+            while first < elements:
+                last = min(ends[at] - part.begin, elements)
+                last = elements if last == elements else last // grain * grain
+                if first < last:
+                    yield part, holders[at], first, last
+                    first = last
+                at += 1
+
+
+class PieceMove(NamedTuple):
+    """The way from one piece of a rank to one of another rank, by their numbers; the pieces of a tensor need one for
+    each two numbers. See `Move`."""
+
+    pieces: Pieces
+    numbers: tuple[int, int]
+    itemsize: int
+    members: tuple[int, ...]
+
+    def held(self, rank: int) -> Box | None:
+        """What a rank has of the source."""
+        return _at(self.pieces.source.held(rank), self.numbers[0])
+
+    def wanted(self, rank: int) -> Box | None:
+        """What a rank wants."""
+        return _at(self.pieces.target.held(rank), self.numbers[1])
+
+    def lost(self, gone: frozenset[int]) -> bool:
+        """Whether some element is on ranks only that are gone."""
+        return self.pieces.missing() is not None
+
+    def routes(self, rank: int, weights: Weights) -> Routes:
+        """What a rank sends, gets and has already. Shares don't depend on other tensors."""
+        return self.pieces.of(rank).get(self.numbers, Routes([], [], []))
+
+
+def _at(boxes: tuple[Box, ...], number: int) -> Box | None:
+    return boxes[number] if number < len(boxes) else None

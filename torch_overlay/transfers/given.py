@@ -1,0 +1,131 @@
+"""What a rank gives of a side: DTensors, plain tensors, which are replicas, and pieces, which are boxes of a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ..distributed.tensor._planner.boxes import Box
+from .trees import leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
+
+    Called = str | tuple[str, ...]
+    Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
+    Given: TypeAlias = "DTensor | Plain | Pieces"
+
+DIGESTED = 1 << 20  # numbers at a time
+
+
+class Plain:
+    """A plain tensor, with what a transfer asks of a DTensor: a replica on each rank that gives it."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._local_tensor = tensor
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], Box]:
+        """The shape of the whole, and which box of it this is."""
+        shape = tuple(self._local_tensor.shape)
+        return shape, Box((0,) * len(shape), shape)
+
+
+class Piece(Plain):
+    """A plain tensor that holds a box of a whole. See `torch_overlay.piece`."""
+
+    def __init__(self, local: torch.Tensor, shape: Sequence[int], start: Sequence[int]) -> None:
+        if not isinstance(local, torch.Tensor) or isinstance(local, DTensor):
+            raise TypeError(f"piece() needs a plain tensor, what this rank holds; got a {type(local).__name__}.")
+        self.shape, self.start, length = tuple(shape), tuple(start), tuple(local.shape)
+        if not len(self.shape) == len(self.start) == len(length):
+            raise ValueError(
+                f"A piece, its whole and its start have as many dims; got a piece of shape {length}, a whole of shape "
+                f"{self.shape} and the start {self.start}."
+            )
+        if any(not 0 <= at <= at + part <= whole for at, part, whole in zip(self.start, length, self.shape)):
+            raise ValueError(
+                f"A piece of shape {length} that starts at {self.start} isn't inside a whole of shape {self.shape}."
+            )
+        super().__init__(local)
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], Box]:
+        """The shape of the whole, and which box of it this is."""
+        return self.shape, Box(self.start, tuple(self._local_tensor.shape))
+
+    def __repr__(self) -> str:
+        return f"piece({tuple(self._local_tensor.shape)}, {self.shape}, {self.start})"
+
+
+class Pieces:
+    """All pieces that a rank gives of one tensor."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = tuple(pieces)
+
+
+def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
+    """The tensors of one side, by name; one with several names stands there several times.
+
+    Raises:
+        TypeError: there is something else; None stands for a tensor that this rank has no part in.
+        ValueError: two have one name.
+    """
+    found: dict[str, Given] = {}
+    for path, leaf in leaves(tree, _are_pieces).items():
+        if leaf is None:
+            continue
+        called = path if names is None else names(path) if callable(names) else names.get(path, path)
+        for name in (called,) if isinstance(called, str) else called:
+            if name in found:
+                raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
+            found[name] = _given(name, leaf, side)
+    return found
+
+
+def _given(name: str, leaf: Any, side: str) -> Given:
+    if isinstance(leaf, DTensor):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        return Plain(leaf)
+    if not isinstance(leaf, (Piece, tuple)):
+        raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes tensors.")
+    pieces = (leaf,) if isinstance(leaf, Piece) else leaf
+    kinds = {(piece.shape, piece._local_tensor.dtype, piece._local_tensor.device.type) for piece in pieces}
+    if len(kinds) > 1:
+        said = ", and ".join(f"of a {str(dtype)[6:]} of shape {shape} on {device}" for shape, dtype, device in kinds)
+        raise ValueError(f"The pieces of the {side} {name!r} belong to different tensors: {said}.")
+    return Pieces(pieces)
+
+
+def _are_pieces(part: Any) -> bool:
+    """A tuple of pieces is one tensor; an empty one is a part of the tree, as any other."""
+    return isinstance(part, tuple) and bool(part) and all(isinstance(each, Piece) for each in part)
+
+
+def digests_of(own: Given) -> list[tuple[Box, str]]:
+    """Of what isn't a DTensor, each box with the digest of its values."""
+    parts = own.pieces if isinstance(own, Pieces) else () if isinstance(own, DTensor) else (own,)
+    return [(part.place[1], digest(part._local_tensor)) for part in parts]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the bits of a tensor, the same on each device: sums of eight bytes at a time, each by its place."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = len(flat) // 8 * 8
+    places = torch.arange(1, 2 * min(whole, DIGESTED) + 16, 2, device=flat.device) * 0x9E3779B1
+    found = []
+    for some in (*flat[:whole].view(torch.int64).split(DIGESTED), flat[whole:].to(torch.int64)):
+        found.append((some * places[: len(some)]).sum())
+    return hashlib.blake2b(repr([len(flat), *torch.stack(found).tolist()]).encode(), digest_size=16).hexdigest()
