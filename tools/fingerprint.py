@@ -91,7 +91,7 @@ def main() -> int:
     table = {release: FINGERPRINTS[release] for release in FINGERPRINTS if release in versions.SUPPORTED}
     for torch in arguments.torch or [installed()]:
         release = release_of(torch)
-        if not release.supported:
+        if release.name not in versions.SUPPORTED or not release.supported:
             sys.exit(f"fingerprint: torch {release.text} isn't in versions.SUPPORTED {versions.SUPPORTED}")
         table[release.name] = read(torch, release)
         print(f"fingerprint: torch {release.text}: {sum(map(len, table[release.name].values()))} digests")

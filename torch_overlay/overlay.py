@@ -260,14 +260,14 @@ def options() -> choices.Choices:
 def status() -> report.Status:
     """See `torch_overlay.status`."""
     with _lock:
-        release = _session.release.text if _session else _release_text()
+        release = _session.release.said if _session else _release_text()
         rows = tuple(_row(patch) for patch in series.PATCHES)
         return report.Status(_session is not None, release, rows, options(), report.count(), report.groups())
 
 
 def _release_text() -> str:
     try:
-        return versions.running().text
+        return versions.running().said
     except UnknownRelease:
         return "none"
 

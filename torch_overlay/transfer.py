@@ -66,10 +66,8 @@ class Transfer:
         gone: Sequence[int] = (),
         strict: bool = True,
     ) -> None:
-        from .compat.tensor_mesh import need_views
         from .transfers.route import Route
 
-        need_views("A Transfer")
         self.budget = budget
         self._route = Route(source, target, budget, group, names, gone, strict)
 

@@ -15,12 +15,14 @@ from .fingerprints import FINGERPRINTS
 from .patching import recognise
 from .patching.patch import Kind, Patch
 
-# Read by setup.py as text, oldest first; and what pip is told, which leaves out the releases between them.
+# Read by setup.py as text, oldest first; and what pip is told. Another release of the same minor number is taken for
+# this one, and recognised as far as its code is the same.
 SUPPORTED = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-REQUIRED = ">=2.9.1,!=2.12.0,!=2.14.0,<=2.15.0"
+REQUIRED = ">=2.9.0,<2.16"
 # Folders of torch_overlay/compat, each for the releases below a number: its modules stand in for those of distributed/.
 OLDER = (((2, 10, 0), "before_2_10"), ((2, 11, 0), "before_2_11"), ((2, 13, 0), "before_2_13"))
 _SUPPORTS = f"torch_overlay supports torch {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}"
+_FINAL = re.compile(r"\d+\.\d+(\.\d+)?(\.post\d+)?(\+.*)?")
 _VERSION = re.compile(r"""^__version__[^=\n]*=\s*['"]([^'"]+)""", re.MULTILINE)  # in torch's own files
 
 
@@ -37,9 +39,22 @@ class Release:
         return ".".join(map(str, self.number))
 
     @property
+    def alike(self) -> str | None:
+        """The supported release whose code this one is expected to have: its own number, or its minor number. A
+        pre-release has none: its bodies change from night to night."""
+        if not re.fullmatch(_FINAL, self.text):
+            return None
+        return next((name for name in SUPPORTED if parse(name).number[:2] == self.number[:2]), None)
+
+    @property
+    def said(self) -> str:
+        """The release for people, with the one that it is taken for."""
+        return self.text if self.alike in (None, self.name) else f"{self.text}, recognised by the code of {self.alike}"
+
+    @property
     def supported(self) -> bool:
-        """A pre-release of a supported number isn't: its bodies change from night to night."""
-        return self.text.partition("+")[0] in SUPPORTED
+        """Whether there are fingerprints to recognise it by."""
+        return self.alike is not None
 
     def in_range(self, patch: Patch) -> bool:
         """Whether the row is for this release."""
@@ -128,7 +143,9 @@ def unrecognised(patch: Patch, release: Release, source: recognise.Source, live:
     """
     if not patch.qualname or patch.kind is Kind.ADD:
         return None
-    names = [release.name] if release.supported else [name for name in SUPPORTED if parse(name).in_range(patch)]
+    names = (
+        [release.alike] if release.alike is not None else [name for name in SUPPORTED if parse(name).in_range(patch)]
+    )
     known = [FINGERPRINTS.get(name, {}).get(patch.module, {}) for name in names]
     if source.text is None:
         return f"{patch.module} has no source file to compare with (looked at {source.path})"

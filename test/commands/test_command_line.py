@@ -189,7 +189,7 @@ def torch_of(tmp_path, monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("version", ["2.8.0", "2.12.0", "2.14.0+cu128", "2.15.0a0+git123", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.8.0", "2.12.0rc1", "2.14.0.dev20260901+cu128", "2.15.0a0+git123", "3.0.0"])
 def test_a_wrong_torch_is_told_in_a_line(torch_of, version, capsys):
     torch_of(version)
     for command, words in JOBS.items():

@@ -112,11 +112,31 @@ def test_an_added_name_must_be_free(tree):
 
 def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree):
     tree.rows(*ALL)
-    tree.running("2.13.7")
-    with pytest.raises(errors.UnknownRelease, match=r"torch 2\.13\.7 isn't one of .*2\.13\.0, 2\.14\.1, 2\.15\.0"):
+    tree.running("2.16.0")
+    with pytest.raises(errors.UnknownRelease, match=r"torch 2\.16\.0 isn't one of .*2\.13\.0, 2\.14\.1, 2\.15\.0"):
         torch_overlay.enable()
     assert tree.get("fakelib.core").make() == ("stock", 1)
     assert states(torch_overlay.enable(strict=False))["make"] == "on"
+
+
+@pytest.mark.parametrize("release", ["2.13.7", "2.13.7+cu130", "2.13.1.post2"])
+def test_a_patch_release_is_recognised_by_its_code(tree, release):
+    tree.rows(*ALL)
+    tree.running(release)
+    with torch_overlay.enabled() as status:
+        assert str(status).startswith(f"torch_overlay is on (torch {release}, recognised by the code of 2.13.0): ")
+        assert states(status)["make"] == "on"
+    tree.edit("fakelib.late.inner", "'stock'", "'other'")
+    with pytest.raises(errors.ChangedTarget, match=r"1 of .* targets.*\n.*inner:work.*another body"):
+        torch_overlay.enable()
+
+
+@pytest.mark.parametrize("release", ["2.13.7rc1", "2.13.0a0+git12", "2.13.1.dev20260101"])
+def test_a_pre_release_is_refused_though_its_code_is_known(tree, release):
+    tree.rows(*ALL)
+    tree.running(release)
+    with pytest.raises(errors.UnknownRelease, match="isn't one of the releases"):
+        torch_overlay.enable()
 
 
 def test_rows_of_one_unit_stand_or_fall_together(tree):

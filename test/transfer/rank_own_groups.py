@@ -54,6 +54,25 @@ def held(rounds):
 class GroupCases:
     """Cases for ``EightRanks``."""
 
+    def test_all_of_it_without_the_overlay(self):
+        """On every release: transfers and trees need no patch."""
+        with stock(self.overlay_options):
+            self.check_random_transfers(range(400, 403))
+            self.check_random_casts(range(400, 403))
+            self.check_random_pieces(range(400, 403))
+            mesh, other = DeviceMesh("cpu", torch.arange(8).reshape(4, 2)), DeviceMesh("cpu", list(SHUFFLED))
+            whole = torch.arange(63.0).reshape(9, 7)
+            for before, after in (((S(0), S(1)), (R, R)), ((S(0), S(0)), (S(1), R)), ((P, S(0)), (S(0), S(0)))):
+                tensor = distribute_tensor(whole, mesh, [R if p == P else p for p in before], src_data_rank=None)
+                size = 4 if P in before else 1
+                tensor = DTensor.from_local(tensor.to_local(), mesh, before, shape=(9, 7), stride=(7, 1))
+                found = torch_overlay.redistribute({"w": tensor}, placements=after)["w"]
+                want = distribute_tensor(whole * size, mesh, after, src_data_rank=None)
+                self.assertEqual(found.to_local(), want.to_local())
+                found = torch_overlay.redistribute([tensor], other, S(0))[0]
+                parts = (whole * size).tensor_split((2, 4, 6, 8, 9, 9, 9))
+                self.assertEqual(found.to_local(), parts[other.get_coordinate()[0]])
+
     def test_only_who_takes_part_makes_the_group_whatever_is_chosen(self):
         """Also where meshes are made by the whole world, and where that splits its communicator: the others aren't
         there, and those who are waited for them."""

@@ -65,15 +65,6 @@ def without_groups(device_type: str, ranks: torch.Tensor, names: tuple[str, ...]
     return mesh
 
 
-def need_views(what: str) -> None:
-    """Raise RuntimeError where meshes are none."""
-    if not has_views():
-        raise RuntimeError(
-            f"{what} needs meshes that are views of one another, which torch has since 2.10 and torch_overlay brings "
-            "before: call torch_overlay.enable() first"
-        )
-
-
 @contextlib.contextmanager
 def as_views() -> Iterator[bool]:
     """The overlay for a while where torch lacks what our bodies read of it: views, which meshes are since 2.10, and the

@@ -212,7 +212,7 @@ def regions_of(name: str, tensor: DTensor, meshes: Meshes) -> Regions:
         raise NotPlanned(f"{name!r} has a pending {odd[0]}. Redistribute it on its mesh first")
     sizes = meshes.see(tensor.device_mesh).sizes
     try:
-        return regions_on(spec.placements, spec.shard_order, tuple(tensor.shape), sizes)
+        return regions_on(spec.placements, getattr(spec, "shard_order", None), tuple(tensor.shape), sizes)
     except NotPlanned as error:
         raise NotPlanned(f"{name!r} with placements {spec.placements}: {error}") from error
 

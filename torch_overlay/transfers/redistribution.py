@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..compat.tensor_mesh import need_views
+from ..compat.tensor_mesh import has_views
 from .one_mesh import Change, batches, change_together, read_change
 from .targets import Placements, target_placements
 from .trees import leaves, mapped
-from .two_meshes import change_meshes, made_like
+from .two_meshes import can_cross, change_meshes, made_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ Target = tuple[DeviceMesh, Placements]
 
 def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int) -> Any:
     """See `torch_overlay.redistribute`."""
-    need_views("torch_overlay.redistribute")
     found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
     wanted = target_placements(found, placements, device_mesh)
     changed = [name for name, tensor in found.items() if (tensor.device_mesh, tensor.placements) != wanted[name]]
@@ -88,9 +87,11 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
     found: dict[int, DTensor] = {}
     across: list[int] = []
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
+    views = has_views()
     for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
-        change = read_change(tensor, placements, names[number]) if mesh == tensor.device_mesh else None
-        if mesh != tensor.device_mesh:
+        change = read_change(tensor, placements, names[number]) if mesh == tensor.device_mesh and views else None
+        # Meshes that aren't views don't say which groups they have: a group is made, as between two meshes.
+        if mesh != tensor.device_mesh or (not views and can_cross(tensor, mesh, placements)):
             across.append(number)
         elif change is not None:
             together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change

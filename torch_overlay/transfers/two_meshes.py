@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._rank_map import of_ranks
+from ..distributed.tensor._planner.regions import NotPlanned
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.routes import Move
@@ -83,6 +84,15 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: 
         source = Side(before.without_pending(before.pending), ends[0])
         moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
     return moves
+
+
+def can_cross(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> bool:
+    """Whether `change_meshes` takes it."""
+    try:
+        moves_across([tensor], [(mesh, placements)], Meshes())
+    except (ValueError, NotPlanned):
+        return False
+    return True
 
 
 def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduction | None]:
