@@ -6,6 +6,7 @@
     python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py transfer               340 parameters made whole, one by one and all at once
+    python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
@@ -37,6 +38,7 @@ BENCHES = (
     "plans",
     "redistribute",
     "transfer",
+    "weights",
     "full_state",
     "memory",
     "overhead",

@@ -141,6 +141,15 @@ def test_transfer(bench):
     assert one["wrong"] == 0 and one["collectives"]["stock"] >= 12 and min(one["seconds"].values()) > 0
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="starts a job of eight ranks: only at night")
+def test_weights(bench):
+    found = bench("weights", "--layers", "1", "--width", "16", "--rounds", "1")
+    assert found["facts"]["weights"]["wrong"] == 0 and found["facts"]["weights"]["tensors"] == 11
+    by_hand = value(found, "gather, broadcast, cut: collectives", "stock", way="gather, broadcast, cut")
+    ours = value(found, "gather, broadcast, cut: collectives", "overlay", way="gather, broadcast, cut")
+    assert (by_hand, ours) == (29, 2)  # a gather along each axis, and a broadcast; one word, one exchange
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="starts a job of eight ranks twice: only at night")
 def test_full_state(bench):
     found = bench("full_state", "--width", "16")
