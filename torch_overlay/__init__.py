@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
     from .transfers.given import Piece
+    from .transfers.place import Place
     from .typing import Options
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "enabled",
     "explain",
     "is_enabled",
+    "meet",
     "options",
     "parallel_dims",
     "piece",
@@ -248,6 +250,37 @@ def prepare(mesh: DeviceMesh) -> None:
     from .distributed import _mesh_groups
 
     _mesh_groups.prepare(mesh)
+
+
+def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = None, timeout: float = 300.0) -> Place:
+    """Meet processes of other torch.distributed worlds, or of none: a place, for ``Transfer(group=place)``.
+
+    Collective over all that meet, each with another rank; a mesh is there with all of its ranks. Errors, ``gone`` and
+    ``traffic`` speak of the ranks of the place. A process that was started again meets again, with all others, when
+    rank 0 closed the place. None of torch's groups is used, and no default group is needed.
+
+    Args:
+        address: ``tcp://host:port``, where rank 0 listens, there alone.
+        rank, world_size: of this process here, and how many meet.
+        key: signs what ranks say, and isn't sent: the same for all, or ``TORCH_OVERLAY_MEET_KEY``. Without one, whoever
+            reaches the port is believed. Tensors travel by gloo or NCCL, whose connections know no keys.
+        timeout: seconds that ranks of the place wait for one another.
+
+    Raises:
+        ValueError: an address or a rank that can't be, a rank that is there already, or another key.
+        RuntimeError: a rank didn't come in time; says which. Or rank 0 can't listen there.
+
+    >>> import torch, torch_overlay
+    >>> with torch_overlay.meet("tcp://127.0.0.1:29613", rank=0, world_size=1) as place:
+    ...     source, target = {"w": torch.ones(2)}, {"w": torch.zeros(2)}
+    ...     with torch_overlay.Transfer(source, target, group=place) as sync:
+    ...         sync.run()
+    >>> target["w"]
+    tensor([1., 1.])
+    """
+    from .transfers.place import Place
+
+    return Place(address, rank, world_size, key, timeout)
 
 
 def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:

@@ -46,7 +46,7 @@ class Choices:
 DEFAULT = Choices()
 PREFIX = "TORCH_OVERLAY_"
 # Names under the prefix that aren't options of the value: how `enable` checks, and the switch of `run`.
-OTHERS = ("STRICT", "RUN")
+OTHERS = ("STRICT", "RUN", "MEET_KEY")
 SWITCH = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
 
 

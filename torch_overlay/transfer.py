@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .transfers.given import Names
+    from .transfers.place import Place
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
@@ -42,8 +43,8 @@ class Transfer:
     Args:
         source, target: what is read, and what is written.
         budget: the bytes that buffers may take on a rank, with pending reductions and their results.
-        group: whose ranks make the Transfer, those of both sides among them; or a list of these ranks. All ranks of the
-            world if not given.
+        group: whose ranks make the Transfer, those of both sides among them; a list of these ranks, or a place where
+            several worlds met (`meet`). All ranks of the world if not given.
         gone: ranks that have left and send nothing; those who are there make the Transfer.
         names: from a path of the source to the path of the target that it goes to, or a tuple of several: a function,
             or a dict of those that differ.
@@ -61,7 +62,7 @@ class Transfer:
         target: Any,
         *,
         budget: int = BUDGET,
-        group: ProcessGroup | Sequence[int] | None = None,
+        group: ProcessGroup | Sequence[int] | Place | None = None,
         names: Names = None,
         gone: Sequence[int] = (),
         strict: bool = True,

@@ -44,9 +44,8 @@ for name in ("set", "get", "multi_get", "wait", "check", "add", "compare_set", "
 
 def requests(ranks, extended=True):
     """Of a rank, in a meeting of so many who say two things; and what it hears."""
-    meeting, store = Meeting.__new__(Meeting), Counting(extended)
-    meeting.ranks, meeting.rank, meeting.store = range(ranks), 0, store
-    meeting.timeout, meeting.purpose = datetime.timedelta(seconds=5), "A test"
+    store = Counting(extended)
+    meeting = Meeting(range(ranks), 0, store, datetime.timedelta(seconds=5), "A test")
     for rank in range(1, ranks):
         said = zlib.compress(json.dumps(f"word {rank % 2}").encode())
         store.set(hashlib.sha256(said).hexdigest(), said)

@@ -11,6 +11,7 @@ from rank_modes import ModeCases
 from rank_norms import NormCases
 from rank_own_groups import GroupCases
 from rank_pieces import PieceCases
+from rank_places import PlaceCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
@@ -33,6 +34,7 @@ class TestTransferOnEightRanks(
     LoopCases,
     NormCases,
     PieceCases,
+    PlaceCases,
     RecipeCases,
     RefusalCases,
     WeightCases,

@@ -63,27 +63,73 @@ def measure(rank: int, size: int, port: int, layers: int, width: int, rounds: in
     """Times and checks, as rank 0 sees them."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    import torch_overlay
 
     store = dist.TCPStore("localhost", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    whole = {}
+    for number, (name, (shape, _)) in enumerate(shapes(layers, width).items()):
+        whole[name] = torch.arange(torch.Size(shape).numel()).remainder(249 + number % 7).bfloat16().reshape(shape)
+    with torch.no_grad():
+        found = _measured(
+            rank, whole, *_sides(whole, {n: dim for n, (_, dim) in shapes(layers, width).items()}), rounds
+        )
+    dist.destroy_process_group()
+    return found
+
+
+def _sides(whole: dict[str, Any], cuts: dict[str, int | None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
     train = DeviceMesh("cpu", torch.tensor(TRAIN).reshape(2, 2), mesh_dim_names=("fsdp", "tp"))
     serve = DeviceMesh("cpu", [*SERVE], mesh_dim_names=("tp",))
-    between = dist.new_group([0, *SERVE])
-    whole, source, target = {}, {}, {}
-    for number, (name, (shape, dim)) in enumerate(shapes(layers, width).items()):
-        values = torch.arange(torch.Size(shape).numel()).remainder(249 + number % 7).bfloat16().reshape(shape)
-        cut = Replicate() if dim is None else Shard(dim)
-        whole[name] = values
+    source, target = {}, {}
+    for name, values in whole.items():
+        cut = Replicate() if cuts[name] is None else Shard(cuts[name])
         source[name] = distribute_tensor(values, train, [Shard(0), cut], src_data_rank=None)
         target[name] = distribute_tensor(torch.zeros_like(values), serve, [cut], src_data_rank=None)
+    return source, target
+
+
+def _measured(
+    rank: int, whole: dict[str, Any], source: dict[str, Any], target: dict[str, Any], rounds: int
+) -> dict[str, Any]:
+    import torch.distributed as dist
+    from torch.distributed.tensor.debug import CommDebugMode
+
     sends = rank in TRAIN
-    sync = torch_overlay.Transfer(source if sends else None, target if not sends else None)
-    peers = _packed(source, target, rank)
+    ways = _ways(rank, whole, source, target)
+    found: dict[str, Any] = {"tensors": len(whole), "bytes": sum(t.nbytes for t in whole.values()), "wrong": 0}
+    for way, call in ways.items():
+        for each in target.values():
+            each.to_local().zero_()
+        with CommDebugMode() as counted:
+            call()
+        wrong = 0 if sends else sum(not _is_right(each, whole[name], rank) for name, each in target.items())
+        found["wrong"] += int(_summed(wrong))
+        found[way] = {"wall": float("inf"), "cpu": float("inf"), "collectives": counted.get_total_counts()}
+    for way in [*ways, *reversed(ways)] * rounds:
+        dist.barrier()
+        begun, cpu = time.perf_counter(), time.process_time()
+        ways[way]()
+        dist.barrier()
+        wall, cpu = time.perf_counter() - begun, _summed(time.process_time() - cpu)
+        found[way] |= {"wall": min(found[way]["wall"], wall), "cpu": min(found[way]["cpu"], cpu)}
+    return found
+
+
+def _ways(
+    rank: int, whole: dict[str, Any], source: dict[str, Any], target: dict[str, Any]
+) -> dict[str, Callable[[], Any]]:
+    import torch
+    import torch.distributed as dist
+
+    import torch_overlay
+
+    sends, between = rank in TRAIN, dist.new_group([0, *SERVE])
+    serve = next(iter(target.values())).device_mesh
+    sync = torch_overlay.Transfer(source if sends else None, None if sends else target)
 
     def by_hand() -> None:
         for name, each in source.items():
@@ -92,36 +138,14 @@ def measure(rank: int, size: int, port: int, layers: int, width: int, rounds: in
                 dist.broadcast(full, 0, group=between)
             if not sends:
                 cut = target[name].placements[0]
-                local = full.chunk(4, cut.dim)[rank - 4] if cut.is_shard() else full
-                target[name].to_local().copy_(local)
+                target[name].to_local().copy_(full.chunk(4, cut.dim)[rank - 4] if cut.is_shard() else full)
 
     def redistributed() -> None:
         new = torch_overlay.redistribute(source, serve, lambda name, _: target[name].placements)
-        if not sends:
-            for name, each in new.items():
-                target[name].to_local().copy_(each.to_local())
+        for name, each in new.items() if not sends else ():
+            target[name].to_local().copy_(each.to_local())
 
-    ways: dict[str, Callable[[], Any]] = dict(zip(WAYS, (by_hand, peers, redistributed, sync.run)))
-    found: dict[str, Any] = {"tensors": len(whole), "bytes": sum(t.nbytes for t in whole.values()), "wrong": 0}
-    with torch.no_grad():
-        for way, call in ways.items():
-            for each in target.values():
-                each.to_local().zero_()
-            with CommDebugMode() as counted:
-                call()
-            wrong = 0 if sends else sum(not _is_right(each, whole[name], rank) for name, each in target.items())
-            found["wrong"] += int(_summed(wrong))
-            found[way] = {"wall": float("inf"), "cpu": float("inf"), "collectives": counted.get_total_counts()}
-        for way in [*ways, *reversed(ways)] * rounds:
-            dist.barrier()
-            begun, cpu = time.perf_counter(), time.process_time()
-            ways[way]()
-            dist.barrier()
-            wall, cpu = time.perf_counter() - begun, _summed(time.process_time() - cpu)
-            found[way] |= {"wall": min(found[way]["wall"], wall), "cpu": min(found[way]["cpu"], cpu)}
-    sync.close()
-    dist.destroy_process_group()
-    return found
+    return dict(zip(WAYS, (by_hand, _packed(_parts(source, target, rank), sends), redistributed, sync.run)))
 
 
 def _summed(value: float) -> float:
@@ -140,23 +164,20 @@ def _is_right(tensor: Any, whole: Any, rank: int) -> bool:
     return torch.equal(tensor.to_local(), whole.chunk(4, cut.dim)[rank - 4] if cut.is_shard() else whole)
 
 
-def _packed(source: dict[str, Any], target: dict[str, Any], rank: int) -> Callable[[], None]:
-    """One message from each trainer to each server, packed by `torch.cat`: where boxes overlap is found before."""
-    import torch
-    import torch.distributed as dist
+def _box(tensor: Any, at: int) -> list[tuple[int, int]]:
+    """Start and end along each dim of what a place of the tensor's mesh has."""
+    mesh, ends = tensor.device_mesh, [(0, length) for length in tensor.shape]
+    coordinate = [int(each) for each in (mesh.mesh == at).nonzero()[0]]
+    for place, axis, size in zip(coordinate, tensor.placements, mesh.shape):
+        if axis.is_shard():
+            low, high = ends[axis.dim]
+            step = (high - low) // size
+            ends[axis.dim] = low + place * step, low + (place + 1) * step
+    return ends
 
-    def boxes(tensor: Any, at: int) -> list[tuple[int, int]]:
-        """Start and end along each dim of what a place of the tensor's mesh has."""
-        mesh, shape = tensor.device_mesh, tensor.shape
-        coordinate = [int(each) for each in (mesh.mesh == at).nonzero()[0]]
-        ends = [(0, length) for length in shape]
-        for place, axis, size in zip(coordinate, tensor.placements, mesh.shape):
-            if axis.is_shard():
-                low, high = ends[axis.dim]
-                step = (high - low) // size
-                ends[axis.dim] = low + place * step, low + (place + 1) * step
-        return ends
 
+def _parts(source: dict[str, Any], target: dict[str, Any], rank: int) -> dict[int, list[Any]]:
+    """By the other rank, what of this rank's tensors it gets, or sends."""
     parts: dict[int, list[Any]] = {}
     for name in source:
         for sender, receiver in itertools.product(TRAIN, SERVE):
@@ -164,20 +185,28 @@ def _packed(source: dict[str, Any], target: dict[str, Any], rank: int) -> Callab
                 continue
             if not source[name].placements[1].is_shard() and sender % 2 != receiver % 2:
                 continue  # replicas along TP share the servers
-            have, want = boxes(source[name], sender), boxes(target[name], receiver)
+            have, want = _box(source[name], sender), _box(target[name], receiver)
             meets = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have, want)]
             if all(low < high for low, high in meets):
-                own = have if rank == sender else want
-                view = (source if rank == sender else target)[name].to_local()
+                own, side = (have, source) if rank == sender else (want, target)
+                view = side[name].to_local()
                 for dim, ((low, high), (start, _)) in enumerate(zip(meets, own)):
                     view = view.narrow(dim, low - start, high - low)
                 parts.setdefault(receiver if rank == sender else sender, []).append(view)
+    return parts
+
+
+def _packed(parts: dict[int, list[Any]], sends: bool) -> Callable[[], None]:
+    """One message from each trainer to each server, packed by `torch.cat`."""
+    import torch
+    import torch.distributed as dist
+
     sizes = {peer: sum(view.numel() for view in views) for peer, views in parts.items()}
 
     def go() -> None:
         works, came = [], {}
         for peer, views in parts.items():
-            if rank in TRAIN:
+            if sends:
                 works.append(dist.isend(torch.cat([view.reshape(-1) for view in views]), peer))
             else:
                 came[peer] = torch.empty(sizes[peer], dtype=torch.bfloat16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,13 @@ from .runs import free
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
     from ..distributed.tensor._planner.boxes import Box
     from .descriptions import Layout
+    from .place import Place
+    from .teams import Team
 
 
 class Current:
@@ -31,8 +32,10 @@ class Current:
     Of its local tensor nothing is kept but what it is like, so that memory that it gives up is free at once.
     """
 
-    def __init__(self, side: str, name: str, tensor: DTensor | Plain, layout: Layout) -> None:
-        self._side, self._name, self._tensor, self._layout = side, name, tensor, layout
+    def __init__(
+        self, side: str, name: str, tensor: DTensor | Plain, layout: Layout, place: Place | None = None
+    ) -> None:
+        self._side, self._name, self._tensor, self._layout, self._met = side, name, tensor, layout, place
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
         self._piece = repr(tensor) if isinstance(tensor, Piece) else None
@@ -92,7 +95,7 @@ class Current:
         if tensor._spec is None or self._spec is None:
             return f"is a {'plain tensor' if tensor._spec is None else 'DTensor'} and was {self._layout}"
         try:
-            now = layout_of(self._name, cast("DTensor", tensor), Meshes())
+            now = layout_of(self._name, cast("DTensor", tensor), Meshes(self._met))
         except NotPlanned as error:
             return f"changed ({error}) and was {self._layout}"
         if now != self._layout:
@@ -154,13 +157,13 @@ class Word(NamedTuple):
     version: int | None = None
     checks: bool = False
 
-    def agree(self, group: ProcessGroup, device: torch.device) -> tuple[list[str], int | None]:
-        """What keeps which ranks of the group from running, the same on all of them; and the version."""
+    def agree(self, team: Team, device: torch.device) -> tuple[list[str], int | None]:
+        """What keeps which ranks of the team from running, the same on all of them; and the version."""
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = (_NONE, _NONE) if self.version is None else (self.version, -self.version)
         checks = int(self.checks)
         word = torch.tensor([len(self.problems), only, -only, *version, checks, -checks], device=device)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(word, dist.ReduceOp.MAX, group=team.group)
         problems, most, least, newest, oldest, some, every = word.tolist()
         free(word)
         alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)
@@ -173,11 +176,4 @@ class Word(NamedTuple):
             said.append(f"says version {self.version}")
         if some != -every:
             said.append(f"runs with check={self.checks}")
-        return by_sentence(told(said, group)), None
-
-
-def told(said: Any, group: ProcessGroup) -> dict[int, Any]:
-    """What each rank of the group says, by rank."""
-    every = [None] * group.size()
-    dist.all_gather_object(every, said, group=group)
-    return dict(zip(dist.get_process_group_ranks(group), every))
+        return by_sentence(team.told(said, device)), None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..distributed.tensor._planner.boxes import Box
     from .given import Given, Names, Plain
+    from .place import Place
 
 SIDES = "source", "target"
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
@@ -100,11 +101,11 @@ class Tensor(NamedTuple):
         return self.source.dtype != self.target.dtype
 
 
-def describe(source: Any, target: Any, names: Names) -> Description:
+def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Description:
     """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
     try:
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
-        meshes = Meshes()
+        meshes = Meshes(place)
         layouts = [_layouts(side, meshes) for side in sides]
         wrong = [
             misfit(name, tensor, some[name].regions, meshes)
@@ -112,10 +113,20 @@ def describe(source: Any, target: Any, names: Names) -> Description:
             for name, tensor in side.items()
             if isinstance(tensor, DTensor)
         ]
+        wrong += [_irreducible(name, layout) for name, layout in layouts[0].items()]
         digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
         return Description(layouts[0], layouts[1], "; ".join(filter(None, wrong)) or None, digests)
     except (TypeError, ValueError, NotPlanned) as error:
         return Description({}, {}, str(error))
+
+
+def _irreducible(name: str, source: Layout) -> str | None:
+    """Why what is pending on a source can't be reduced, in words. Its own ranks know its backend."""
+    for op in sorted({source.regions.partial[axis] or "" for axis in source.regions.pending}):
+        why = refusal(op, getattr(torch, source.dtype), source.device)
+        if why is not None:
+            return f"the source {name!r} has a pending {op} of {source.dtype}, and {why}"
+    return None
 
 
 def _layouts(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Layout]:
@@ -157,9 +168,10 @@ class Seen(NamedTuple):
 
 
 class Meshes:
-    """The meshes of one call, each looked at once."""
+    """The meshes of one call, each looked at once; where worlds meet, with the ranks as that place numbers them."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place | None = None) -> None:
+        self._place = place
         self._seen: dict[int, Seen] = {}
         self._ranks: dict[int, Ranks] = {}
 
@@ -168,7 +180,10 @@ class Meshes:
         found = self._seen.get(id(mesh))
         if found is None:
             here = mesh.get_coordinate()
-            found = Seen(mesh, tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape), here and tuple(here))
+            ranks = tuple(mesh.mesh.flatten().tolist())
+            if self._place is not None:
+                ranks = self._place.of_world(ranks)
+            found = Seen(mesh, ranks, tuple(mesh.shape), here and tuple(here))
             self._seen[id(mesh)] = found
         return found
 
@@ -360,10 +375,6 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
         ]
     if source.device != target.device:
         return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
-    for op in sorted({source.regions.partial[axis] or "" for axis in source.regions.pending}):
-        why = refusal(op, getattr(torch, source.dtype), source.device)
-        if why is not None:
-            return [f"the source {name!r} has a pending {op} of {source.dtype}, and {why}"]
     if source.regions.pending and target.pieces:
         return [f"the source {name!r} has a pending reduction, and its target is in pieces: redistribute it before"]
     if target.regions.pending:

@@ -19,9 +19,8 @@ from .runs import Block, Locals, Run, Wires, free, numbers, runs_of, there
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.distributed import ProcessGroup
-
     from ._planner.schedule import Messages, Schedule
+    from .teams import Team
 
 
 class Way(NamedTuple):
@@ -56,11 +55,11 @@ class Exchanges:
     """
 
     def __init__(
-        self, schedule: Schedule, count: int, group: ProcessGroup, device: torch.device, wires: Wires | None = None
+        self, schedule: Schedule, count: int, team: Team, device: torch.device, wires: Wires | None = None
     ) -> None:
-        self.count, self.group, self.device = count, group, device
-        large = large_on(group, device)
-        self._place = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
+        self.count, self.team, self.device = count, team, device
+        large = large_on(team.group, device)
+        self._place = {rank: place for place, rank in enumerate(team.ranks)}
         self.schedule = schedule = schedule.in_order(self._place)
         self._messages = [
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
@@ -126,18 +125,18 @@ class Exchanges:
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         out, into = self._ways[number]
         self._is_written |= self._mail[number].writes
-        finish = self._mail[number].start(self.group, sources, targets)
+        finish = self._mail[number].start(self.team.group, sources, targets)
         came = torch.empty(sum(into.splits), dtype=torch.uint8, device=self.device)
         work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
 
     def _swap(self, came: torch.Tensor, packed: torch.Tensor, into: Sequence[int], out: Sequence[int]) -> dist.Work:
-        if not len(packed) and len(came) and dist.get_backend(self.group) == "fake":
+        if not len(packed) and len(came) and self.team.is_fake:
             # It refuses to send nothing, and brings nothing: a byte goes to oneself, and what came stays as it is.
-            own = [int(rank == dist.get_rank()) for rank in self._place]
+            own = [int(rank == self.team.rank) for rank in self._place]
             came, packed = came.new_empty(len(came) + 1), packed.new_empty(1)
             into, out = [size + one for size, one in zip(into, own, strict=True)], own
-        return dist.all_to_all_single(came, packed, [*into], [*out], group=self.group, async_op=True)
+        return dist.all_to_all_single(came, packed, [*into], [*out], group=self.team.group, async_op=True)
 
     def _came(self, running: InFlight | None) -> torch.Tensor:
         """What an exchange brought in its buffer, when it is done."""
@@ -178,7 +177,7 @@ class Exchanges:
         splits = [0] * len(self._place)
         for peer, size in messages.sizes.items():
             splits[self._place[peer]] = size
-        own = self._place[dist.get_rank()]
+        own = self._place[self.team.rank]
         direct = in_turns(messages.direct, own, self._place)
         letters = [Letter.of(message, locals_, wires, self._place[message.peer]) for message in direct]
         return Way(splits, runs_of(messages.loads, locals_, wires), letters)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from ._planner.schedule import Schedule
+    from .teams import Team
 
 _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
@@ -100,7 +101,7 @@ def timeout_of(group: ProcessGroup) -> timedelta:
 Traffic = dict[int, tuple[int, int, int]]
 
 
-def agreed_count(schedule: Schedule, budget: int, group: ProcessGroup, device: torch.device) -> tuple[int, Traffic]:
+def agreed_count(schedule: Schedule, budget: int, team: Team, device: torch.device) -> tuple[int, Traffic]:
     """How many exchanges there are: as many as the rank needs that needs most, none if all is in place. And by rank,
     what it sends, what it gets, and the exchanges that it needs.
 
@@ -113,9 +114,9 @@ def agreed_count(schedule: Schedule, budget: int, group: ProcessGroup, device: t
     except ValueError as error:
         least, problem = -1, str(error)
     own = torch.tensor([schedule.sent, schedule.received, least], device=device)
-    every = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(every, own, group=group)
-    found: Traffic = {rank: tuple(each.tolist()) for rank, each in zip(dist.get_process_group_ranks(group), every)}
+    every = [torch.empty_like(own) for _ in team.ranks]
+    dist.all_gather(every, own, group=team.group)
+    found: Traffic = {rank: tuple(each.tolist()) for rank, each in zip(team.ranks, every)}
     small = [rank for rank, (*_, least) in found.items() if least < 0]
     if small:
         raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")

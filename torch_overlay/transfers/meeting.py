@@ -1,4 +1,4 @@
-"""Meetings: all ranks of a group come to one place and each says something; whoever is missing is named.
+"""Meetings: all ranks of a group come together and each says something; whoever is missing is named.
 
 By the store of the group and not by a collective: a collective that lacks a rank says that some time has passed.
 """
@@ -24,48 +24,77 @@ from .groups import timeout_of
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from .place import Seal
+
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
-def living(ranks: Any, what: str) -> list[int]:
-    """Ranks as a user gives them, each of which the world has.
+def living(ranks: Any, what: str, size: int | None = None) -> list[int]:
+    """Ranks as a user gives them, each of which there is, in the world or among so many.
 
     Raises:
         TypeError: what is given is no list of ranks; a rank outside of a group has no group to give.
         ValueError: a rank can't exist, or stands there twice; nobody would ever come for it.
     """
     if not isinstance(ranks, Collection) or not all(isinstance(rank, int) for rank in ranks):
-        raise TypeError(
-            f"{what} needs a process group that rank {dist.get_rank()} is in, or a list of ranks; got {ranks!r}"
-        )
-    last = dist.get_world_size() - 1
+        who = f" that rank {dist.get_rank()} is in" if dist.is_initialized() else ""
+        raise TypeError(f"{what} needs a process group{who}, or a list of ranks; got {ranks!r}")
+    last = (dist.get_world_size() if size is None else size) - 1
     beyond = sorted({rank for rank in ranks if not 0 <= rank <= last})
     if beyond:
-        raise ValueError(f"{what} has ranks that can't exist: {beyond}. This world has {of_ranks(range(last + 1))}.")
+        there = "This world" if size is None else "This place"
+        raise ValueError(f"{what} has ranks that can't exist: {beyond}. {there} has {of_ranks(range(last + 1))}.")
     twice = sorted([rank for rank, count in Counter(ranks).items() if count > 1])
     if twice:
         raise ValueError(f"{what} has rank {short(twice)} twice: {[*ranks]}.")
     return [*ranks]
 
 
-class Meeting:
-    """One meeting of the ranks of a group, or of these ranks, or of all; they hold their meetings in the same order."""
+def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meeting:
+    """The next meeting of a group, of these ranks of the world, or of all.
 
-    def __init__(self, group: ProcessGroup | Sequence[int] | None, purpose: str) -> None:
-        world = distributed_c10d._get_default_group()
-        if group is None or isinstance(group, ProcessGroup):
-            self.ranks: list[int] = dist.get_process_group_ranks(group or world)
-            self.timeout, name = timeout_of(group or world), (group or world).group_name
-        else:
-            self.ranks, self.timeout = sorted(living(group, "group")), timeout_of(world)
-            name = hashlib.sha256(repr(self.ranks).encode()).hexdigest()
-        self.rank, self.purpose = dist.get_rank(), purpose
-        if self.rank not in self.ranks:
-            raise ValueError(f"{purpose} of {of_ranks(self.ranks)} can't be made by rank {self.rank}.")
-        held = _numbers.setdefault(world, Counter())
-        held[name] += 1
-        store: Store = distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore(f"torch_overlay/{name}/{held[name]}", store)
+    Raises:
+        TypeError, ValueError: see `living`; or this rank isn't one of them.
+    """
+    world = distributed_c10d._get_default_group()
+    if group is None or isinstance(group, ProcessGroup):
+        ranks: list[int] = dist.get_process_group_ranks(group or world)
+        timeout, name = timeout_of(group or world), (group or world).group_name
+    else:
+        ranks, timeout = sorted(living(group, "group")), timeout_of(world)
+        name = hashlib.sha256(repr(ranks).encode()).hexdigest()
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"{purpose} of {of_ranks(ranks)} can't be made by rank {dist.get_rank()}.")
+    held = _numbers.setdefault(world, Counter())
+    held[name] += 1
+    store = dist.PrefixStore(f"torch_overlay/{name}/{held[name]}", distributed_c10d._get_default_store())
+    return Meeting(ranks, dist.get_rank(), store, timeout, purpose)
+
+
+class Meeting:
+    """One meeting of some ranks; they hold their meetings in the same order.
+
+    Args:
+        store: for this meeting alone.
+        seal: signs what is said; None where who reaches the store is trusted.
+        hint: what to do if a rank doesn't come.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        store: Store,
+        timeout: timedelta,
+        purpose: str,
+        seal: Seal | None = None,
+        hint: str = "",
+    ) -> None:
+        self.ranks, self.rank, self.store = ranks, rank, store
+        self.timeout, self.purpose, self._seal = timeout, purpose, seal
+        self._hint = hint or (
+            "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
+        )
 
     def say(self, what: Any) -> dict[int, Any]:
         """What each rank says, by rank: what JSON takes, and reading it runs nothing. Equal things are stored once,
@@ -73,17 +102,50 @@ class Meeting:
 
         Raises:
             RuntimeError: a rank didn't come within the group's timeout, or this one came too late.
+            ValueError: what a rank said isn't signed with the key that this one has.
         """
-        said = zlib.compress(json.dumps(what).encode())
+        try:
+            return self._exchange(zlib.compress(json.dumps(what).encode()))
+        except dist.DistNetworkError as error:
+            raise RuntimeError(
+                f"{self.purpose}: the rank that keeps the store of these ranks left, or died."
+            ) from error
+
+    def _exchange(self, said: bytes) -> dict[int, Any]:
         key = hashlib.sha256(said).hexdigest()
         if not self.store.check([key]):
             self.store.set(key, said)
-        self.store.set(f"rank {self.rank}", key)
+        own = f"rank {self.rank}"
+        self.store.set(own, key if self._seal is None else f"{key} {self._seal.of(self.purpose, own, key)}")
         self._wait()
-        keys = dict(zip(self.ranks, self._words([f"rank {rank}" for rank in self.ranks])))
-        known = {key: json.loads(zlib.decompress(self.store.get(key))) for key in {*keys.values()}}
-        self._clear([*known, *[f"rank {rank}" for rank in self.ranks]])
+        names = [f"rank {rank}" for rank in self.ranks]
+        keys = dict(zip(self.ranks, self._signed(self._words(names))))
+        known = {key: self._read(key) for key in {*keys.values()}}
+        self._clear([*known, *names])
         return {rank: known[key] for rank, key in keys.items()}
+
+    def _signed(self, words: list[str]) -> list[str]:
+        """The keys under which ranks say something."""
+        if self._seal is None:
+            return words
+        keys, strangers = [], []
+        for rank, word in zip(self.ranks, words):
+            key, _, seal = word.partition(" ")
+            keys.append(key)
+            if not self._seal.fits(seal, self.purpose, f"rank {rank}", key):
+                strangers.append(rank)
+        if strangers:
+            raise ValueError(
+                f"{self.purpose}: what {of_ranks(strangers)} said isn't signed with the key that rank {self.rank} has. "
+                "All give the same key, or somebody else is there."
+            )
+        return keys
+
+    def _read(self, key: str) -> Any:
+        said = self.store.get(key)
+        if hashlib.sha256(said).hexdigest() != key:
+            raise ValueError(f"{self.purpose}: somebody changed what a rank said.")
+        return json.loads(zlib.decompress(said))
 
     def _words(self, names: list[str]) -> list[str]:
         """What stands there, by one request where the store can."""
@@ -106,7 +168,7 @@ class Meeting:
         limit = f"{self.timeout.total_seconds():g} s"
         return (
             f"{self.purpose} needs {of_ranks(self.ranks)}, and {of_ranks(ranks)} didn't come within {limit}. "
-            "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
+            f"{self._hint}"
         )
 
     def _clear(self, keys: list[str]) -> None:
@@ -119,16 +181,16 @@ class Meeting:
 LONGEST = 5  # seconds that ranks wait for one another after a failure
 
 
-def silent_ranks(ranks: Sequence[int], failure: str, timeout: timedelta) -> list[int]:
+def silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str) -> list[int]:
     """After a failure, which of these ranks don't come within a few seconds to say that they met it, too.
 
     They died, hang, or had no part in what failed. Nobody is named if the store is gone as well.
     """
     try:
-        store = dist.PrefixStore(f"torch_overlay/{failure}", distributed_c10d._get_default_store())
-        store.set(f"rank {dist.get_rank()}", "")
+        store = dist.PrefixStore(f"torch_overlay/{failure}", meeting.store)
+        store.set(f"rank {meeting.rank}", "")
         try:
-            store.wait([f"rank {rank}" for rank in ranks], min(timeout, timedelta(seconds=LONGEST)))
+            store.wait([f"rank {rank}" for rank in ranks], min(meeting.timeout, timedelta(seconds=LONGEST)))
         except RuntimeError:
             return [rank for rank in ranks if not store.check([f"rank {rank}"])]
     except RuntimeError:

@@ -28,6 +28,7 @@ from .exchanges import Exchanges
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
+from .teams import Team
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -160,7 +161,7 @@ def _changed(
         device = targets[0].device
         plain = [move for move in these if isinstance(move, Move)]
         count = _count(schedule, plain, room(parts, moves, budget), group, device)
-        exchanges = Exchanges(schedule, count, group, device)
+        exchanges = Exchanges(schedule, count, Team.of(group), device)
         exchanges.run(sources, [targets[part.number] if wants else None for part in parts])
         free_results(parts, sources)
     return targets

@@ -64,7 +64,7 @@ def refusal(op: str, dtype: torch.dtype, device: str) -> str | None:
 def _is_on_gloo(device: str) -> bool:
     try:
         return _get_default_group()._get_backend(torch.device(device)).name() == "gloo"
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # no such backend, or no world
         return False
 
 

@@ -12,15 +12,17 @@ from ..distributed._rank_map import of_ranks
 from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, phases
 from ._planner.schedule import Schedule
-from .current import Current, Word, locals_of, told
+from .current import Current, Word, locals_of
 from .descriptions import SIDES, Description, agreed, describe, unlike
 from .exchanges import Exchanges, Torn
 from .given import Pieces, digest, own_tensors
 from .groups import Traffic, agreed_count, new_group
 from .legs import Leg, legs_of
-from .meeting import Meeting, living, silent_ranks
+from .meeting import in_world, living, silent_ranks
 from .phases import free_results, reduce_parts, room
-from .words import all_from_data, as_data
+from .place import Place
+from .teams import Team
+from .words import all_from_data, as_data, boxed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..distributed.tensor._planner.boxes import Box
     from .given import Given, Names
+    from .meeting import Meeting
     from .runs import Locals
 
     Phases = list[tuple[list[Part], Exchanges]]
@@ -52,21 +55,15 @@ class Route:
         source: Any,
         target: Any,
         budget: int,
-        group: ProcessGroup | Sequence[int] | None,
+        group: ProcessGroup | Sequence[int] | Place | None,
         names: Names,
         gone: Sequence[int] = (),
         strict: bool = True,
     ) -> None:
-        left = frozenset(living(gone, "gone"))
-        if left and group is None:
-            group = [rank for rank in range(dist.get_world_size()) if rank not in left]
-        meeting = Meeting(group, "A Transfer")
-        if not left.isdisjoint(meeting.ranks):
-            both = of_ranks(sorted(left.intersection(meeting.ranks)))
-            raise ValueError(
-                f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
-            )
-        said = meeting.say(as_data(describe(source, target, names)))
+        self._place = place = group if isinstance(group, Place) else None
+        left = frozenset(living(gone, "gone", None if place is None else place.size))
+        meeting = _meeting(group, left)
+        said = meeting.say(as_data(describe(source, target, names, place)))
         self.tensors, self.left_out = agreed(all_from_data(said), left, strict)
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
@@ -77,18 +74,24 @@ class Route:
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.legs, left)
-        self._group = new_group(self.ranks, meeting.ranks, meeting.timeout) if self.tensors else None
-        self._is_closed, self._runs, self._timeout = False, 0, meeting.timeout
+        self._team = self._new_team(meeting) if self.tensors else None
+        self._is_closed, self._runs, self._meeting = False, 0, meeting
         self._running = Lock()
         self.traffic: Traffic = {}
         self.count = self.staging = 0
-        if dist.get_rank() not in self.ranks or self._group is None:
+        if self._team is None:
             return
         self._names = names
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = map(self._current, SIDES, sides)
         self._phases[None] = self._planned(range(len(self.legs)))
         self.staging = self._staging(self._phases[None])
+
+    def _new_team(self, meeting: Meeting) -> Team | None:
+        if self._place is not None:
+            return self._place.team(self.ranks, self.tensors[0].source.device)
+        group = new_group(self.ranks, meeting.ranks, meeting.timeout)
+        return None if group is None else Team.of(group)
 
     def _current(self, side: str, given: Mapping[str, Given]) -> list[Current | None]:
         found: list[Current | None] = []
@@ -101,7 +104,7 @@ class Route:
             if own is None or (mesh is not None and mesh.get_coordinate() is None):
                 found.append(None)  # of a mesh that it isn't in, a rank has nothing
             else:
-                found.append(Current(side, tensor.name, own, getattr(tensor, side)))
+                found.append(Current(side, tensor.name, own, getattr(tensor, side), self._place))
         return found
 
     def bind(self, source: Any, target: Any) -> None:
@@ -144,14 +147,14 @@ class Route:
 
     def _planned(self, numbers: Sequence[int]) -> Phases:
         """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are."""
-        group, device = self._member, self._device
+        team, device = self._member, self._device
         found = []
         for parts in self._planned_phases(numbers):
-            schedule = Schedule.of(moves_of(parts, self._moves), dist.get_rank(), self._gone)
-            count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), group, device)
+            schedule = Schedule.of(moves_of(parts, self._moves), team.rank, self._gone)
+            count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), team, device)
             tensors = [self.legs[part.number].tensor for part in parts]
             wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
-            found.append((parts, Exchanges(schedule, count, group, device, wires)))
+            found.append((parts, Exchanges(schedule, count, team, device, wires)))
             if None in self._phases:
                 continue  # of a part: the whole is what is told of
             self.count += count
@@ -202,7 +205,7 @@ class Route:
                 cause = cause.__cause__
             # Of a fault of its own a rank tells the others, and waits for nobody.
             others = self.ranks if isinstance(cause, RuntimeError) else []
-            silent = silent_ranks(others, self._failure, self._timeout)
+            silent = silent_ranks(self._meeting, others, self._failure)
             who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
             raise RuntimeError(
                 f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
@@ -221,8 +224,8 @@ class Route:
             if current is not None and current.box is not None and local is not None and not leg.numbers[1]:
                 own.setdefault(leg.tensor.name, []).append((current.box, digest(local)))
         layouts = {tensor.name: tensor.source for tensor in self.tensors}
-        said = told(own, self._member)
-        return unlike([(Description(layouts, {}, None, digests), [rank]) for rank, digests in sorted(said.items())])
+        said = self._member.told(own, self._device)
+        return unlike([(Description(layouts, {}, None, boxed(each)), [rank]) for rank, each in sorted(said.items())])
 
     def _numbers(self, only: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
         """The tensors that are meant, and what is wrong with their names."""
@@ -235,10 +238,10 @@ class Route:
         return [number for name in only for number in places.get(name, ())], unknown
 
     @property
-    def _member(self) -> ProcessGroup:
-        if self._group is None:
+    def _member(self) -> Team:
+        if self._team is None:
             raise AssertionError("a rank that takes part is in the group")
-        return self._group
+        return self._team
 
     @property
     def _device(self) -> torch.device:
@@ -250,7 +253,7 @@ class Route:
     @property
     def _failure(self) -> str:
         """What ranks call a failure of the run that is under way."""
-        return f"{self._member.group_name}/run {self._runs} failed"
+        return f"{self._member.name}/run {self._runs} failed"
 
     def _carry_out(self, phases: Phases, sources: Locals, targets: Locals) -> None:
         meshes = [None if current is None else current.mesh for current in self._sources]
@@ -269,10 +272,29 @@ class Route:
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
         with self._running:
-            if not self._is_closed and self._group is not None and dist.is_initialized():
-                dist.destroy_process_group(self._group)
-            self._is_closed, self._group = True, None
+            if self._team is not None and self._place is None and dist.is_initialized():
+                dist.destroy_process_group(self._team.group)
+            self._is_closed, self._team = True, None
             self._sources, self._targets, self._phases = [], [], {}
+
+
+def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int]) -> Meeting:
+    """Of all that make a Transfer, without those that left.
+
+    Raises:
+        ValueError: the group has some that left.
+    """
+    if isinstance(group, Place):
+        return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in left])
+    if left and group is None:
+        group = [rank for rank in range(dist.get_world_size()) if rank not in left]
+    meeting = in_world(group, "A Transfer")
+    if not left.isdisjoint(meeting.ranks):
+        both = of_ranks(sorted(left.intersection(meeting.ranks)))
+        raise ValueError(
+            f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
+        )
+    return meeting
 
 
 def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int]) -> None:

@@ -22,6 +22,7 @@ from .groups import agreed_count, kept_group
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
+from .teams import Team
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +116,7 @@ def _exchange(
     group: ProcessGroup,
     meshes: Meshes,
 ) -> None:
-    rank = dist.get_rank()
+    rank, team = dist.get_rank(), Team.of(group)
     held, wanted = (
         [local if side.ranks.coordinate(rank) is not None else None for local, side in zip(locals_, sides)]
         for locals_, sides in (
@@ -126,8 +127,8 @@ def _exchange(
     for parts in phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget):
         these = moves_of(parts, moves)
         schedule = kept_schedule(these, rank, group.size())
-        count, _ = agreed_count(schedule, room(parts, moves, budget), group, made[0].device)
-        exchanges = Exchanges(schedule, count, group, made[0].device)
+        count, _ = agreed_count(schedule, room(parts, moves, budget), team, made[0].device)
+        exchanges = Exchanges(schedule, count, team, made[0].device)
         given = reduce_parts(parts, [tensor.device_mesh for tensor in tensors], held)
         exchanges.run(given, [wanted[part.number] for part in parts])
         free_results(parts, given)

@@ -32,8 +32,12 @@ def from_data(data: Data) -> Description:
     """The description that was said."""
     meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
-    digests = {name: [(_box(box), seen) for box, seen in found] for name, found in data["digests"].items()}
-    return Description(sides[0], sides[1], data["problem"], digests)
+    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]))
+
+
+def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:
+    """Digests that were said, by box."""
+    return {name: [(_box(box), seen) for box, seen in found] for name, found in digests.items()}
 
 
 def all_from_data(said: Mapping[int, Data]) -> dict[int, Description]:

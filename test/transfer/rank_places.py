@@ -1,0 +1,211 @@
+"""Places: two worlds of a job, numbered in any order, and a process in none; what is said when somebody is missing."""
+
+import contextlib
+import random
+import socket
+import subprocess
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import torch_overlay
+from mesh_ranks import WORLD, WORLD_TIMEOUT
+from rank_transfers import FLOATS, placed
+from rank_weights import any_bits, same
+from torch_overlay.transfers.place import Seal
+from transfer_twin import draw
+from width import NIGHTLY
+
+piece = torch_overlay.piece
+
+
+class PlaceCases:
+    """Cases for ``EightRanks``."""
+
+    @contextlib.contextmanager
+    def worlds(self, *sizes):
+        """Instead of the world of all ranks, worlds of the first, the next and so on; the rest is in none. Gives the
+        number of the own one, this rank in it, and an address to meet at."""
+        said = [None] * WORLD
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            dist.all_gather_object(said, (free.getsockname()[1], tempfile.mktemp()))
+        dist.barrier()
+        dist.destroy_process_group()
+        number, first = 0, 0
+        while number < len(sizes) and self.rank >= first + sizes[number]:
+            first, number = first + sizes[number], number + 1
+        inside = number < len(sizes)
+        if inside:
+            store = dist.FileStore(said[number][1], sizes[number])
+            dist.init_process_group("gloo", rank=self.rank - first, world_size=sizes[number], store=store)
+        try:
+            yield (number if inside else None), self.rank - first, f"tcp://127.0.0.1:{said[0][0]}"
+        finally:
+            if inside:
+                dist.destroy_process_group()
+            self._open_world(WORLD_TIMEOUT)
+
+    def meet(self, address, rank, world_size=WORLD, **more):
+        return torch_overlay.meet(address, rank=rank, world_size=world_size, **{"timeout": 20, **more})
+
+    def test_a_trainer_of_one_world_feeds_servers_of_another(self):
+        """FSDP x TP in float32 to plain bfloat16 tensors, a fused one among them; a pending sum; a rank in none."""
+        whole = {name: any_bits((8, 6), torch.float32, seed) for seed, name in enumerate(("q", "k", "head"))}
+        with self.worlds(4, 3) as (world, _, address):
+            source = target = None
+            if world == 0:
+                mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+                cut = [Shard(0), Shard(1)]
+                source = {name: distribute_tensor(t, mesh, cut, src_data_rank=None) for name, t in whole.items()}
+                source["sum"] = type(source["q"]).from_local(torch.full((3,), 2.0), mesh, [Partial(), Replicate()])
+            fused = torch.zeros(16, 6, dtype=torch.bfloat16)
+            if world == 1:
+                target = {"q": piece(fused[:8], (8, 6), (0, 0)), "k": piece(fused[8:], (8, 6), (0, 0))}
+                target |= {"head": torch.zeros(8, 6, dtype=torch.bfloat16), "sum": torch.zeros(3)}
+            if world is None:  # in no world: a file with the head alone
+                target = {"head": torch.zeros(8, 6)}
+            with self.meet(address, (self.rank + 3) % WORLD) as place:
+                first, many = {0: (0, 4), 1: (4, 3), None: (7, 0)}[world]
+                self.assertEqual(place.numbers, {r: (first + r + 3) % WORLD for r in range(many)})
+                with self.assertRaisesRegex(ValueError, "'head' is bfloat16 .* on ranks .*, and float32 .* on rank 2"):
+                    torch_overlay.Transfer(source, target, group=place)
+                if world is None:
+                    target = None
+                with torch_overlay.Transfer(source, target, group=place) as sync:
+                    for version in (1, 2):
+                        sync.run(version=version if source else None)
+                        if sync.traffic:
+                            self.assertEqual(sync.version, version)
+            if world == 1:
+                self.assertTrue(same(fused, torch.cat([whole["q"], whole["k"]]).bfloat16()))
+                self.assertTrue(same(target["head"], whole["head"].bfloat16()))
+                self.assertEqual(target["sum"], torch.full((3,), 4.0))
+
+    def check_between_worlds(self, seeds):
+        """Random transfers from a mesh of one world to one of another, ranks of both numbered in any order."""
+        with self.worlds(4, 4) as (world, own, address):
+            order = random.Random(seeds[0]).sample(range(WORLD), WORLD)
+            with self.meet(address, order[self.rank]) as place:
+                for seed in seeds:
+                    rng = random.Random(seed)
+                    drawn = draw(500_000 + seed, world=4)
+                    ends = drawn[0].source, drawn[0].target
+                    ranks = torch.tensor(ends[world].ranks).reshape(ends[world].sizes)
+                    mesh = DeviceMesh("cpu", ranks, _init_backend=False)
+                    given, wanted = [], []
+                    for number, tensor in enumerate(drawn):
+                        before, after = (getattr(torch, rng.choice(FLOATS)) for _ in range(2))
+                        whole = any_bits(tensor.shape, before, seed * 10 + number)
+                        if world == 0:
+                            given.append(placed(tensor.source, mesh, whole, own))
+                        else:
+                            given.append(placed(tensor.target, mesh, whole.to(after), own, fill=0))
+                            wanted.append(placed(tensor.target, mesh, whole.to(after), own).to_local())
+                    here = given if own in ends[world].ranks else None
+                    sides = (here, None) if world == 0 else (None, here)
+                    with torch_overlay.Transfer(*sides, group=place, budget=(1 << 20, 2600)[seed % 2]) as sync:
+                        sync.run()
+                    for found, want in zip(given if here and world else (), wanted):
+                        self.assertTrue(same(found.to_local(), want), f"seed {seed}")
+
+    def test_who_is_missing_or_a_stranger_is_named(self):
+        with self.worlds(4, 3) as (_, _, address):
+            begun = time.monotonic()
+            if self.rank != 5:
+                with self.assertRaisesRegex(RuntimeError, "A meeting of 8 at .* rank 5 didn't come within 3 s. Each"):
+                    self.meet(address, self.rank, timeout=3)
+            self.together("missing")
+            self.assertTrue(time.monotonic() - begun < 30)
+            with self.assertRaisesRegex(ValueError, "said isn't signed with the key that rank . has"):
+                self.meet(address, self.rank, key="another" if self.rank == 5 else "key")
+            self.together("stranger")
+            with self.assertRaisesRegex((ValueError, RuntimeError), "others give world_size [89]|didn't come within"):
+                self.meet(address, self.rank, world_size=9 if self.rank == 5 else 8, timeout=3)
+
+    def together(self, name):
+        """Without a world that all are in."""
+        self._meet(dist.PrefixStore(f"{self.id()} {name}", self._store), 2 * WORLD_TIMEOUT)
+
+    def test_a_rank_that_is_there_already(self):
+        with self.worlds() as (_, _, address):
+            if self.rank > 2:
+                return
+            # Two of rank 1: the second to come is told so, and the others don't get further without rank 2.
+            message = "has a rank 1 already, and it didn't leave within 4 s|rank 2 didn't come within 4 s"
+            with self.assertRaisesRegex((ValueError, RuntimeError), message):
+                self.meet(address, min(self.rank, 1), world_size=3, timeout=4)
+
+    def test_rank_0_listens_at_its_address_alone(self):
+        with self.worlds() as (_, _, address):
+            with self.meet(address, self.rank):
+                port = address.rpartition(":")[2]
+                heard = subprocess.run(["ss", "-tlnH", f"sport = :{port}"], capture_output=True, text=True, check=False)
+                if not heard.returncode:
+                    self.assertEqual([line.split()[3] for line in heard.stdout.splitlines()], [f"127.0.0.1:{port}"])
+                if self.rank == 0:
+                    with self.assertRaisesRegex(RuntimeError, "can't listen there: .* Is another place open there"):
+                        self.meet(address, 0, world_size=1)
+
+    def test_a_rank_that_restarts_meets_again(self):
+        """Rank 0 closes the place; the others, of whom one lost all, come back to it, and it sees them."""
+        target = torch.zeros(4)
+        with self.worlds(4, 4) as (world, _, address):
+            for version in (1, 2):
+                with self.meet(address, self.rank) as place:
+                    source = {"w": torch.full((4,), float(version))} if world == 0 else None
+                    with torch_overlay.Transfer(source, {"w": target} if world else None, group=place) as sync:
+                        sync.run(version=version if world == 0 else None)
+                        self.assertEqual(sync.version, version)
+                if world:
+                    self.assertEqual(target, torch.full((4,), float(version)))
+                with self.assertRaisesRegex(RuntimeError, "The place at tcp.* is closed. Meet again"):
+                    torch_overlay.Transfer(None, None, group=place)
+
+    def test_a_mesh_with_ranks_that_did_not_come(self):
+        with self.worlds(4, 4) as (world, _, address):
+            if self.rank == 3:
+                return self.together("met")
+            rank = self.rank - (self.rank > 3)
+            mesh = DeviceMesh("cpu", [0, 1, 2, 3], _init_backend=False)
+            tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None)
+            with (
+                self.meet(address, rank, world_size=7) as place,
+                self.assertRaisesRegex(ValueError, "ranks 0-2: rank 3 of its world didn't meet at tcp.*All ranks of"),
+            ):
+                sides = [tensor if world == 0 else None], [torch.ones(4) if world else None]
+                torch_overlay.Transfer(*sides, group=place)
+            return self.together("met")
+
+    def test_what_can_not_be(self):
+        for address in ("127.0.0.1:29600", "tcp://127.0.0.1", "http://x:1", "tcp://x:1/y"):
+            with self.assertRaisesRegex(ValueError, "needs an address where rank 0 listens|needs an address such as"):
+                torch_overlay.meet(address, rank=0, world_size=1)
+        with self.assertRaisesRegex(ValueError, "needs a rank from 0 to 1, world_size - 1; got 2"):
+            torch_overlay.meet("tcp://127.0.0.1:29600", rank=2, world_size=2)
+
+    def test_a_seal_fits_its_words_its_session_and_its_key_alone(self):
+        seal = Seal(b"key", "session")
+        said = seal.of("A Transfer", "rank 3", "digest")
+        self.assertTrue(seal.fits(said, "A Transfer", "rank 3", "digest"))
+        for other, words in (
+            (seal, ("A Transfer", "rank 2", "digest")),
+            (seal, ("A Transfer", "rank 3", "other")),
+            (seal, ("A Transferrank 3", "", "digest")),
+            (Seal(b"key", "another"), ("A Transfer", "rank 3", "digest")),
+            (Seal(b"yek", "session"), ("A Transfer", "rank 3", "digest")),
+        ):
+            self.assertFalse(other.fits(said, *words))
+
+
+# Three hundred at night.
+for first in range(0, 300, 50) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (50 if NIGHTLY else 12))):
+        self.check_between_worlds(seeds)
+
+    setattr(PlaceCases, f"test_random_transfers_between_worlds_{first:03}", check)

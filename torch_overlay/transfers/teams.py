@@ -1,0 +1,53 @@
+"""Teams: the ranks that exchange, whatever world they come from, and what they tell one another."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class Team(NamedTuple):
+    """A process group with who is in it.
+
+    Attributes:
+        group: None where nothing is sent.
+        ranks: by their place in the group.
+        rank: this one.
+        name: of the group.
+    """
+
+    group: ProcessGroup | None
+    ranks: tuple[int, ...]
+    rank: int
+    name: str = ""
+
+    @staticmethod
+    def of(group: ProcessGroup | None) -> Team:
+        """The ranks of a group of torch's; those of the world, if there is none."""
+        name = "" if group is None else group.group_name
+        return Team(group, tuple(dist.get_process_group_ranks(group)), dist.get_rank(), name)
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether nothing is sent, by torch's fake backend."""
+        return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
+
+    def told(self, said: Any, device: torch.device) -> dict[int, Any]:
+        """What each rank says, by rank: what JSON takes. Collective."""
+        data = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(device)
+        sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in self.ranks]
+        dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=self.group)
+        lengths = [int(size) for size in sizes]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+        padded[: len(data)] = data
+        every = [torch.empty_like(padded) for _ in self.ranks]
+        dist.all_gather(every, padded, group=self.group)
+        texts = [bytes(each[:length].tolist()) for each, length in zip(every, lengths)]
+        return {rank: json.loads(text) for rank, text in zip(self.ranks, texts)}
