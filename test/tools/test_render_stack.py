@@ -150,21 +150,6 @@ def test_each_patch_changes_something_and_has_tests(states):
         assert any(path.endswith(f"/{test}") for path in states[-1] for test in named), message.name
 
 
-def test_a_wrong_signature_breaks_the_gate(tmp_path, capsys):
-    """A caller in a file of ours is checked by type, rendered or not: nothing of another form is there to be missed."""
-    ours = shutil.copytree(ROOT / "torch_overlay/distributed", tmp_path / "ours")
-    file = ours / "tensor/_exchange.py"
-    text = file.read_text()
-    old = "def swap(send_splits: Sequence[int], "
-    assert old in text
-    file.write_text(text.replace(old, "def swap(rounds: int, send_splits: Sequence[int], "))
-    tree = Tree.at(INSTALLED.parent)  # pyrefly needs the rest of torch, too
-    states = [Prefix(tree, MESSAGES, home).files() for home in (ROOT / "torch_overlay/distributed", ours)]
-    before = {path: tree.read(path) if tree.exists(path) else None for path in states[0]}
-    assert check_types(["sound", "broken"], [before, *states]) == 1
-    assert "2 patches, 1 with type errors" in capsys.readouterr().out, "the sound one has none"
-
-
 def test_the_comparison_hides_nothing():
     """A test that fails on the patched torch shows, however it ended before; so does one that is gone."""
     before = {"a": "failed (1 != 2)", "b": "passed", "c": "passed", "d": "passed", "e": "skipped"}
@@ -285,15 +270,30 @@ def test_a_comment_that_is_too_wide_goes_above_its_line():
     assert wrap.comments_above(text, frozenset(text.splitlines())) == text, "what torch has stays"
 
 
-def test_types_are_right_with_the_whole_stack_and_wrong_ones_are_found(states, capsys):
-    """`--types` asks after each patch. What torch as it is has wrong doesn't count."""
+def test_types_are_right_and_wrong_ones_are_found(states, tmp_path, capsys):
+    """`--types` asks after each patch; here, before those in which what whole files brought comes to run, since what a
+    file lacks is lacking until then, and with the whole. What torch as it is has wrong doesn't count.
+
+    A wrong signature in a file of ours breaks its callers: nothing of another form is there to be missed.
+    """
     home = "torch/distributed/device_mesh.py"
+    numbers = [NAMES.index(name) for name in ("mesh-wiring", "planned-redistribution")]
     whole = {path: text for path, text in states[-1].items() if path.startswith("torch/")}
     planted = {**whole, home: whole[home] + "\n\ndef wrong() -> int:\n    return DeviceMesh.nothing\n"}
-    assert check_types(["whole", "planted", "whole"], [states[0], whole, planted, whole]) == 1
-    patch, found, sums = capsys.readouterr().out.splitlines()
-    assert patch == "2 `planted`" and sums == "3 patches, 1 with type errors that torch as it is doesn't have"
-    assert found.startswith(f"  ERROR {home} ") and "`nothing`" in found
+    ours = shutil.copytree(ROOT / "torch_overlay/distributed", tmp_path / "ours")
+    file = ours / "tensor/_exchange.py"
+    old = "def swap(send_splits: Sequence[int], "
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, "def swap(rounds: int, send_splits: Sequence[int], "))
+    broken = Prefix(Tree.at(INSTALLED.parent), MESSAGES, ours).files()
+    asked = {NAMES[n - 1]: states[n] for n in numbers} | {"planted": planted, "signature": broken, "whole": whole}
+    assert check_types([*asked], [states[0], *asked.values()]) == 1
+    first, *others, sums = capsys.readouterr().out.splitlines()
+    assert first == f"{len(numbers) + 1} `planted`" and sums == (
+        f"{len(asked)} patches, 2 with type errors that torch as it is doesn't have"
+    )
+    assert others[0].startswith(f"  ERROR {home} ") and "`nothing`" in others[0]
+    assert others[1] == f"{len(numbers) + 2} `signature`" and "swap" in "".join(others[2:]), others
 
 
 def test_bytes_are_stable(states, tmp_path):
