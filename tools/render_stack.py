@@ -14,7 +14,6 @@ What doesn't apply is named, with the file, the function and the reason, and the
 from __future__ import annotations
 
 import argparse
-import gc
 import pathlib
 import sys
 from collections.abc import Collection
@@ -27,7 +26,7 @@ try:
     from stack.history import Repository, text_of
     from stack.mail import mail
     from stack.message import PatchMessage, StackError, read_series
-    from stack.render import Prefix, missing_files, new_files
+    from stack.render import Prefix, missing_files, new_files, no_collection
     from stack.rules import breaches, numbers, refuse, unused
     from stack.table import table
     from stack.tree import Tree, write
@@ -115,13 +114,8 @@ def states(tree: Tree, messages: list[PatchMessage], count: int) -> list[dict[st
 
     Raises StackError for patches that break upstream's rules.
     """
-    collects = gc.isenabled()
-    gc.disable()  # trees of syntax are many small objects, none of them garbage; looking took a third of the time
-    try:
+    with no_collection():
         after = [rendered(tree, messages, number) for number in range(1, count + 1)]
-    finally:
-        if collects:
-            gc.enable()
     paths = {path for files in after for path in files}
     found: list[dict[str, str | None]] = [{path: tree.read(path) if tree.exists(path) else None for path in paths}]
     for files in after:

@@ -131,7 +131,7 @@ def package_of(file: str) -> str:
 
 def whole(file: str, ours: pathlib.Path = OURS) -> str:
     """The text of a new file."""
-    return _upstream(file, ours / file).code
+    return _code(_upstream(file, ours / file))
 
 
 def room(file: str, path: pathlib.Path) -> Room:
@@ -150,6 +150,11 @@ def _upstream(file: str, path: pathlib.Path) -> cst.Module:
 @functools.lru_cache(maxsize=256)  # each prefix begins with the same
 def _parsed(file: str, text: str) -> cst.Module:
     return cst.parse_module(text).visit(_Upstream(package_of(file)))
+
+
+@functools.lru_cache(maxsize=256)  # by identity; writing it out takes as long as parsing it
+def _code(module: cst.Module) -> str:
+    return module.code
 
 
 @functools.lru_cache(maxsize=256)

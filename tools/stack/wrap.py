@@ -10,10 +10,7 @@ import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Collection
-
-import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from collections.abc import Collection, Iterator
 
 from .rules import WIDTH
 
@@ -25,7 +22,7 @@ _MARKER = re.compile(r"#\s*(?:type:|noqa|pyrefly|mypy|pylint|fmt)")
 
 def wrapped(text: str, there: Collection[str]) -> str:
     """The file with our lines in it at most so wide, as far as words allow; ``there`` are lines that stay."""
-    for narrowed in (_docstrings, _comments, _strings):  # the last, which parses all, has mostly nothing left to do
+    for narrowed in (_docstrings, _comments, _strings):
         text = narrowed(text, there) if _wide(text, there) else text
     return text
 
@@ -129,45 +126,49 @@ def _comments(text: str, there: Collection[str]) -> str:
 
 def _strings(text: str, there: Collection[str]) -> str:
     """Long literals in two, which the formatter lays out; literals side by side are one."""
-    visitor = _Literals(_wide(text, there))
-    MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True).visit(visitor)
+    wide = _wide(text, there)
     lines = text.splitlines()
-    for number, start, end, pieces in reversed(visitor.found):  # from the end, so that columns stay right
-        lines[number - 1] = f"{lines[number - 1][:start]}{pieces}{lines[number - 1][end:]}"
+    found = [*_literals(text)]
+    for (number, start), (last, end), literal in reversed(found):  # from the end, so that columns stay right
+        if number == last and number in wide and end > WIDTH - 1 and (pieces := _halves(literal, start)):
+            lines[number - 1] = f"{lines[number - 1][:start]}{pieces}{lines[number - 1][end:]}"
     return "\n".join(lines) + "\n"
 
 
-class _Literals(cst.CSTVisitor):
-    """Finds literals that end beyond the width, and what stands for each when it is cut at a space."""
+def _literals(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int], str]]:
+    """Start, end and text of each, but for those that are statements by themselves, as docstrings are."""
+    lines = text.splitlines(keepends=True)
+    found: list[tuple[tuple[int, int], tuple[int, int], str]] = []
+    depth, begun, alone = 0, (0, 0), True  # since Python 3.12 the parts of an f-string are tokens
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        depth += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+        if kind == "FSTRING_START" and depth == 1:
+            begun = token.start
+        elif kind == "FSTRING_END" and not depth:
+            is_one = begun[0] == token.end[0]
+            literal = lines[begun[0] - 1][begun[1] : token.end[1]] if is_one else ""
+            found.append((begun, token.end, literal))
+        elif kind == "STRING" and not depth:
+            found.append((token.start, token.end, token.string))
+        elif kind == "NEWLINE":
+            yield from [] if alone else found
+            found, alone = [], True
+        elif not depth and kind not in ("NL", "COMMENT", "INDENT", "DEDENT"):
+            alone = False
 
-    METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, wide: set[int]) -> None:
-        super().__init__()
-        self.wide = wide
-        self.found: list[tuple[int, int, int, str]] = []
-
-    def visit_Expr(self, node: cst.Expr) -> bool:
-        return not isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString))  # a docstring
-
-    def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        self._note(node)
-
-    def visit_FormattedString(self, node: cst.FormattedString) -> bool:
-        self._note(node)
-        return False
-
-    def _note(self, node: cst.SimpleString | cst.FormattedString) -> None:
-        at = self.get_metadata(PositionProvider, node)
-        text = cst.Module([]).code_for_node(node)
-        opened = re.match(r"([fF]?)([\"'])(?!\2\2)", text)
-        if opened is None or at.start.line not in self.wide or at.end.line != at.start.line:
-            return
-        depth, place = 0, 0
-        for i, sign in enumerate(text[: WIDTH - 2 - at.start.column]):
-            depth += ((sign == "{") - (sign == "}")) * bool(opened[1])
-            place = i + 1 if sign == " " and not depth and i >= opened.end() else place
-        if place and at.end.column > WIDTH - 1:
-            halves = text[:place] + opened[2], opened[0] + text[place:]
-            plain = [half if re.search("[{}]", half) else half.lstrip("fF") for half in halves]
-            self.found.append((at.start.line, at.start.column, at.end.column, " ".join(plain)))
+def _halves(literal: str, column: int) -> str | None:
+    """Two literals, cut at the last space that fits; None if there is none, or if the literal has a prefix or quotes
+    by which it can't be cut."""
+    opened = re.match(r"([fF]?)([\"'])(?!\2\2)", literal)
+    if opened is None:
+        return None
+    depth, place = 0, 0
+    for i, sign in enumerate(literal[: WIDTH - 2 - column]):
+        depth += ((sign == "{") - (sign == "}")) * bool(opened[1])
+        place = i + 1 if sign == " " and not depth and i >= opened.end() else place
+    if not place:
+        return None
+    halves = literal[:place] + opened[2], opened[0] + literal[place:]
+    return " ".join(half if re.search("[{}]", half) else half.lstrip("fF") for half in halves)
