@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+import forks
 from mesh_harness import needs_overlay
 
 pytestmark = needs_overlay
@@ -71,7 +72,7 @@ def play(rank: int, port: int, said) -> None:
 def met():
     """(rank, when) to what the rank met."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    context = torch.multiprocessing.get_context("spawn")
+    context = forks.context()
     said = context.Queue()
     ranks = [context.Process(target=play, args=(rank, store.port, said), daemon=True) for rank in range(RANKS)]
     for rank in ranks:

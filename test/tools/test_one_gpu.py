@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_costs_its_check_alone(one_gpu, tmp_path):
 
     def stage(run):
         checks = [Check(lost), Check(stuck), Check(gone, dies=(3,)), Check(right_here)]
-        yield from asked(run._replace(seconds=20.0), checks)
+        yield from asked(run._replace(seconds=12.0), checks)
 
     file = tmp_path / "found.json"
     assert one_gpu.main(["--dry-run", "--json", str(file)], [one_gpu.Stage("ranks", 200, stage)]) == 1

@@ -12,7 +12,7 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from rank_gradients import leaf
 from torch_overlay.transfers.pending import refusal
-from width import NIGHTLY
+from width import NIGHTLY, sample
 
 R, S, P = Replicate(), Shard, Partial
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -63,22 +63,22 @@ class ReductionCases:
             torch_overlay.enable(**self.overlay_options)
 
     def drawn(self, rng, mesh, seed):
-        """A tensor for each operation and type, with placements that it is to have."""
+        """A tensor for each operation and type, of which a change sees a third at each seed, with placements that it is
+        to have."""
         sizes, here = tuple(mesh.shape), mesh.get_coordinate()
-        for op, dtypes in OPS.items():
-            for dtype in dtypes:
-                ops = [rng.choice((op, "sum", "avg")) if op in ("sum", "avg") else op for _ in sizes]
-                source = [rng.choice((P(op if dtype in WHOLE else each), R, S(0), S(1))) for each in ops]
-                source[rng.randrange(len(sizes))] = P(op)
-                target = [rng.choice((R, S(0), S(1))) for _ in sizes]
-                shape = rng.choice((5, 8, 12)), rng.choice((4, 7, 12))
-                # Replicas hold equal terms: which ones depends on the axes that cut, or are pending.
-                own = sum(at * 10**axis for axis, at in enumerate(here) if not source[axis].is_replicate())
-                value = term(dtype, shape, 100 * seed + own, op)
-                whole = DTensor.from_local(value, mesh, [R] * len(sizes), run_check=False)
-                local = whole.redistribute(placements=[R if p.is_partial() else p for p in source]).to_local()
-                like = dict(run_check=False, shape=shape, stride=(shape[1], 1))
-                yield DTensor.from_local(local, mesh, source, **like), target
+        for op, dtype in sample(((op, dtype) for op, dtypes in OPS.items() for dtype in dtypes), 3, seed):
+            ops = [rng.choice((op, "sum", "avg")) if op in ("sum", "avg") else op for _ in sizes]
+            source = [rng.choice((P(op if dtype in WHOLE else each), R, S(0), S(1))) for each in ops]
+            source[rng.randrange(len(sizes))] = P(op)
+            target = [rng.choice((R, S(0), S(1))) for _ in sizes]
+            shape = rng.choice((5, 8, 12)), rng.choice((4, 7, 12))
+            # Replicas hold equal terms: which ones depends on the axes that cut, or are pending.
+            own = sum(at * 10**axis for axis, at in enumerate(here) if not source[axis].is_replicate())
+            value = term(dtype, shape, 100 * seed + own, op)
+            whole = DTensor.from_local(value, mesh, [R] * len(sizes), run_check=False)
+            local = whole.redistribute(placements=[R if p.is_partial() else p for p in source]).to_local()
+            like = dict(run_check=False, shape=shape, stride=(shape[1], 1))
+            yield DTensor.from_local(local, mesh, source, **like), target
 
     def differing(self, seed):
         """What a tree gives otherwise than stock on this rank."""
@@ -111,7 +111,8 @@ class ReductionCases:
         onto = rng.choice((mesh, other))
         source, target, wanted, here = [], [], [], mesh.get_coordinate()
         for _ in range(rng.randint(1, 3)):
-            shape = [rng.randint(1, 40) for _ in range(rng.randint(1, 3))]
+            ndim = rng.randint(1, 3)
+            shape = [rng.randint(1, 40 if ndim < 3 else 24) for _ in range(ndim)]
             ends = R, P(), *map(S, range(len(shape)))
             placements = [rng.choice(ends) for _ in sizes]
             placements[rng.randrange(len(sizes))] = P()
