@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed import DistNetworkError, distributed_c10d
 
 from . import config  # overlay only
+from ._mesh_waits import explained
 from ._rank_map import of_ranks
 from ._settings import get_settings
 from ._universe import current_world
@@ -57,10 +58,11 @@ def check_same_mesh(describe: Callable[[], str]) -> None:
         return  # nobody to ask, or no store to ask through
     ours = current_world()
     ours.compared += 1  # before anything is compared: keys are used once
-    if ours.compared == 1:
-        ours.left_before = _left_before()
-        _compare(f"mesh_check/{ours.left_before}/process", _process(), PROCESS)
-    _compare(f"mesh_check/{ours.left_before}/{ours.compared}", describe(), MESH)
+    with explained(lambda: ("compare meshes", range(world.size()))):
+        if ours.compared == 1:
+            ours.left_before = _left_before()
+            _compare(f"mesh_check/{ours.left_before}/process", _process(), PROCESS)
+        _compare(f"mesh_check/{ours.left_before}/{ours.compared}", describe(), MESH)
 
 
 def _process() -> str:

@@ -15,6 +15,7 @@ from ._mesh_group_names import group_names
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import UNBOUND
 from ._mesh_state import axis_names, is_apart, shared_state, view_of
+from ._mesh_waits import leave_line
 from ._process_groups import Request, axis_group
 from ._rank_map import short
 from ._settings import get_settings
@@ -65,6 +66,7 @@ def make_groups(
 def _find_or_make(
     mesh: DeviceMesh, layout: _MeshLayout, names: Sequence[str] | None, overrides: Sequence[Override]
 ) -> list[str]:
+    leave_line(lambda: _describe(mesh, layout, names, overrides))
     check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
     shared = shared_state(mesh)
     if shared.private is None:
@@ -116,6 +118,7 @@ def prepare(mesh: DeviceMesh) -> None:  # overlay only
             f"prepare makes groups that all views of a mesh share, and {mesh} was made inside private_groups() from a "
             "mesh that isn't private. Make the root mesh inside, and prepare that."
         )
+    leave_line(lambda: f"prepare({mesh})")
     _make_joint(mesh, sets_of_axes(mesh))
     universe = universe_of(shared_state(mesh))
     made = {key for axes in sets_of_axes(mesh) if (key := _joint_key(mesh, universe, axes))}

@@ -16,6 +16,7 @@ from ._group_makers import makes_communicators, members_create
 from ._group_table import Entry, GroupTable, Key, describe
 from ._member_names import compact
 from ._mesh_layout import _FlatLayout
+from ._mesh_waits import explained
 from ._rank_map import of_ranks
 from ._settings import get_settings
 from ._torch_groups import for_mesh
@@ -189,6 +190,18 @@ def _named(entry: Entry, request: Request) -> ProcessGroup | None:
 def new_groups(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
     """New groups over the ranks of each copy of an axis. With ``alone`` only the members call this, and ``copies``
     holds just their own ranks."""
+    with explained(lambda: _wait(request, copies, alone)):
+        return _make(request, copies, alone)
+
+
+def _wait(request: Request, copies: list[list[int]], alone: bool) -> tuple[str, list[int]]:
+    """What other ranks are to do, and which of them, the group's own first."""
+    mine = next((ranks for ranks in copies if distributed_c10d.get_rank() in ranks), copies[0])
+    mesh = request.view.rank_map.ranks() if alone else range(distributed_c10d.get_world_size())
+    return f"make the process group of {describe([request.name])} over {of_ranks(mine)}", [*mine, *mesh]
+
+
+def _make(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
     if not alone and _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
         made = _split(request, copies)
         return [made if distributed_c10d.get_rank() in ranks else None for ranks in copies]

@@ -132,6 +132,8 @@ class World:
         table: the groups that ``share_groups="world"`` shares.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
         left_before: how often ranks gave up comparing in earlier worlds on the same store.
+        line: what this rank said last of a mesh that it is about to build (see `leave_line`).
+        lines: how often it said what.
     """
 
     def __init__(self) -> None:
@@ -139,6 +141,8 @@ class World:
         self.left: dict[Universe, None] = {}
         self.table = GroupTable()
         self.compared, self.left_before = 0, 0
+        self.line: str | None = None
+        self.lines: Counter[str] = Counter()
         self._private: Counter[RankMap] = Counter()
         self._opened: Counter[RankMap] = Counter()
 

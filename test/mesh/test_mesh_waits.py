@@ -1,0 +1,245 @@
+"""A rank that waits long for the groups of its mesh says once who builds what, whatever is set; else it is silent."""
+
+import datetime
+import logging
+import threading
+import time
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+
+import forks
+from torch_overlay.distributed import _mesh_waits
+from way import needs_overlay
+
+pytestmark = needs_overlay
+RANKS, WAIT, LIMIT = 4, 0.5, 4  # seconds of waiting, and until a world gives up
+
+
+def grid(*sizes: int):
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b")[: len(sizes)])
+
+
+def one_builds_another(rank: int) -> None:
+    grid(*((2, 2) if rank == 0 else (4,)))
+
+
+def one_stays_away(rank: int) -> None:
+    if rank != 3:
+        grid(2, 2)
+
+
+def one_stays_away_from_the_second(rank: int) -> None:
+    grid(2, 2)
+    one_stays_away(rank)
+
+
+def one_stays_away_while_meshes_are_compared(rank: int) -> None:
+    import torch_overlay
+
+    with torch_overlay.enabled(check_mesh=True):
+        one_stays_away(rank)
+
+
+def all_build_the_same(rank: int) -> None:
+    mesh = grid(2, 2)
+    mesh.flatten("whole")
+    grid(4)
+    grid(2, 2)
+
+
+def all_build_the_same_slowly(rank: int) -> None:
+    """One comes to the mesh with the others, and then takes its time."""
+    make = distributed_c10d.new_group
+
+    def slowly(*args, **how):
+        time.sleep(2 * WAIT if rank == 3 else 0)
+        return make(*args, **how)
+
+    with mock.patch.object(distributed_c10d, "new_group", slowly):
+        grid(2, 2)
+
+
+WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_stays_away_while_meshes_are_compared]
+SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly]
+PLAYED = [(scene, "tcp") for scene in SCENES] + [(scene, "file") for scene in (one_builds_another, all_build_the_same)]
+
+
+def noted_keys() -> list[str]:
+    """The keys that Python code of this process sets from now on, in any store."""
+    keys, put = [], dist.Store.set
+
+    def noting(store, key, value):
+        keys.append(key)
+        return put(store, key, value)
+
+    dist.Store.set = noting
+    return keys
+
+
+def play(rank: int, port: int, folder: str, said) -> None:
+    """One rank through all scenes, each in a world of its own: what it logged and set, and which threads it left."""
+    import torch_overlay
+
+    torch.set_num_threads(1)
+    logged: list[str] = []
+    keys = noted_keys()
+    noting = logging.Handler()
+    noting.emit = lambda record: logged.append(record.getMessage())
+    _mesh_waits.logger.addHandler(noting)
+    torch_overlay.enable()
+    _mesh_waits.SECONDS = WAIT
+    limit = datetime.timedelta(seconds=LIMIT)
+    meeting = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
+    for number, (scene, kind) in enumerate(PLAYED):
+        meeting.add(f"ready/{number}", 1)
+        while meeting.add(f"ready/{number}", 0) < RANKS:
+            time.sleep(0.02)
+        store = meeting if kind == "tcp" else dist.FileStore(f"{folder}/{number}", RANKS)
+        world = dist.PrefixStore(f"world/{number}", store)
+        dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=world, timeout=limit)
+        logged.clear()
+        keys.clear()
+        error = ""
+        try:
+            scene(rank)
+        except Exception as met:
+            error = str(met)
+        found = [*logged], error, [*keys], [*map(type, threading.enumerate())].count(threading.Timer)
+        meeting.add(f"done/{number}", 1)
+        while meeting.add(f"done/{number}", 0) < RANKS:  # nobody's world goes while others wait in it
+            time.sleep(0.02)
+        said.put(((scene.__name__, kind, rank), found))
+        dist.destroy_process_group()
+    torch_overlay.disable()
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory):
+    """(scene, store, rank) to what the rank logged, its error, the keys that it set and its threads."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    context = forks.context()
+    said = context.Queue()
+    folder = str(tmp_path_factory.mktemp("stores"))
+    ranks = [context.Process(target=play, args=(rank, store.port, folder, said), daemon=True) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    try:
+        return dict(said.get(timeout=120) for _ in range(RANKS * len(PLAYED)))
+    finally:
+        for rank in ranks:
+            rank.join(10)
+            rank.kill()
+
+
+SQUARE = r"(a=2, b=2) on cpu over ranks 0 to 3 as 2:2, 2:1"
+SAID = {
+    "one_builds_another": f"rank 0 builds {SQUARE}; ranks 1-3 came last to (a=4) on cpu over ranks 0 to 3 as 4:1.",
+    "one_stays_away": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet.",
+    "one_stays_away_from_the_second": f"ranks 0-2 build {SQUARE} for the 2nd time; rank 3 came last to {SQUARE}.",
+    "one_stays_away_while_meshes_are_compared": f"ranks 0-2 build {SQUARE}; rank 3 came to no mesh yet.",
+}
+
+
+@pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if scene in WAITS])
+def test_who_waits_says_once_who_builds_what(met, scene, kind):
+    """And what stock does stays: it waits, and raises at the timeout."""
+    waiting = [0] if scene == "one_builds_another" else [0, 1, 2]
+    for rank in range(RANKS):
+        logged, error, *_ = met[scene, kind, rank]
+        assert bool(error) == (rank in waiting), (rank, error)
+        assert len(logged) == (rank in waiting), (rank, logged)
+        assert all(f"Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), logged
+        assert all(SAID[scene] in line for line in logged), logged
+
+
+@pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if scene not in WAITS])
+def test_ranks_that_build_the_same_are_told_nothing(met, scene, kind):
+    assert all(met[scene, kind, rank][:2] == ([], "") for rank in range(RANKS))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_mesh_takes_one_set_under_one_key(met, kind):
+    """Three meshes, one flattened view."""
+    for rank in range(RANKS):
+        assert met["all_build_the_same", kind, rank][2] == 4 * [f"mesh_line/{rank}"]
+
+
+def test_no_thread_is_left(met):
+    assert not any(threads for *_, threads in met.values())
+
+
+class Asked:
+    """A store that notes what it is asked."""
+
+    def __init__(self, store) -> None:
+        self.store, self.asked = store, []
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("missing, most", [([], 3), ([700], 24), ([0, 999], 46)])
+def test_lines_are_read_without_waiting_and_by_few_requests(missing, most):
+    """Of a thousand ranks: one request asks whether all are there, and halves say who isn't."""
+    store = dist.HashStore()
+    for rank in {*range(1000)} - {*missing}:
+        store.set(f"mesh_line/{rank}", "(a=1000)")
+    asked, start = Asked(store), time.monotonic()
+    said = _mesh_waits.who_builds(asked, range(1000))
+    assert said.pop(None, []) == missing
+    assert list(said) == ["(a=1000)"] and len(said["(a=1000)"]) == 1000 - len(missing)
+    assert len(asked.asked) <= most, asked.asked
+    assert time.monotonic() - start < 10  # a HashStore waits 300 s for what isn't there
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """A world of two on a store that tests give, in which this rank waits."""
+
+    def waits(store) -> list[str]:
+        world = mock.Mock(**{"size.return_value": 2, "rank.return_value": 0})
+        logged: list[str] = []
+        monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: world)
+        monkeypatch.setattr(distributed_c10d, "get_backend", lambda group: "gloo")
+        monkeypatch.setitem(distributed_c10d._world.pg_map, world, ("gloo", store))
+        monkeypatch.setattr(_mesh_waits, "SECONDS", 0.05)
+        monkeypatch.setattr(_mesh_waits.logger, "warning", logged.append)
+        _mesh_waits.leave_line(lambda: "(a=2)")
+        with _mesh_waits.explained(lambda: ("come", [0, 1])):
+            time.sleep(0.5)
+        return logged
+
+    return waits
+
+
+def test_a_store_of_threads_serves(pair):
+    (said,) = pair(dist.HashStore())
+    assert "rank 0 builds (a=2); rank 1 came to no mesh yet" in said
+
+
+@pytest.mark.parametrize("refuses", ["set", "clone", "check", "multi_get"])
+def test_a_store_that_refuses_changes_nothing(pair, refuses):
+    store = dist.HashStore()
+    store.set("mesh_line/1", "(b=2)")
+    broken = mock.Mock(wraps=store, **{f"{refuses}.side_effect": RuntimeError("no such thing")})
+    if refuses != "clone":
+        broken.clone.side_effect = lambda: broken
+    said = pair(broken)
+    assert len(said) == (refuses == "set"), "without its own line it says what it would have left"
+
+
+def test_who_waits_briefly_starts_no_reading(monkeypatch):
+    """And on the fake backend, or alone, there is no thread at all."""
+    started = mock.Mock()
+    monkeypatch.setattr(threading, "Timer", started)
+    from mesh_harness import fake_world
+
+    with fake_world():
+        grid(2, 4)
+    assert not started.called
