@@ -59,7 +59,7 @@ MISTAKES = [
     ("draw --degrees=dp_shrad=2", "got 'dp_shrad=2'; did you mean 'dp_shard'?"),
     ("draw --mesh=2 --degrees=tp=2", "--degrees: not allowed with argument --mesh"),
     ("draw", "torch_overlay draw: one of the arguments --mesh --degrees is required"),
-    ("demo --rank=2", "torch_overlay demo: there is no option '--rank'; did you mean '--ranks'?"),
+    ("demo --trian", "torch_overlay demo: there is no option '--trian'; did you mean '--train'?"),
 ]
 
 
@@ -170,7 +170,7 @@ JOBS = {
     "run": ["-c", "raise SystemExit(5)"],
     "explain": ["--mesh=2", "--shape=8", "R", "S0"],
     "draw": ["--mesh=2"],
-    "demo": ["--ranks=2"],
+    "demo": [],
 }
 
 

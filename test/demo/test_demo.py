@@ -1,106 +1,182 @@
-"""The demo from outside: one command, two runs, a table; and what it says and leaves behind when something fails."""
+"""The demo from outside: one command, three panels; what it measures is what it prints; and how it fails."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from torch_overlay.demo import command, panels, table
 from torch_overlay.demo.command import main
-from torch_overlay.demo.config import Config
-from torch_overlay.demo.result import Side
-from torch_overlay.demo.rows import times_better
+from torch_overlay.demo.screen import Screen
 from torch_overlay.demo.text import Text
+from torch_overlay.demo.train import _add_loss
 from torch_overlay.demo.worlds import WorkerError, World
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--steps=6", "--seq=16", "--batch=8", "--width=16", "--text-bytes=50000"]
+RANK = "torch_overlay.demo.panel_ranks:MeshRank"
+
+
+def printed(*arguments: str, folder: Path) -> tuple[str, dict]:
+    """(what it printed, its JSON) of one run, started the way a user starts it, in a pipe of 80 columns."""
+    line = [sys.executable, "-m", "torch_overlay", "demo", *arguments, f"--json={folder / 'demo.json'}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment |= {"COLUMNS": "80", "NO_COLOR": "1"}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads((folder / "demo.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory) -> tuple[str, dict, Path]:
-    """(what it printed, its JSON, its picture) of one small run on 4 ranks, started the way a user starts it."""
-    folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "torch_overlay", "demo", "--ranks=4", *SMALL]
-    command += [f"--json={folder / 'demo.json'}", f"--out={folder / 'demo.png'}"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment["COLUMNS"] = "80"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads((folder / "demo.json").read_text()), folder / "demo.png"
+def shown(tmp_path_factory):
+    return printed(folder=tmp_path_factory.mktemp("demo"))
 
 
-def test_losses_are_equal_but_for_rounding(outcome):
-    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
-    assert len(stock["losses"]) == 6
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return printed("--train", "--steps=6", folder=tmp_path_factory.mktemp("train"))
+
+
+def test_weights_come_both_ways_and_by_fewer_collectives(shown):
+    text, found = shown
+    weights = found["weights"]
+    assert weights["right"] == {"loop": panels.WEIGHTS, "transfer": panels.WEIGHTS}
+    assert weights["calls"]["transfer"] <= 4 < panels.WEIGHTS < weights["calls"]["loop"]
+    assert weights["mib"]["transfer"] < weights["mib"]["loop"]
+    calls = [f"{weights['calls'][way]:,}" for way in ("loop", "transfer")]
+    (row,) = (line.split() for line in text.splitlines() if "collectives of a rank" in line)
+    assert row[-3:-1] == calls
+
+
+def test_a_hang_explains_itself_and_stock_says_nothing(shown):
+    text, found = shown[0], shown[1]["meshes"]
+    assert found["stock_waits"] and found["stock_said"] == ""
+    said = found["overlay_said"]
+    assert "rank 0 builds (dp=2, tp=2)" in said and "ranks 1-3 came last to (dp=4)" in said
+    assert 5 <= found["overlay_waited"] <= found["waited"] < panels.PATIENCE
+    assert all("ranks 1-3 build (dp=4)" in error for _, error in found["errors"])
+    assert "and said nothing" in text and "an error on 4 of 4 ranks" in text
+
+
+def test_what_stock_gathers_wrong_is_right_under_the_overlay(shown):
+    found = {side: {int(length): row for length, row in rows.items()} for side, rows in shown[1]["gathers"].items()}
+    assert panels.wrong(found["overlay"]) == []
+    assert ("This torch gets all lengths" in shown[0]) == (panels.wrong(found["stock"]) == [])
+    assert "overlay  0 1 2" in shown[0] or not panels.wrong(found["stock"])
+
+
+def test_a_pipe_gets_progress_and_no_line_wider_than_80(shown, trained):
+    for text in (shown[0], trained[0]):
+        lines = text.splitlines()
+        assert "\x1b" not in text and max(map(len, lines)) <= 80
+        assert next(line for line in lines if "starting " in line).startswith("  0.")
+        assert sum(line.startswith("  ") and "torch" in line for line in lines[-9:]) >= 3, (
+            "three commands to go on with"
+        )
+
+
+def test_training_is_the_same_but_for_rounding(trained):
+    stock, overlay, weights = (trained[1][name] for name in ("stock", "overlay", "weights"))
+    assert len(stock["losses"]) == 6 and stock["losses"][-1] < stock["losses"][0] - 0.2
     assert stock["losses"] == pytest.approx(overlay["losses"], abs=1e-6)
-    assert outcome[1]["loss_difference"] == max(abs(a - b) for a, b in zip(stock["losses"], overlay["losses"]))
+    assert weights["elements"] > 10_000 and weights["largest"] <= 1e-5
+    assert ("equal to the last bit" in trained[0]) == (weights["different"] == 0)
 
 
-def test_model_learns(outcome):
-    losses = outcome[1]["sides"]["stock"]["losses"]
-    assert losses[-1] < losses[0] - 0.2
+def test_training_has_fewer_calls_and_collectives(trained):
+    stock, overlay = (trained[1][name]["counts"] for name in ("stock", "overlay"))
+    assert overlay["calls"] < stock["calls"] and overlay["step"] <= stock["step"]
+    assert overlay["save"] == 3 < stock["save"], "a mesh's weights are made whole together"
 
 
-def test_overlay_has_one_group_a_lane(outcome):
-    """4 ranks: the world, batch, loss, fsdp, efsdp, tp, ep, and one for the whole; stock has tp twice and no whole."""
-    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
-    assert (stock["groups"], overlay["groups"]) == (8, 8)
-    assert overlay["new_group_calls"] < stock["new_group_calls"]
+def lines_of(show, found) -> str:
+    said: list[str] = []
+    screen = types.SimpleNamespace(width=80, say=lambda text="", style="": said.append(text))
+    screen.say_all = lambda lines: said.extend(text for text, _ in lines)
+    show(found, screen)
+    assert max(map(len, said)) <= 80
+    return " ".join(" ".join(said).split())
 
 
-def test_collectives_are_counted(outcome):
-    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
-    # Tokens go to the experts and back, forward and backward, after one exchange of how many.
-    assert stock["collectives"]["all-to-all"] == 5
-    # The norms of dense weights and of experts: stock reduces each over fsdp, then over tp.
-    assert overlay["collectives"] == stock["collectives"] | {"all-reduce": stock["collectives"]["all-reduce"] - 2}
+def test_what_is_not_so_is_not_said():
+    """On a torch that was mended, or where the kernel doesn't tell what was sent."""
+    right = {length: [*range(length)] for length in range(1, panels.LONGEST + 1)}
+    assert "has been mended" in lines_of(panels.show_gathers, {"stock": right, "overlay": right})
+    wrong = right | {5: [0, 1, 2, 0, 3]}
+    said = lines_of(panels.show_gathers, {"stock": wrong, "overlay": right})
+    assert "stock 0 1 2 0 3 overlay 0 1 2 3 4 stock: wrong for 1 of 16 lengths: 5. overlay: right for all 16" in said
+    found = {"stock_waits": False, "waited": 6, "stock_said": "", "overlay_said": "", "overlay_waited": 6}
+    said = lines_of(panels.show_meshes, {**found, "errors": [(0.1, "")] * 4})
+    assert (
+        "this torch doesn't hang here" in said and "rank 0 said nothing in 6.0 s" in said and "check_mesh" not in said
+    )
+    one = {"loop": 1, "transfer": 1}
+    right = {"loop": 3, "transfer": 300}
+    found = {"planned": 1, "seconds": one, "calls": one, "mib": dict.fromkeys(one), "right": right}
+    said = lines_of(panels.show_weights, found)
+    assert "MiB" not in said and "3 and 300 of 300 weights" in said
 
 
-def test_the_weights_of_a_mesh_are_made_whole_together(outcome):
-    """Dense weights over both axes and over fsdp alone, and experts."""
-    stock, overlay = outcome[1]["sides"]["stock"], outcome[1]["sides"]["overlay"]
-    assert overlay["state_collectives"] == 3 < overlay["parameters"] <= stock["state_collectives"]
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
-def test_it_prints_progress_and_a_table(outcome):
-    printed, numbers, _ = outcome
-    lines = printed.splitlines()
-    steps = [line.split()[0] for line in lines if "/6 " in line]
-    assert steps[0] == "2/6" and steps[-1] == "5/6"
-    stock, overlay = numbers["sides"]["stock"], numbers["sides"]["overlay"]
-    row = next(line for line in lines if line.startswith("new_group calls of a rank")).split()
-    gain = times_better(stock["new_group_calls"], overlay["new_group_calls"])
-    assert row[-3:] == [str(stock["new_group_calls"]), str(overlay["new_group_calls"]), gain] and gain != "same"
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_has_a_bar_from_the_first_moment(colour, monkeypatch):
+    pytest.importorskip("rich")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", "COLUMNS": "100", **({} if colour else {"NO_COLOR": "1"})}.items():
+        monkeypatch.setenv(name, value)
+    screen = Screen()
+    with screen.progress(4):
+        screen.now("starting")
+        screen.say("a line", "cyan")
+        screen.advance(2)
+    drawn = terminal.getvalue()
+    assert screen.width == 100 and "starting" in drawn and "━" in drawn
+    assert ("\x1b[36ma line" in drawn) == colour
 
 
-def test_a_pipe_gets_lines_from_the_start_and_none_is_wider_than_80(outcome):
-    lines = outcome[0].splitlines()
-    begun = next(line for line in lines if "starting 8 processes" in line)
-    assert begun.startswith("  0.") and "\x1b" not in outcome[0]
-    assert max(map(len, lines[:-2])) <= 80, "but for the paths of what is written"
+@pytest.mark.parametrize("missing", ["terminal", "rich"])
+def test_without_a_terminal_or_rich_it_prints_plain_lines(missing, monkeypatch, capsys):
+    if missing == "rich":
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    screen = Screen()
+    with screen.progress(4):
+        screen.now("starting")
+        screen.now("training", line=False)
+        screen.say("a line", "bold")
+        screen.advance(2)
+    assert capsys.readouterr().out == "  0.0 s  starting\na line\n" and screen.width == 120
 
 
-def test_weights_are_compared_number_by_number(outcome):
-    """The norms' roots may make the last bit differ: no more, and the reason is said."""
-    weights, printed = outcome[1]["weights"], " ".join(outcome[0].split())
-    assert weights["elements"] == outcome[1]["sides"]["stock"]["elements"] > 10_000
-    assert weights["largest"] <= 1e-5 and outcome[1]["same_weights"] == (weights["different"] == 0)
-    assert ("numbers are equal to the last bit" in printed) == outcome[1]["same_weights"]
-    assert ("numbers differ, by at most" in printed) == ("Reason: " in printed) == (not outcome[1]["same_weights"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_next_commands_are_ones_that_work(trained, capsys):
+    from torch_overlay.__main__ import main as program
 
-
-def test_it_draws_a_picture(outcome):
-    assert outcome[2].read_bytes().startswith(b"\x89PNG")
+    lines = [re.split("torch.overlay ", line, maxsplit=1)[1].split() for line, _ in command.next_commands(trained)]
+    assert [line[0] for line in lines] == ["run", "explain", "demo"]
+    assert program(lines[0]) == 2
+    assert "there is no file 'your_script.py'" in capsys.readouterr().err
+    assert program(lines[1]) == 0
+    assert "overlay: " in capsys.readouterr().out
+    assert command._parser().parse_args(lines[2][1:]).train == (not trained)
 
 
 def test_worker_that_dies_ends_the_run():
-    config = Config(ranks=2, dp_replicate=1, dp_shard=1, timeout=60)
     with pytest.raises(WorkerError, match=r"stock: rank 1 ended \(exit code -9\) during 'ready'"):
-        with World("stock", config, overlay=False) as world:
+        with World("stock", RANK, 2, timeout=60, overlay=False) as world:
             processes = list(world.processes)
             os.kill(processes[1].pid, signal.SIGKILL)
             world.ask("ready")
@@ -108,51 +184,38 @@ def test_worker_that_dies_ends_the_run():
 
 
 def test_worker_that_raises_ends_the_run():
-    config = Config(ranks=2, dp_replicate=1, dp_shard=1, timeout=60)
-    with pytest.raises(
-        WorkerError, match=r"(?s)rank 0 failed during 'build'.*call torch.distributed.init_process_group first"
-    ):
-        with World("stock", config, overlay=False) as world:
-            world.ask("build", ranks=range(1))  # before it has joined a world
+    with pytest.raises(WorkerError, match=r"(?s)rank 0 failed during 'leave'.*Default process group has not been"):
+        with World("stock", RANK, 2, timeout=60, overlay=False) as world:
+            world.ask("leave", ranks=range(1))  # before it has joined a world
 
 
-def test_worker_that_is_late_ends_the_command(capsys):
-    assert main(["--ranks=2", "--timeout=0.001", *SMALL]) == 1
+def test_worker_that_is_late_ends_the_run(monkeypatch, capsys):
+    monkeypatch.setattr(command, "run", lambda screen: World("stock", RANK, 2, 0.001, overlay=False).ask("ready"))
+    assert main([]) == 1
     assert "no answer to 'ready' in 0.001 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "arguments, message, fits",
+    "arguments, message",
     [
-        (
-            ["--tp=3"],
-            "dp_replicate * dp_shard * tp must be the number of ranks, got 1 * 2 * 3 = 6 for 8 ranks",
-            "--tp 4; --tp 2; --ranks 9 --tp 3",
-        ),
-        (["--ep=3"], "dp_shard * tp must be a multiple of ep, got 4 and 3", "--ep 4; --ep 2; --ranks 9 --ep 3"),
-        (["--experts=3"], "experts must be a multiple of ep, got 3 and 2", "--experts 4; --experts 2"),
-        (["--batch=6"], "batch must be a multiple of dp_replicate * dp_shard, got 6 and 4", "--batch 8; --batch 4"),
-        (["--ranks=0"], "ranks must be at least 1, got 0", "--ranks 1"),
-        (["--steps=3"], "steps must be at least warmup + 2", "--steps 4"),
-        (["--json=no/such/folder.json"], "the folder of no/such/folder.json must exist", ""),
-        (["--top-k=5"], "top_k must be between 1 and experts (4), got 5", "--top-k 4"),
+        (["--steps=3"], "steps must be at least warmup + 2"),
+        (["--json=no/such/folder.json"], "the folder of no/such/folder.json must exist"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, message, fits, capsys):
+def test_arguments_that_make_no_sense_are_refused(arguments, message, capsys):
     assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error and (f"these fit: {fits}" in error if fits else "these fit" not in error)
-
-
-def test_picture_without_matplotlib_is_refused_before_it_runs(capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["--out=demo.png"]) == 2
-    assert "--out needs matplotlib" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_ranks_that_disagree_on_the_loss_are_an_error():
-    with pytest.raises(RuntimeError, match=r"overlay: ranks disagree on the loss of step 0: \[1.0, 2.0\]"):
-        Side("overlay").add_loss([1.0, 2.0])
+    with pytest.raises(WorkerError, match=r"overlay: ranks disagree on the loss of step 0: \[1.0, 2.0\]"):
+        _add_loss("overlay", {"losses": []}, [1.0, 2.0])
+
+
+def test_numbers_stand_below_one_another():
+    rows = [("calls", 44, 42, 0), ("time, ms", 1234.5, 1234.5, 1), ("B", None, 1, 0)]
+    lines = table.compared(("stock", "overlay"), rows)
+    assert [line.split()[-1] for line in lines] == ["better", "1.05x", "same"] and len({*map(len, lines)}) <= 2
 
 
 def test_text_is_the_same_for_everyone_and_bounded():

@@ -1,4 +1,4 @@
-"""`python -m torch_overlay demo`: one training job on stock torch and under the overlay, side by side."""
+"""`python -m torch_overlay demo`: what a user feels, measured on stock torch and under the overlay."""
 
 from __future__ import annotations
 

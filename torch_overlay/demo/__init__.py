@@ -1,8 +1,9 @@
-"""`python -m torch_overlay demo`: one training job, on stock torch and under the overlay, side by side.
+"""`python -m torch_overlay demo`: what a user feels, measured on gloo processes of this machine.
 
-A small byte-level transformer with a mixture-of-experts block learns real text on gloo processes of this machine, with
-FSDP2, tensor and expert parallelism. Both runs do the same arithmetic; what differs is the groups that it takes.
-Importing this package imports no torch: the parent process only reads arguments, starts workers and prints.
+Three panels (`panels.py`): weights from a trainer to its servers, ranks that build different meshes, a redistribution
+that stock gets wrong. `--train` trains a byte-level transformer with experts instead (`train.py`), by FSDP2, tensor and
+expert parallelism, once on stock torch and once under the overlay. Importing this package imports no torch: the parent
+process only reads arguments, starts ranks and prints.
 """
 
 from torch_overlay.demo.command import main

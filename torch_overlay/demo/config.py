@@ -13,7 +13,7 @@ class Config:
     """Everything that a worker must know, the same on every rank and in both runs.
 
     Degrees count ranks: `dp_replicate * dp_shard * tp == ranks`, and experts spread over `ep` of the `dp_shard * tp`
-    ranks of one replica. Sizes count elements, `batch` sequences of a global step, `seq` tokens, `timeout` seconds.
+    ranks of one replica. Sizes count elements, `batch` sequences of a global step, `seq` tokens.
 
     Raises ValueError with what was needed and what came if the sizes don't fit the degrees.
     """
@@ -37,7 +37,6 @@ class Config:
     seed: int = 0
     text_bytes: int = 1_000_000
     dtype: str = "float32"
-    timeout: float = 120.0
     flatten: bool = False  # make the groups that the norms and whole weights lack: see `joined`
 
     def __post_init__(self) -> None:
@@ -89,11 +88,6 @@ class Config:
         """
         pairs = {("fsdp", "tp"): (self.dp_shard, self.tp), ("efsdp", "ep"): (self.efsdp, self.ep)}
         return [axes for axes, sizes in pairs.items() if min(sizes) > 1]
-
-    @property
-    def lacks_groups(self) -> bool:
-        """Whether the group over all axes of a mesh, which the overlay makes, is wider than `joined`."""
-        return self.dp_replicate > 1 and bool(self.joined) and not self.flatten
 
     @property
     def tokens_per_step(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -52,19 +51,3 @@ def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
 def _kind(operator: str) -> str:
     bare = operator.strip("_")
     return next((kind for start, kind in _KINDS.items() if bare.startswith(start)), bare)
-
-
-def threads_and_sockets() -> tuple[int, int] | None:
-    """(threads, open sockets) of this process where the kernel tells (Linux), else None: groups cost both."""
-    try:
-        threads = len(os.listdir("/proc/self/task"))
-        return threads, sum(_is_socket(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-    except OSError:
-        return None
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return os.readlink(path).startswith("socket:")
-    except OSError:  # the file that listed the folder is closed by now
-        return False

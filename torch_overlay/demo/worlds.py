@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -12,10 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch_overlay.demo.config import Config
-
 # One process imports torch (and dynamo, for DTensor) and forks the workers. Without fork, each imports its own.
-_PRELOAD = ["torch_overlay.demo.worker", "torch._dynamo"]
+_PRELOAD = ["torch_overlay.demo.panel_ranks", "torch._dynamo"]
 _NUMPY = "ignore:Failed to initialize NumPy:UserWarning"
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
@@ -25,17 +24,23 @@ class WorkerError(RuntimeError):
 
 
 class World:
-    """The ranks of one run. Close it, or use it as a context: no process outlives it."""
+    """The ranks of one run. Close it, or use it as a context: no process outlives it.
 
-    def __init__(self, name: str, config: Config, overlay: bool) -> None:
-        self.name = name
-        self.config = config
+    Args:
+        make: the class of its ranks, as ``module:Class``; imported by the ranks, since it imports torch.
+        arguments: that the class takes beside the rank.
+        timeout: seconds that a rank may take for an answer.
+    """
+
+    def __init__(self, name: str, make: str, ranks: int, timeout: float = 120.0, **arguments: Any) -> None:
+        self.name, self.ranks, self.timeout = name, ranks, timeout
+        self._make, self._arguments = make, {"ranks": ranks, **arguments}
         self._logs = tempfile.TemporaryDirectory(prefix="torch_overlay_demo_")
         self.processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
         with _worker_environment():
-            for rank in range(config.ranks):
-                self._start(rank, overlay)
+            for rank in range(ranks):
+                self._start(rank)
 
     def __enter__(self) -> World:
         return self
@@ -45,22 +50,45 @@ class World:
 
     def ask(self, order: str, *arguments: Any, ranks: range | None = None) -> list[Any]:
         """Give an order to all ranks (or some) and return their answers by rank. Raises WorkerError."""
-        ranks = ranks or range(self.config.ranks)
-        for rank in ranks:
-            try:
-                self._pipes[rank].send((order, arguments))
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the answer, or its absence, says why
+        ranks = ranks or range(self.ranks)
+        self.tell(order, *arguments, ranks=ranks)
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + self.config.timeout
+        deadline = time.monotonic() + self.timeout
         while len(answers) < len(ranks):
             waiting = {self._pipes[rank]: rank for rank in ranks if rank not in answers}
             ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 who = self._who(sorted(waiting.values()))
-                raise WorkerError(f"{who}: no answer to {order!r} in {self.config.timeout:g} s")
+                raise WorkerError(f"{who}: no answer to {order!r} in {self.timeout:g} s")
             self._collect({waiting[pipe] for pipe in ready}, order, answers)  # type: ignore[index]
         return [answers[rank] for rank in ranks]
+
+    def tell(self, order: str, *arguments: Any, ranks: range) -> None:
+        """Give an order without waiting for the answer."""
+        for rank in ranks:
+            try:
+                self._pipes[rank].send((order, arguments))
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the answer, or its absence, says why
+
+    def enter(self) -> str:
+        """Let all ranks meet; torch's version."""
+        (release, *_) = self.ask("ready")
+        (port,) = self.ask("listen", ranks=range(1))
+        self.ask("join", port)
+        return release
+
+    def answered(self, rank: int, seconds: float = 0.0) -> bool:
+        """Whether a rank that was told something has answered, or ended."""
+        return self._pipes[rank].poll(seconds)
+
+    def log(self, rank: int) -> str:
+        """What a rank has printed so far."""
+        try:
+            with open(self._log(rank), encoding="utf-8", errors="replace") as log:
+                return log.read()
+        except OSError:
+            return ""
 
     def close(self, force: bool = False) -> None:
         """End all processes: politely, or at once if `force`."""
@@ -76,11 +104,11 @@ class World:
             process.join()
         self._logs.cleanup()
 
-    def _start(self, rank: int, overlay: bool) -> None:
+    def _start(self, rank: int) -> None:
         context: Any = multiprocessing.get_context(_METHOD)
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_serve, args=(self.config, rank, overlay, theirs, self._log(rank)), daemon=True
+            target=_serve, args=(self._make, rank, self._arguments, theirs, self._log(rank)), daemon=True
         )
         process.start()
         theirs.close()
@@ -107,17 +135,14 @@ class World:
         return os.path.join(self._logs.name, f"rank{rank}.log")
 
     def _last_words(self, rank: int) -> str:
-        try:
-            with open(self._log(rank), encoding="utf-8", errors="replace") as log:
-                return "".join(log.readlines()[-20:])
-        except OSError:
-            return ""
+        return "\n".join(self.log(rank).splitlines()[-20:])
 
 
-def _serve(*arguments: Any) -> None:
-    from torch_overlay.demo.worker import serve  # imports torch, which the parent never does
+def _serve(make: str, *arguments: Any) -> None:
+    from torch_overlay.demo.ranks import serve  # imports torch, which the parent never does
 
-    serve(*arguments)
+    module, _, name = make.partition(":")
+    serve(getattr(importlib.import_module(module), name), *arguments)
 
 
 @contextmanager

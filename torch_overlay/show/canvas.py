@@ -8,7 +8,7 @@ from typing import Any
 
 INK = "#2b2d42"
 FAINT = "#c9cdd6"
-SIDES = ("#8d99ae", "#e4572e")  # torch, the overlay: as in the demo's picture
+SIDES = ("#8d99ae", "#e4572e")  # torch, the overlay
 SIDE_INKS = ("#56627a", "#c23d17")  # the same, dark enough to be read as text
 STYLE: dict[str, Any] = {
     "font.size": 10,

@@ -1,0 +1,123 @@
+"""What the ranks of the demo's three panels do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import torch_overlay
+from torch_overlay.demo.panels import WEIGHTS
+from torch_overlay.demo.ranks import Rank, timed
+
+SHAPE = (128, 64)
+
+
+class WeightsRank(Rank):
+    """A trainer on ranks 0 to 3, two servers on ranks 4 and 5, and two ways to bring the weights over."""
+
+    def build(self) -> float:
+        """Make both sides, and the Transfer; its seconds."""
+        trainer, server = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp")), DeviceMesh("cpu", [4, 5])
+        self.trains, self.step = self.rank < 4, 0
+        cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
+        names = [f"w{number}" for number in range(WEIGHTS)]
+        mesh, zeros = trainer if self.trains else server, torch.zeros(SHAPE)
+        self.dims = {name: number % 2 for number, name in enumerate(names)}  # by which the servers cut
+        self.state = {
+            name: distribute_tensor(
+                zeros, mesh, cuts[number % 3] if self.trains else [Shard(number % 2)], src_data_rank=None
+            )
+            for number, name in enumerate(names)
+        }
+        sides = (self.state, None) if self.trains else (None, self.state)
+        start = time.perf_counter()
+        self.sync = torch_overlay.Transfer(*sides)
+        return time.perf_counter() - start
+
+    def train(self) -> None:
+        """Give every weight of the trainer new values, which tell elements, weights and steps apart."""
+        self.step += 1
+        if self.trains:
+            for number, (name, weight) in enumerate(self.state.items()):
+                new = distribute_tensor(self._whole(number), weight.device_mesh, weight.placements, src_data_rank=None)
+                self.state[name].to_local().copy_(new.to_local())
+
+    def _whole(self, number: int) -> torch.Tensor:
+        return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE) + 10_000 * number + self.step
+
+    def loop(self) -> None:
+        """By hand: each weight is made whole, sent to all, and cut by each server."""
+        for name, weight in self.state.items():
+            whole = weight.full_tensor() if self.trains else torch.empty(SHAPE)
+            dist.broadcast(whole, src=0)
+            if not self.trains:
+                weight.to_local().copy_(whole.chunk(2, dim=self.dims[name])[self.rank - 4])
+
+    def transfer(self) -> None:
+        self.sync.run()
+
+    def time(self, way: str) -> tuple[float, int | None]:
+        """The seconds, and the bytes that this rank wrote to sockets, where the kernel tells."""
+        before = written()
+        seconds = timed(getattr(self, way))
+        after = written()
+        return seconds, None if before is None or after is None else after - before
+
+    def count(self, way: str) -> int:
+        """The collectives of this rank."""
+        with CommDebugMode() as counted:
+            getattr(self, way)()
+        return counted.get_total_counts()
+
+    def right(self) -> int:
+        """How many of a server's weights are the trainer's of this step, to the bit."""
+        if self.trains:
+            return WEIGHTS
+        wholes = (self._whole(number).chunk(2, dim=number % 2)[self.rank - 4] for number in range(WEIGHTS))
+        return sum(torch.equal(weight.to_local(), part) for weight, part in zip(self.state.values(), wholes))
+
+
+def written() -> int | None:
+    """The bytes that this process has written so far, to whatever; None where the kernel doesn't tell (not Linux)."""
+    try:
+        with open("/proc/self/io") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
+    except (OSError, StopIteration):
+        return None
+
+
+class MeshRank(Rank):
+    """Ranks that build different meshes."""
+
+    def build(self) -> tuple[float, str]:
+        """The seconds, and the error if there was one."""
+        sizes, names = ((2, 2), ("dp", "tp")) if self.rank == 0 else ((4,), ("dp",))
+        start, error = time.perf_counter(), ""
+        try:
+            init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        except RuntimeError as said:
+            error = str(said)
+        return time.perf_counter() - start, error
+
+
+class GatherRank(Rank):
+    """Vectors of many lengths, cut over both axes of a mesh with a flattened view, and made whole again."""
+
+    def gather(self, longest: int) -> dict[int, list[int] | str]:
+        """What the whole vector is on this rank, for each length; the error if there was one."""
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        mesh._flatten("dp_tp")
+        return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
+
+    def _gathered(self, mesh: Any, length: int) -> list[int] | str:
+        cut = distribute_tensor(torch.arange(length), mesh, [Shard(0), Shard(0)], src_data_rank=None)
+        try:
+            return cut.full_tensor().tolist()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
