@@ -202,7 +202,7 @@ def test_lines_are_read_without_waiting_and_by_few_requests(missing, most):
 def pair(monkeypatch):
     """A world of two on a store that tests give, in which this rank waits."""
 
-    def waits(store) -> list[str]:
+    def waits(store, ranks=(0, 1)) -> list[str]:
         world = mock.Mock(**{"size.return_value": 2, "rank.return_value": 0})
         logged: list[str] = []
         monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: world)
@@ -211,7 +211,7 @@ def pair(monkeypatch):
         monkeypatch.setattr(_mesh_waits, "SECONDS", 0.05)
         monkeypatch.setattr(_mesh_waits.logger, "warning", logged.append)
         _mesh_waits.leave_line(lambda: "(a=2)")
-        with _mesh_waits.explained(lambda: ("come", [0, 1])):
+        with _mesh_waits.explained(lambda: ("come", ranks)):
             time.sleep(0.5)
         return logged
 
@@ -221,6 +221,12 @@ def pair(monkeypatch):
 def test_a_store_of_threads_serves(pair):
     (said,) = pair(dist.HashStore())
     assert "rank 0 builds (a=2); rank 1 came to no mesh yet" in said
+
+
+def test_in_a_large_world_few_are_asked_those_first_that_are_waited_for(pair, monkeypatch):
+    monkeypatch.setattr(_mesh_waits, "MOST", 3)
+    (said,) = pair(dist.HashStore(), [8, 9, *range(10_000)])
+    assert "rank 0 builds (a=2); ranks 8, 9 came to no mesh yet" in said
 
 
 @pytest.mark.parametrize("refuses", ["set", "clone", "check", "multi_get"])
