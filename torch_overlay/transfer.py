@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from .transfers.background import Running
     from .transfers.given import Names
     from .transfers.place import Place
 
@@ -98,7 +99,15 @@ class Transfer:
         rank that has no part in it."""
         return self._route.traffic
 
-    def run(self, *, only: Iterable[str] | None = None, version: int | None = None, check: bool = False) -> None:
+    def run(
+        self,
+        *,
+        only: Iterable[str] | None = None,
+        version: int | None = None,
+        check: bool = False,
+        async_op: bool = False,
+        snapshot: bool = False,
+    ) -> Running | None:
         """Bring the sources' values into the targets. Collective over the ranks of both sides.
 
         Args:
@@ -108,15 +117,19 @@ class Transfer:
                 `version`.
             check: compare the values of plain tensors, and of pieces with one place, that several ranks give, as when
                 the Transfer was made; reads all of them. The same on all ranks.
+            async_op: go on in the background, and return what to `wait()` for: until then the targets are undefined,
+                and until its `sent()` is true the sources are read. Errors come from `wait()`. On the CPU.
+            snapshot: send the sources' values of now, from copies that the budget has room for, so that they may
+                change at once.
 
         Raises:
             ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
                 placements, or lost its memory, ranks differ in `only`, `version` or `check`, or replicas differ; says
-                on which ranks what.
-            RuntimeError: the Transfer is closed, or running in another thread; or a rank failed: says whether targets
-                were written.
+                on which ranks what. In the background: a source is pending, or was changed in place meanwhile, as
+                its version counter says.
+            RuntimeError: the Transfer is closed, or is running; or a rank failed: says whether targets were written.
         """
-        self._route.run(only, version, check)
+        return self._route.run(only, version, check, async_op, snapshot)
 
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Take the tensors of these trees from now on, for those that were given before; a side that is None stays.

@@ -192,9 +192,7 @@ class ChangeCases:
                     first = pool.submit(transfer.run)
                     inside.wait(20)
                     for _ in range(2):
-                        with self.assertRaisesRegex(
-                            RuntimeError, "running in another thread, and runs go one at a time"
-                        ):
+                        with self.assertRaisesRegex(RuntimeError, "is running, and runs go one at a time"):
                             transfer.run()
                     if step == 2:  # it waits for the run
                         threading.Timer(0.1, go_on.set).start()

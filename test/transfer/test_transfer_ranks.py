@@ -3,6 +3,7 @@
 from torch.testing._internal.common_utils import run_tests
 
 from mesh_ranks import EightRanks
+from rank_background import BackgroundCases
 from rank_changes import ChangeCases
 from rank_gradients import GradientCases
 from rank_loads import LoadCases
@@ -25,6 +26,7 @@ from way import needs_package
 class TestTransferOnEightRanks(
     TransferCases,
     ChangeCases,
+    BackgroundCases,
     ReductionCases,
     ModeCases,
     GroupCases,

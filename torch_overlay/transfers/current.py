@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
+from .background import version_of
 from .descriptions import Meshes, by_sentence, layout_of
 from .given import Piece, Plain
 from .runs import free
@@ -48,6 +49,18 @@ class Current:
         if changed is None and other._piece != self._piece:
             changed = f"is {other._piece or 'a whole'} and was {self._piece or 'a whole'}"
         return None if changed is None else f"has {self._name!r}, which {changed} when the Transfer was made"
+
+    @property
+    def versions(self) -> tuple[int | None, ...]:
+        """How often it was changed in place: by itself, and as the local tensor of a DTensor."""
+        local = self._tensor._local_tensor
+        whole = self._tensor if isinstance(self._tensor, torch.Tensor) else local
+        return version_of(whole), version_of(local)
+
+    @property
+    def changed(self) -> str:
+        """That it was, in words."""
+        return f"the {self._side} {self._name!r} was changed in place while it was sent"
 
     @property
     def box(self) -> Box | None:

@@ -12,6 +12,7 @@ from ..distributed._rank_map import of_ranks
 from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, phases
 from ._planner.schedule import Schedule
+from .background import Running, copies
 from .current import Current, Word, locals_of
 from .descriptions import SIDES, Description, agreed, describe, unlike
 from .exchanges import Exchanges, Torn
@@ -25,7 +26,7 @@ from .teams import Team
 from .words import all_from_data, as_data, boxed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -77,6 +78,7 @@ class Route:
         self._team = self._new_team(meeting) if self.tensors else None
         self._is_closed, self._runs, self._meeting = False, 0, meeting
         self._running = Lock()
+        self._last: Running | None = None  # in the background
         self.traffic: Traffic = {}
         self.count = self.staging = 0
         if self._team is None:
@@ -169,53 +171,114 @@ class Route:
             most = max(most, held(parts, self._moves) + max(exchanges.staging, sum([part.packed for part in parts])))
         return most
 
-    def run(self, only: Iterable[str] | None = None, version: int | None = None, check: bool = False) -> None:
+    def run(
+        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+    ) -> Running | None:
         """Read the sources and write the targets. Raises as `Transfer.run`."""
         if not self._running.acquire(blocking=False):
-            raise RuntimeError(
-                "This Transfer is running in another thread, and runs go one at a time. Wait for that one to end."
-            )
+            raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
+        begun = None
         try:
             if self._is_closed:
                 raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
-            if self.traffic:
-                self._run(None if only is None else tuple(sorted({*only})), version, check)
+            self._raise_unheard()
+            if async_op:
+                self._refuse_async()
+            job = self._begin(None if only is None else tuple(sorted({*only})), version, check, async_op, snapshot)
+            if async_op:
+                begun = self._last = Running(job, self._running.release)
+                return begun
+            job()
         finally:
-            self._running.release()
+            if begun is None:
+                self._running.release()
+        return None
+
+    def _raise_unheard(self) -> None:
+        """An error of the last run in the background, if nobody waited for it."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.raise_unheard()
+
+    def _refuse_async(self) -> None:
+        """ValueError, on all ranks, where a run in the background would do what it may not."""
+        pending = [leg.tensor.name for leg in self.legs if leg.reduction is not None]
+        if pending:
+            raise ValueError(
+                f"The sources {', '.join(map(repr, pending))} are pending, and are reduced by the groups of their "
+                "mesh, which the program uses meanwhile: redistribute them before, or run without async_op."
+            )
+        if self.tensors and self.tensors[0].source.device != "cpu":
+            raise NotImplementedError("Runs in the background are for tensors on the CPU. Run without async_op.")
+
+    def _begin(
+        self, only: tuple[str, ...] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+    ) -> Callable[[], None]:
+        """Look at the tensors of this moment; returns what is to be done with them."""
+        if not self.traffic:
+            return lambda: None
+        numbers, unknown = self._numbers(only)
+        (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
+        own = sources
+        if snapshot:
+            sources, full = copies(own, self._budget - self.staging)
+            more += [] if full is None else [full]
+        read = [(each, each.versions) for each in map(self._sources.__getitem__, numbers) if each is not None]
+        word = Word([*unknown, *wrong, *more], only, version, check)
+
+        def job() -> None:
+            self._run(word, numbers, sources, targets)
+            if async_op:
+                changed = [] if snapshot else [each.changed for each, before in read if each.versions != before]
+                self._check_unchanged(changed)
+
+        return job
+
+    def _check_unchanged(self, problems: Sequence[str]) -> None:
+        """ValueError, on all ranks, if a source of some rank was changed while it was read."""
+        found, _ = Word(problems).agree(self._member, self._device)
+        if found:
+            raise ValueError(
+                f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(found)}. "
+                "Wait until sent(), or run with snapshot=True."
+            )
 
     @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
-    def _run(self, only: tuple[str, ...] | None, version: int | None, check: bool) -> None:
+    def _run(self, word: Word, numbers: Sequence[int], sources: Locals, targets: Locals) -> None:
         problems: list[str] = []
         try:
-            numbers, unknown = self._numbers(only)
-            (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
-            problems, said = Word([*unknown, *wrong, *more], only, version, check).agree(self._member, self._device)
-            if check and not problems:
+            problems, said = word.agree(self._member, self._device)
+            if word.checks and not problems:
                 problems = self._unlike(sources)
             if not problems:
-                if only not in self._phases:
-                    self._phases[only] = self._planned(numbers)
-                self._carry_out(self._phases[only], sources, targets)
+                if word.only not in self._phases:
+                    self._phases[word.only] = self._planned(numbers)
+                self._carry_out(self._phases[word.only], sources, targets)
                 self.version = said
         except Exception as error:
-            torn = isinstance(error, Torn)
-            state = "some targets are new and others not, or half so" if torn else "no target was written"
-            cause: BaseException | None = error
-            while isinstance(cause, Torn):
-                cause = cause.__cause__
-            # Of a fault of its own a rank tells the others, and waits for nobody.
-            others = self.ranks if isinstance(cause, RuntimeError) else []
-            silent = silent_ranks(self._meeting, others, self._failure)
-            who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
-            raise RuntimeError(
-                f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
-            ) from error
+            raise self._failed(error) from error
         if problems:
             raise ValueError(
                 f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
                 "runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             )
         self._runs += 1
+
+    def _failed(self, error: Exception) -> RuntimeError:
+        """What to say of an error in a run: whether something was written, and who doesn't answer."""
+        state = (
+            "some targets are new and others not, or half so" if isinstance(error, Torn) else "no target was written"
+        )
+        cause: BaseException | None = error
+        while isinstance(cause, Torn):
+            cause = cause.__cause__
+        # Of a fault of its own a rank tells the others, and waits for nobody.
+        others = self.ranks if isinstance(cause, RuntimeError) else []
+        silent = silent_ranks(self._meeting, others, self._failure)
+        who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
+        return RuntimeError(
+            f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
+        )
 
     def _unlike(self, sources: Locals) -> list[str]:
         """Which replicas that are no DTensors differ now, the same on all ranks."""

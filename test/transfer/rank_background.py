@@ -1,0 +1,118 @@
+"""Runs in the background: the program goes on, and its changes of the sources are seen."""
+
+import threading
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import torch_overlay
+from mesh_ranks import WORLD, make_root
+from torch_overlay.transfers.exchanges import Exchanges
+
+
+def held(event):
+    """Runs that don't begin to exchange before an event."""
+    start = Exchanges._start
+
+    def waits(self, *given):
+        assert event.wait(20)
+        return start(self, *given)
+
+    return mock.patch.object(Exchanges, "_start", waits)
+
+
+class BackgroundCases:
+    """Cases for ``EightRanks``."""
+
+    def sides(self):
+        """A weight of a trainer on ranks 0 to 3, as an optimizer has it, and plain ones of servers on the others."""
+        mesh = make_root(range(4), (4,), ("dp",))
+        weight = distribute_tensor(torch.arange(24.0).reshape(8, 3), mesh, [Shard(0)], src_data_rank=None)
+        weight = torch.nn.Parameter(weight)
+        return weight, {"w": weight} if self.rank < 4 else None, {"w": torch.zeros(8, 3)} if self.rank > 3 else None
+
+    def test_the_program_goes_on_by_the_groups_of_its_mesh(self):
+        every = make_root(range(WORLD), (8,), ("all",))
+        _, source, target = self.sides()
+        go = threading.Event()
+        with torch_overlay.Transfer(source, target) as sync:
+            for version in (3, 4):
+                with held(go):
+                    work = sync.run(version=version if source else None, async_op=True)
+                    self.assertFalse(work.is_completed() or work.sent())
+                    with self.assertRaisesRegex(RuntimeError, "is running, and runs go one at a time"):
+                        sync.run()
+                    for _ in range(20):  # on the same ranks, meanwhile
+                        ones = torch.ones(1000)
+                        dist.all_reduce(ones, group=every.get_group())
+                        self.assertEqual(ones[0].item(), WORLD)
+                    go.set()
+                    work.wait()
+                self.assertTrue(work.is_completed() and work.sent())
+                self.assertEqual(sync.version, version)
+                go.clear()
+            if target:
+                self.assertEqual(target["w"], torch.arange(24.0).reshape(8, 3))
+
+    def test_a_step_meanwhile_is_seen_on_all_ranks(self):
+        weight, source, target = self.sides()
+        go = threading.Event()
+        with torch_overlay.Transfer(source, target) as sync, held(go):
+            work = sync.run(async_op=True)
+            if self.rank == 2:
+                with torch.no_grad():
+                    weight.add_(1.0)
+            go.set()
+            with self.assertRaisesRegex(
+                ValueError, "of two moments: rank 2: the source 'w' was changed in place while it was sent"
+            ):
+                work.wait()
+            sync.run(async_op=True).wait()  # nothing of it stays
+
+    def test_a_snapshot_has_the_values_of_that_moment(self):
+        weight, source, target = self.sides()
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        go = threading.Event()
+        with torch_overlay.Transfer(source, target) as sync, held(go):
+            work = sync.run(async_op=True, snapshot=True)
+            if source:
+                (weight * weight).sum().backward()
+                optimizer.step()
+            go.set()
+            work.wait()
+            if target:
+                self.assertEqual(target["w"], torch.arange(24.0).reshape(8, 3))
+            sync.run()
+            if target:
+                self.assertEqual(target["w"], -torch.arange(24.0).reshape(8, 3))
+
+    def test_a_snapshot_stays_within_the_budget(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = DTensor.from_local(torch.ones(100, 10), mesh, [Shard(0)], run_check=False)
+        with torch_overlay.Transfer([source], [torch.zeros(800, 10)], budget=3000) as sync:
+            with self.assertRaisesRegex(ValueError, "nothing was sent: ranks 0-7: a snapshot takes 4000 bytes, and"):
+                sync.run(async_op=True, snapshot=True).wait()
+            sync.run(async_op=True).wait()
+
+    def test_an_error_that_nobody_waited_for_comes_with_the_next_run(self):
+        _, source, target = self.sides()
+        with torch_overlay.Transfer(source, target) as sync:
+            sync.run(only=["w" if self.rank else "x"], async_op=True)._thread.join()
+            with self.assertRaisesRegex(ValueError, "rank 0: only names 'x'"):
+                sync.run()
+            sync.run()
+            work = sync.run(async_op=True)
+        work.wait()  # close() waited for it
+        self.assertTrue(work.is_completed())
+
+    def test_what_is_pending_is_not_reduced_behind_the_program(self):
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        source = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
+        target = DTensor.from_local(torch.zeros(4), mesh, [Replicate()], run_check=False)
+        with torch_overlay.Transfer({"g": source}, {"g": target}) as sync:
+            with self.assertRaisesRegex(ValueError, "The sources 'g' are pending, .* redistribute them before"):
+                sync.run(async_op=True)
+            sync.run()
+        self.assertEqual(target.to_local(), torch.full((4,), 8.0))
