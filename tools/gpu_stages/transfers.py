@@ -20,7 +20,7 @@ BYTES = ("float8_e4m3fn", "float8_e5m2", "bool", "complex64", "complex128", "int
 
 
 def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
-    checks = [Check(casts), Check(plain_tensors), Check(subsets), Check(budgets), Check(pending_sums)]
+    checks = [Check(casts), Check(plain_tensors), Check(subsets), Check(pieces), Check(budgets), Check(pending_sums)]
     checks += [Check(used_and_freed_at_once), Check(on_a_stream, needs_gpu=True), Check(part_of_the_mesh)]
     yield from asked(run, checks, backend)
 
@@ -28,7 +28,7 @@ def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
 def nccl_transfer(run: Run) -> Iterator[Found]:
     """The same by NCCL, and types that gloo doesn't reduce; then a part of a world that is bound to its device."""
     yield from transfer(run, run.best)
-    yield from asked(run, [Check(types)], run.best)
+    yield from asked(run, [Check(types), Check(place)], run.best)
     bound = [Check(budgets, needs_gpu=True), Check(part_of_the_mesh, needs_gpu=True)]
     yield from asked(run, bound, run.best, bound=not run.dry)
 
@@ -119,6 +119,45 @@ def plain_tensors(mesh: Any, rank: int) -> str | None:
         with Transfer({"w": source}, {"w": target}) as sync:
             sync.run()
     return None if _same(came, whole) else "a replica came back otherwise"
+
+
+def pieces(mesh: Any, rank: int) -> str | None:
+    """Shards into two halves of a fused tensor, cast, on every rank; and a block that goes round from there."""
+    from torch_overlay import Transfer, piece
+
+    whole, device = _whole((12, 10), "float32"), mesh.device_type
+    fused = torch.zeros(2, 12, 5, dtype=torch.bfloat16, device=device)
+    halves = tuple(piece(fused[part], (12, 10), (0, 5 * part)) for part in range(2))
+    ranks = mesh.mesh.flatten().tolist()
+    rows = [torch.zeros(1, 10, device=device) for _ in range(ranks.index(rank), 12, len(ranks))]
+    round_ = tuple(piece(row, (12, 10), (ranks.index(rank) + n * len(ranks), 0)) for n, row in enumerate(rows))
+    for source, target in ((_cut(whole, mesh, "S0 S1"), halves), (halves, round_)):
+        with Transfer({"w": source}, {"w": target}) as sync:
+            sync.run()
+    if not _same(torch.cat([*fused], 1), whole.bfloat16()):
+        return "halves of a fused tensor came otherwise"
+    return (
+        None if _same(torch.cat(rows), whole[ranks.index(rank) :: len(ranks)]) else "rows that go round came otherwise"
+    )
+
+
+def place(mesh: Any, rank: int) -> str | None:
+    """A group apart from the world's: the ranks meet in another order, as those of several worlds do."""
+    import socket
+
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    from torch_overlay import meet
+
+    store, last = distributed_c10d._get_default_store(), dist.get_world_size() - 1
+    if rank == last:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            store.set("place", str(free.getsockname()[1]))
+    address = f"tcp://127.0.0.1:{store.get('place').decode()}"
+    with meet(address, rank=last - rank, world_size=last + 1, key="key", timeout=30) as met:
+        return _moved(mesh, "float32", "bfloat16", group=met)
 
 
 def subsets(mesh: Any, rank: int) -> str | None:
