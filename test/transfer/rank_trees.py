@@ -3,13 +3,16 @@
 import itertools
 import pathlib
 import sys
+from unittest import mock
 
 import torch
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from torch_overlay.transfers import two_meshes
 from width import NIGHTLY, sample
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
@@ -230,6 +233,30 @@ class TreeCases:
                 tensor.redistribute(other, (R,))
         finally:
             torch_overlay.enable(**self.overlay_options)
+
+    def test_plans_that_are_remembered_and_forgotten(self):
+        """Plans to another mesh: of the same specs made once, with the values of each time; whatever a rank forgot."""
+        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))
+        plan = two_meshes._Plan.of
+        for budget in (1 << 20, 3000):
+            with mock.patch.object(two_meshes._Plan, "of", mock.Mock(side_effect=plan)) as made:
+                others = [((16, 8), (S(0), S(1))), ((16, 9), (R, S(0))), ((16, 9), (P, S(0)))]
+                for number, (shape, before) in enumerate([((16, 9), (S(0), S(1)))] * 3 + others * 2):
+                    whole = torch.arange(shape[0] * shape[1]).reshape(shape) * 1.0 + number
+                    kept = [R if each == P else each for each in before]
+                    local = distribute_tensor(whole, mesh, kept, src_data_rank=None).to_local()
+                    tensor = DTensor.from_local(local, mesh, before, shape=shape, stride=(shape[1], 1))
+                    if number == 4 and self.rank == 3:
+                        two_meshes._plans.clear()
+                    found = torch_overlay.redistribute([tensor], other, (S(1), S(0)), budget=budget)[0]
+                    whole = whole * (4 if P in before else 1)
+                    want = distribute_tensor(whole, other, (S(1), S(0)), src_data_rank=None)
+                    self.assertEqual(found.to_local(), want.to_local())
+            self.assertEqual(made.call_count, 5 if self.rank == 3 else 4)
+        kept = two_meshes._plans[distributed_c10d._get_default_group()]
+        self.assertEqual(len(kept), 3 if self.rank == 3 else two_meshes.PLANS)
+        self.reopen_world()
+        self.assertEqual(len(two_meshes._plans), 0)
 
     def test_placements_that_do_not_fit(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))

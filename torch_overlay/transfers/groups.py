@@ -16,11 +16,13 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ..distributed import config
 from ..distributed._member_names import MemberNames
 from ..distributed._rank_map import of_ranks
+from ._planner.schedule import ROUNDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from datetime import timedelta
 
+    from ._planner.routes import Move
     from ._planner.schedule import Schedule
     from .teams import Team
 
@@ -99,6 +101,14 @@ def timeout_of(group: ProcessGroup) -> timedelta:
 
 
 Traffic = dict[int, tuple[int, int, int]]
+
+
+def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
+    """Bytes that no rank has more of to send and to get in these moves; every rank finds the same."""
+    most = ROUNDED * 2 * len(ranks)
+    for move in moves:
+        most += move.itemsize * (len(ranks) * move.source.regions.most + move.target.regions.most)
+    return most
 
 
 def agreed_count(schedule: Schedule, budget: int, team: Team, device: torch.device) -> tuple[int, Traffic]:

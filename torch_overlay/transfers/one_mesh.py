@@ -21,10 +21,11 @@ from ..distributed.tensor._specs import read_cuts
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.routes import Move
-from ._planner.schedule import ROUNDED, Schedule, kept_schedule
+from ._planner.schedule import Schedule, kept_schedule
 from ._planner.sides import Ranks, Side
 from .descriptions import Meshes, misfit, regions_on
 from .exchanges import Exchanges
+from .groups import most_bytes
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
@@ -194,10 +195,7 @@ def _count(
     asking; else they ask one another."""
     if group is None:
         return 0
-    ranks = group.size()
-    most = ROUNDED * 2 * ranks
-    for move in moves:
-        most += move.itemsize * (ranks * move.source.regions.most + move.target.regions.most)
+    most = most_bytes(moves, range(group.size()))
     if most <= budget:
         return 1
     least = torch.tensor(schedule.least(budget), device=device)

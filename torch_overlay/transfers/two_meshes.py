@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -14,11 +16,11 @@ from ..distributed.tensor._planner.regions import NotPlanned
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.routes import Move
-from ._planner.schedule import kept_schedule
+from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Side
 from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges
-from .groups import agreed_count, kept_group
+from .groups import agreed_count, kept_group, most_bytes
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
@@ -27,12 +29,13 @@ from .teams import Team
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ._planner.reductions import Part
     from .targets import Placements
 
 Target = tuple["DeviceMesh", "Placements"]
+PLANS = 4  # of a world, that are remembered
 
 
 def change_meshes(
@@ -48,25 +51,85 @@ def change_meshes(
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
-    meshes = Meshes()
-    moves = moves_across(tensors, targets, meshes)
+    key = tuple([(t._spec, t._local_tensor.device, *target) for t, target in zip(tensors, targets)]), budget
+    plan = _taken(key) or _Plan.of(tensors, targets, budget)
     made = []
-    for tensor, move, (mesh, _) in zip(tensors, moves, targets):
-        here = meshes.see(mesh).here
-        # Outside of its mesh a tensor is empty; with all its dims, so that gradients can flow through it there.
-        shape_here = (0,) * max(tensor.ndim, 1) if here is None else move.target.box(here).length
-        made.append(torch.empty(shape_here, dtype=tensor.dtype, device=tensor._local_tensor.device))
-    sides = {side.ranks for move in moves for side in (move.source, move.target)}
-    members = sorted({rank for ranks in sides for rank in ranks.ranks})
-    group = kept_group(members)
-    if group is None:
-        raise RuntimeError(
-            f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
-        )
-    wrong = [misfit(name, tensor, move.source.regions, meshes) for name, tensor, move in zip(names, tensors, moves)]
-    with one_fate(group, wrong):
-        _exchange(tensors, moves, made, budget, group, meshes)
-    return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
+    for tensor, shape in zip(tensors, plan.shapes):
+        made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor._local_tensor.device))
+    wrong: list[str | None] = []
+    if any(tensor._local_tensor.shape != shape for tensor, shape in zip(tensors, plan.held)):
+        meshes = Meshes()
+        wrong += [misfit(name, t, move.source.regions, meshes) for name, t, move in zip(names, tensors, plan.moves)]
+    with one_fate(plan.group, wrong):
+        _exchange(tensors, plan, made, budget)
+    _keep(key, plan, tensors)
+    return [DTensor(local, spec, requires_grad=False) for local, spec in zip(made, plan.specs)]
+
+
+class _Plan(NamedTuple):
+    """What is found once for tensors that lie alike.
+
+    Attributes:
+        shapes: of what this rank gets; outside of a mesh nothing, with all its dims, so that gradients can flow there.
+        held: of what this rank has.
+        specs: of the results.
+        parts: what is reduced and exchanged together.
+        most: for each of these, bytes that no rank has more of to send and to get; all ranks know it.
+        ready: the exchanges of these, as they were made the last time.
+    """
+
+    moves: list[Move]
+    shapes: list[tuple[int, ...]]
+    held: list[tuple[int, ...]]
+    specs: list[DTensorSpec]
+    group: ProcessGroup
+    parts: list[list[Part]]
+    most: list[int]
+    ready: list[Exchanges]
+
+    @staticmethod
+    def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> _Plan:
+        """Raises as `change_meshes`, before anything is sent."""
+        meshes = Meshes()
+        moves = moves_across(tensors, targets, meshes)
+        shapes, held, specs = [], [], []
+        for tensor, move, (mesh, placements) in zip(tensors, moves, targets):
+            here, there = meshes.see(tensor.device_mesh).here, meshes.see(mesh).here
+            shapes.append((0,) * max(tensor.ndim, 1) if there is None else move.target.box(there).length)
+            held.append(tuple(tensor._local_tensor.shape) if here is None else move.source.box(here).length)
+            specs.append(_spec_like(tensor, mesh, placements))
+        sides = {side.ranks for move in moves for side in (move.source, move.target)}
+        members = sorted({rank for ranks in sides for rank in ranks.ranks})
+        group = kept_group(members)
+        if group is None:
+            raise RuntimeError(
+                f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
+            )
+        parts = phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget)
+        most = [
+            most_bytes([move for move in moves_of(some, moves) if isinstance(move, Move)], members) for some in parts
+        ]
+        return _Plan(moves, shapes, held, specs, group, parts, most, [])
+
+
+# Plans of this world, by what they were made for, the latest last. One that is used isn't in it.
+_plans: WeakKeyDictionary[ProcessGroup, dict[Any, _Plan]] = WeakKeyDictionary()
+
+
+def _taken(key: Any) -> _Plan | None:
+    """A plan that was made before; its group is still there."""
+    plan = _plans.get(distributed_c10d._get_default_group(), {}).pop(key, None)
+    return plan if plan is not None and plan.group in distributed_c10d._world.pg_map else None
+
+
+def _keep(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
+    """A program that moves its model does so again and again. What is large isn't kept, nor what has no numbers."""
+    if len(tensors) * plan.group.size() > KEPT or any(type(t._local_tensor) is not torch.Tensor for t in tensors):
+        return
+    known = _plans.setdefault(distributed_c10d._get_default_group(), {})
+    known[key] = plan
+    while len(known) > PLANS:
+        known.pop(next(iter(known)), None)
 
 
 def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: Meshes) -> list[Move]:
@@ -104,34 +167,44 @@ def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduct
 
 def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     """A DTensor of the same shape and strides on another mesh, or with other placements."""
-    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
-    return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
+    return DTensor(local, _spec_like(tensor, mesh, placements), requires_grad=False)
 
 
-def _exchange(
-    tensors: Sequence[DTensor],
-    moves: Sequence[Move],
-    made: Sequence[torch.Tensor],
-    budget: int,
-    group: ProcessGroup,
-    meshes: Meshes,
-) -> None:
-    rank, team = dist.get_rank(), Team.of(group)
+def _spec_like(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> DTensorSpec:
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(tensor.shape, tensor.stride(), tensor.dtype))
+
+
+def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tensor], budget: int) -> None:
+    team, moves, device = Team.of(plan.group), plan.moves, made[0].device
     held, wanted = (
-        [local if side.ranks.coordinate(rank) is not None else None for local, side in zip(locals_, sides)]
+        [local if side.ranks.coordinate(team.rank) is not None else None for local, side in zip(locals_, sides)]
         for locals_, sides in (
             ([tensor._local_tensor.detach() for tensor in tensors], [move.source for move in moves]),
             (made, [move.target for move in moves]),
         )
     )
-    for parts in phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget):
-        these = moves_of(parts, moves)
-        schedule = kept_schedule(these, rank, group.size())
-        count, _ = agreed_count(schedule, room(parts, moves, budget), team, made[0].device)
-        exchanges = Exchanges(schedule, count, team, made[0].device)
-        given = reduce_parts(parts, [tensor.device_mesh for tensor in tensors], held)
+    meshes = [tensor.device_mesh for tensor in tensors]
+    for number, parts in enumerate(plan.parts):
+        exchanges = _ready(plan, number, room(parts, moves, budget), team, device)
+        given = reduce_parts(parts, meshes, held)
         exchanges.run(given, [wanted[part.number] for part in parts])
         free_results(parts, given)
+
+
+def _ready(plan: _Plan, number: int, budget: int, team: Team, device: torch.device) -> Exchanges:
+    """The exchanges of some parts. How many there are follows from the moves alone, or ranks ask one another each time:
+    what one of them remembers, another may have forgotten."""
+    before = plan.ready[number] if number < len(plan.ready) else None
+    if before is not None and plan.most[number] <= budget:
+        return before
+    these = moves_of(plan.parts[number], plan.moves)
+    schedule = before.schedule if before is not None else kept_schedule(these, team.rank, len(team.ranks))
+    count = 1 if plan.most[number] <= budget else agreed_count(schedule, budget, team, device)[0]
+    if before is not None and before.count == count:
+        return before
+    made = Exchanges(schedule, count, team, device)
+    plan.ready[number:] = [made]
+    return made
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
