@@ -278,8 +278,10 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     >>> target["w"]
     tensor([1., 1.])
     """
+    from .overlay import require_recognised
     from .transfers.place import Place
 
+    require_recognised()
     return Place(address, rank, world_size, key, timeout)
 
 
@@ -333,8 +335,10 @@ def redistribute(
 
     >>> full = torch_overlay.redistribute(model.state_dict(), placements=Replicate())  # doctest: +SKIP
     """
+    from .overlay import require_recognised
     from .transfers import redistribution
 
+    require_recognised()
     return redistribution.redistribute(tensors, device_mesh, placements, budget=budget)
 
 

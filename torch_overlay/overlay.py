@@ -145,6 +145,12 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
     return status()
 
 
+def require_recognised() -> None:
+    """UnknownRelease, unless torch's release is known, or the overlay was turned on without being strict about it."""
+    if _session is None:
+        versions.require_supported(versions.running())
+
+
 def _again(session: Session, strict: bool | None, options: dict[str, object]) -> report.Status:
     """Already on: take the options that are named, keep the others."""
     if strict and session.refused:

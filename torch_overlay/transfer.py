@@ -68,8 +68,10 @@ class Transfer:
         gone: Sequence[int] = (),
         strict: bool = True,
     ) -> None:
+        from .overlay import require_recognised
         from .transfers.route import Route
 
+        require_recognised()
         self.budget = budget
         self._route = Route(source, target, budget, group, names, gone, strict)
 

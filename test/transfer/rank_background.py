@@ -1,6 +1,8 @@
 """Runs in the background: the program goes on, and its changes of the sources are seen."""
 
+import gc
 import threading
+import weakref
 from unittest import mock
 
 import torch
@@ -13,14 +15,14 @@ from torch_overlay.transfers.exchanges import Exchanges
 
 
 def held(event):
-    """Runs that don't begin to exchange before an event."""
-    start = Exchanges._start
+    """Runs that don't read their sources before an event."""
+    run = Exchanges.run
 
     def waits(self, *given):
         assert event.wait(20)
-        return start(self, *given)
+        return run(self, *given)
 
-    return mock.patch.object(Exchanges, "_start", waits)
+    return mock.patch.object(Exchanges, "run", waits)
 
 
 class BackgroundCases:
@@ -56,6 +58,16 @@ class BackgroundCases:
             if target:
                 self.assertEqual(target["w"], torch.arange(24.0).reshape(8, 3))
 
+    def test_nothing_is_kept_of_a_run_that_ended(self):
+        weight, source, target = self.sides()
+        with torch_overlay.Transfer(source, target) as sync:
+            work = sync.run(async_op=True, snapshot=True)
+            work.wait()
+        kept = [weakref.ref(each._local_tensor if source else each) for each in (source or target).values()]
+        del weight, source, target
+        gc.collect()
+        self.assertEqual([each() for each in kept], [None])
+
     def test_a_step_meanwhile_is_seen_on_all_ranks(self):
         weight, source, target = self.sides()
         go = threading.Event()
@@ -70,6 +82,27 @@ class BackgroundCases:
             ):
                 work.wait()
             sync.run(async_op=True).wait()  # nothing of it stays
+
+    def test_one_side_in_the_background(self):
+        """The other one waits; all agree in the end, and the next run is as any."""
+        weight, source, target = self.sides()
+        with torch_overlay.Transfer(source, target) as sync:
+            for step in range(3):
+                go = threading.Event()
+                if target:
+                    go.set()
+                with held(go):
+                    work = sync.run(async_op=True) if source else None
+                    if step == 1 and self.rank == 1:
+                        with torch.no_grad():
+                            weight.add_(0.0)
+                    go.set()
+                    wait = work.wait if work is not None else sync.run
+                    if step == 1:
+                        with self.assertRaisesRegex(ValueError, "rank 1: the source 'w' was changed in place"):
+                            wait()
+                    else:
+                        wait()
 
     def test_a_snapshot_has_the_values_of_that_moment(self):
         weight, source, target = self.sides()
@@ -100,9 +133,16 @@ class BackgroundCases:
         _, source, target = self.sides()
         with torch_overlay.Transfer(source, target) as sync:
             sync.run(only=["w" if self.rank else "x"], async_op=True)._thread.join()
-            with self.assertRaisesRegex(ValueError, "rank 0: only names 'x'"):
+            with self.assertRaisesRegex(ValueError, "of the last run nobody waited for: .*rank 0: only names 'x'"):
                 sync.run()
             sync.run()
+            work = sync.run(only=["x"], async_op=True)
+            work._thread.join()
+            if self.rank:  # one rank heard of it, and all are told together
+                with self.assertRaisesRegex(ValueError, "only names 'x'"):
+                    work.wait()
+            with self.assertRaisesRegex(ValueError, "nothing was sent: rank 0: of the last run nobody waited for"):
+                sync.run()
             work = sync.run(async_op=True)
         work.wait()  # close() waited for it
         self.assertTrue(work.is_completed())

@@ -271,6 +271,26 @@ class PieceCases:
         for n, each in enumerate(grads.values()):
             self.assertTrue(bool((each.to_local() == 100.0 + n).all()))
 
+    def test_one_element_with_any_stride_goes_by_itself(self):
+        """Its tensor says a stride of 8, and counts as contiguous."""
+        source = torch.full((1, 8), 3.0).t()[:1] if self.rank == 2 else None
+        target = torch.zeros(1, 8).t()[:1] if self.rank == 5 else None
+        with mock.patch.object(direct, "LARGE", Large(1, 40)), torch_overlay.Transfer([source], [target]) as transfer:
+            transfer.run()
+        if target is not None:
+            self.assertEqual((target.stride(), target.item()), ((1, 8), 3.0))
+
+    def test_many_pieces_on_both_sides_are_as_many_legs(self):
+        """Not one for each two of them, which would be looked at in each run."""
+        rows = [piece(torch.full((1, 4), float(n)), (96, 4), (n, 0)) for n in range(96)]
+        target = [piece(torch.zeros(1, 4), (96, 4), (n, 0)) for n in reversed(range(96))]
+        sides = tuple(rows) if self.rank == 0 else None, tuple(target) if self.rank == 7 else None
+        with torch_overlay.Transfer(*[{"w": side} for side in sides]) as transfer:
+            transfer.run()
+            self.assertTrue(len(transfer._route.legs) <= 97)
+        if self.rank == 7:
+            self.assertTrue(all(bool((each._local_tensor == each.start[0]).all()) for each in target))
+
     def test_replicas_of_a_piece_share_the_sending(self):
         start, half = 8 * (self.rank % 2), torch.arange(16.0).chunk(2)[self.rank % 2]
         source = piece(half, (16,), (start,)) if self.rank < 6 else None  # three have each half

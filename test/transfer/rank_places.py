@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ import torch_overlay
 from mesh_ranks import WORLD, WORLD_TIMEOUT
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
+from torch_overlay.transfers.meeting import Meeting
 from torch_overlay.transfers.place import Seal
 from transfer_twin import draw
 from width import NIGHTLY
@@ -124,8 +126,31 @@ class PlaceCases:
             with self.assertRaisesRegex(ValueError, "said isn't signed with the key that rank . has"):
                 self.meet(address, self.rank, key="another" if self.rank == 5 else "key")
             self.together("stranger")
+            with self.assertRaisesRegex(ValueError, "signed with a key, and rank . has none|isn't signed with the key"):
+                self.meet(address, self.rank, key=None if self.rank == 5 else "key")
+            self.together("no key")
             with self.assertRaisesRegex((ValueError, RuntimeError), "others give world_size [89]|didn't come within"):
                 self.meet(address, self.rank, world_size=9 if self.rank == 5 else 8, timeout=3)
+
+    def test_words_of_before_are_no_words_of_now(self):
+        """A rank whose nonce somebody else set, and a word that was copied from an earlier meeting."""
+        with self.worlds() as (_, _, address):
+            if self.rank:
+                return self.together("words")
+            say = Meeting.say
+
+            def overheard(meeting, what):
+                said = say(meeting, what)
+                return {0: "0" * 32} if isinstance(what, str) else said
+
+            with mock.patch.object(Meeting, "say", overheard), self.assertRaisesRegex(ValueError, "spoke as rank 0"):
+                self.meet(address, 0, world_size=1, key="key")
+            with self.meet(address, 0, world_size=1, key="key") as place:
+                first, second = place.meeting("A Transfer"), place.meeting("A Transfer")
+                words = [each._seal.of("A Transfer", "rank 0", "digest") for each in (first, second)]
+                self.assertTrue(words[0] != words[1])
+                self.assertFalse(second._seal.fits(words[0], "A Transfer", "rank 0", "digest"))
+            return self.together("words")
 
     def together(self, name):
         """Without a world that all are in."""
@@ -185,6 +210,8 @@ class PlaceCases:
         for address in ("127.0.0.1:29600", "tcp://127.0.0.1", "http://x:1", "tcp://x:1/y"):
             with self.assertRaisesRegex(ValueError, "needs an address where rank 0 listens|needs an address such as"):
                 torch_overlay.meet(address, rank=0, world_size=1)
+        with self.assertRaisesRegex(ValueError, "needs a key that isn't empty, or none"):
+            torch_overlay.meet("tcp://127.0.0.1:29600", rank=0, world_size=1, key="")
         with self.assertRaisesRegex(ValueError, "needs a rank from 0 to 1, world_size - 1; got 2"):
             torch_overlay.meet("tcp://127.0.0.1:29600", rank=2, world_size=2)
 
@@ -198,6 +225,7 @@ class PlaceCases:
             (seal, ("A Transferrank 3", "", "digest")),
             (Seal(b"key", "another"), ("A Transfer", "rank 3", "digest")),
             (Seal(b"yek", "session"), ("A Transfer", "rank 3", "digest")),
+            (seal.within("another meeting"), ("A Transfer", "rank 3", "digest")),
         ):
             self.assertFalse(other.fits(said, *words))
 

@@ -228,6 +228,10 @@ class WeightCases:
                 (["x"] if odd else ["b"], None, "rank 5: only names 'x', which this Transfer doesn't move; runs only"),
                 (None, 3 if odd else 4, "says version 4; rank 5: says version 3"),
                 (["a"], 3, "runs with check=False; rank 5: runs with check=True"),
+                (None, 1.5 if odd else 1, "rank 5: version= takes a whole number of less than 63 bits, and got 1.5"),
+                (None, 1 << 63 if odd else 1, "rank 5: version= takes a whole number of less than 63 bits"),
+                ([1, "a"] if odd else ["a"], None, "rank 5: only= takes several names, and got .1, 'a'."),
+                ("ab" if odd else ["a", "b"], None, "rank 5: only= takes several names, and got 'ab'"),
             ):
                 with self.assertRaisesRegex(ValueError, f"nothing was sent: .*{message}"):
                     transfer.run(only=only, version=version, check=odd and version == 3 and only is not None)

@@ -97,3 +97,18 @@ def test_a_digest_sees_each_bit_and_its_place(size):
         seen = digest(data)
         data[0], data[-1] = 5, 3
         assert digest(data) != seen
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "dtype"),
+    [
+        ([1.0, -1.0], [-1.0, 1.0], torch.float64),
+        ([3.0, -0.5, 7.0, 2.0], [-3.0, 0.5, -7.0, -2.0], torch.float64),
+        ([1.0, 2.0, 3.0, 4.0], [-1.0, 2.0, -3.0, 4.0], torch.float32),
+        ([3, 0], [0, 1], torch.int64),
+        ([2.0, 2, 1, 1, 1, 1, 2, 2], [1.0, 1, 2, 2, 2, 2, 1, 1], torch.float32),
+    ],
+)
+def test_a_digest_is_no_sum_of_products(one, other, dtype):
+    """Of which a tensor and its negative have the same."""
+    assert digest(torch.tensor(one, dtype=dtype)) != digest(torch.tensor(other, dtype=dtype))

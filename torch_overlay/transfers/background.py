@@ -19,16 +19,20 @@ class Running:
     def __init__(self, run: Callable[[], None], ended: Callable[[], None]) -> None:
         self._error: BaseException | None = None
         self._is_heard = False
-        self._run, self._ended = run, ended
+        self._run: Callable[[], None] | None = run
+        self._ended = ended
         self._thread = threading.Thread(target=self._go, name="torch_overlay Transfer", daemon=True)
         self._thread.start()
 
     def _go(self) -> None:
+        run, self._run = self._run, None  # which has the tensors
         try:
-            self._run()
+            if run is not None:
+                run()
         except BaseException as error:
             self._error = error
         finally:
+            del run
             self._ended()
 
     def sent(self) -> bool:
@@ -46,10 +50,9 @@ class Running:
         if self._error is not None:
             raise self._error
 
-    def raise_unheard(self) -> None:
-        """The error of a run that has ended, if nobody waited for it."""
-        if not self._is_heard:
-            self.wait()
+    def unheard(self) -> list[str]:
+        """The error of a run that has ended, in words, if nobody waited for it."""
+        return [] if self._is_heard or self._error is None else [f"of the last run nobody waited for: {self._error}"]
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
@@ -57,10 +60,12 @@ def version_of(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def copies(locals_: Locals, room: int) -> tuple[list[torch.Tensor | None], str | None]:
-    """The same values in memory of their own; and why there is no room for them, in words, if there isn't."""
-    size = sum([local.nbytes for local in locals_ if local is not None])
+def copies(locals_: Locals, room: int) -> tuple[list[torch.Tensor | None], list[str]]:
+    """The same values in memory of their own; and that there is no room for them, in words, if there isn't."""
+    each = {id(local): local for local in locals_ if local is not None}
+    size = sum([local.nbytes for local in each.values()])
     if size > room:
-        return [*locals_], f"a snapshot takes {size} bytes, and {room} of the budget are left"
+        return [*locals_], [f"a snapshot takes {size} bytes, and {room} of the budget are left: give a larger budget="]
     with torch.no_grad():
-        return [None if local is None else local.detach().clone() for local in locals_], None
+        copied = {key: local.detach().clone() for key, local in each.items()}
+    return [None if local is None else copied[id(local)] for local in locals_], []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -140,6 +141,26 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_NONE = -(1 << 62)
+
+
+def names_of(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The names that a run is for, in order, and what is wrong with them."""
+    if only is None:
+        return None, []
+    names: list[Any] = [*only] if isinstance(only, Iterable) and not isinstance(only, str) else [None]
+    if not all(isinstance(name, str) for name in names):
+        return None, [f"only= takes several names, and got {only!r}"]
+    return tuple(sorted({*names})), []
+
+
+def whole_number(version: Any) -> tuple[int | None, list[str]]:
+    """A version, and what is wrong with it."""
+    if version is None or (isinstance(version, int) and abs(version) < -_NONE):
+        return version, []
+    return None, [f"version= takes a whole number of less than 63 bits, and got {version!r}"]
+
+
 def locals_of(tensors: Sequence[Current | None], numbers: Sequence[int]) -> tuple[list[torch.Tensor | None], list[str]]:
     """What this rank holds now, by the number of the tensor, and what is wrong with it; of the others nothing."""
     found: list[torch.Tensor | None] = [None] * len(tensors)
@@ -152,7 +173,18 @@ def locals_of(tensors: Sequence[Current | None], numbers: Sequence[int]) -> tupl
     return found, [problem for problem in problems if problem is not None]
 
 
-_NONE = -(1 << 62)
+class Agreed(NamedTuple):
+    """What came of the words of all ranks.
+
+    Attributes:
+        problems: what keeps which ranks from running.
+        version: what those said who said one.
+        is_background: whether some rank goes on meanwhile.
+    """
+
+    problems: list[str]
+    version: int | None = None
+    is_background: bool = False
 
 
 class Word(NamedTuple):
@@ -163,25 +195,28 @@ class Word(NamedTuple):
         only: the names of the tensors that are to be moved, in order; None for all.
         version: of what it gives, a whole number; None if it doesn't say.
         checks: whether replicas are to be compared.
+        is_background: whether it goes on meanwhile, and says at the end whether its sources stayed as they were.
     """
 
     problems: Sequence[str]
     only: tuple[str, ...] | None = None
     version: int | None = None
     checks: bool = False
+    is_background: bool = False
 
-    def agree(self, team: Team, device: torch.device) -> tuple[list[str], int | None]:
-        """What keeps which ranks of the team from running, the same on all of them; and the version."""
+    def agree(self, team: Team, device: torch.device) -> Agreed:
+        """What ranks of the team say together, the same on all of them."""
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = (_NONE, _NONE) if self.version is None else (self.version, -self.version)
-        checks = int(self.checks)
-        word = torch.tensor([len(self.problems), only, -only, *version, checks, -checks], device=device)
+        checks, later = int(self.checks), int(self.is_background)
+        numbers = [len(self.problems), only, -only, *version, checks, -checks, later]
+        word = torch.tensor(numbers, dtype=torch.int64, device=device)
         dist.all_reduce(word, dist.ReduceOp.MAX, group=team.group)
-        problems, most, least, newest, oldest, some, every = word.tolist()
+        problems, most, least, newest, oldest, some, every, later = word.tolist()
         free(word)
         alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)
         if not problems and alike:
-            return [], None if newest == _NONE else newest
+            return Agreed([], None if newest == _NONE else newest, bool(later))
         said = [*self.problems]
         if most != -least:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
@@ -189,4 +224,4 @@ class Word(NamedTuple):
             said.append(f"says version {self.version}")
         if some != -every:
             said.append(f"runs with check={self.checks}")
-        return by_sentence(team.told(said, device)), None
+        return Agreed(by_sentence(team.told(said, device)))

@@ -61,7 +61,8 @@ class Letter(NamedTuple):
         view = part(there(locals_[tensor]), box)
         flat, runs = None, []
         if view.is_contiguous() and wires[tensor] in (None, view.dtype):
-            flat = Block.at(tensor, view.view(-1)[first:last])
+            # Not the strides that it says: of one element they may be any.
+            flat = Block(tensor, (last - first,), (1,), view.storage_offset() + first)
         else:
             loads, at = [], 0
             for block in blocks(box, first, last):

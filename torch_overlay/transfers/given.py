@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
     Given: TypeAlias = "DTensor | Plain | Pieces"
 
-DIGESTED = 1 << 20  # numbers at a time
+DIGESTED = 1 << 16  # numbers at a time, which stay near
+_ODD = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
 
 
 class Plain:
@@ -119,13 +120,17 @@ def digests_of(own: Given) -> list[tuple[Box, str]]:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of the bits of a tensor, the same on each device: sums of eight bytes at a time, each by its place."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    """Of the bits of a tensor, the same on each device: a sum over eight bytes at a time, each mixed with its place."""
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    flat = values.as_strided((values.numel(),), (1,)).view(torch.uint8)  # of one element strides may be any
     if flat.storage_offset() % 8:
         flat = flat.clone()
     whole = len(flat) // 8 * 8
-    places = torch.arange(1, 2 * min(whole, DIGESTED) + 16, 2, device=flat.device) * 0x9E3779B1
+    places = torch.arange(1, min(whole // 8, DIGESTED) + 8, device=flat.device) * _ODD[0]
     found = []
     for some in (*flat[:whole].view(torch.int64).split(DIGESTED), flat[whole:].to(torch.int64)):
-        found.append((some * places[: len(some)]).sum())
+        # A sum of products alone takes a tensor and its negative for the same: the upper half comes down in between.
+        mixed = (some ^ places[: len(some)]).mul_(_ODD[1])
+        mixed.bitwise_xor_(mixed >> 32).mul_(_ODD[2])
+        found.append(mixed.bitwise_xor_(mixed >> 29).sum())
     return hashlib.blake2b(repr([len(flat), *torch.stack(found).tolist()]).encode(), digest_size=16).hexdigest()

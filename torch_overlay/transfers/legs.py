@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,13 +54,18 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
                 f"at {missing.start} and has shape {missing.length}"
             )
         members = tensor.source.ranks + tensor.target.ranks
-        for number in range(_most(tensor.source)):
-            for other in range(_most(tensor.target)):
-                move = PieceMove(pieces, (number, other), tensor.wire.itemsize, members)
-                legs.append(Leg(tensor, (number, other), move))
+        for numbers in _numbers(tensor, pieces):
+            legs.append(Leg(tensor, numbers, PieceMove(pieces, numbers, tensor.wire.itemsize, members)))
     if problems:
         raise ValueError(f"The source of a transfer isn't whole: {'; '.join(problems)}.")
     return legs
+
+
+def _numbers(tensor: Tensor, pieces: Pieces) -> list[tuple[int, int]]:
+    """Of the pieces between which something goes, or stays."""
+    if not (tensor.source.pieces and tensor.target.pieces):
+        return [*itertools.product(range(_most(tensor.source)), range(_most(tensor.target)))]
+    return sorted({(0, 0), *pieces.pairs(zip(tensor.target.ranks, tensor.target.pieces))})
 
 
 def _most(layout: Layout) -> int:

@@ -127,6 +127,11 @@ class Meeting:
     def _signed(self, words: list[str]) -> list[str]:
         """The keys under which ranks say something."""
         if self._seal is None:
+            signed = [rank for rank, word in zip(self.ranks, words) if " " in word]
+            if signed:
+                raise ValueError(
+                    f"{self.purpose}: {of_ranks(signed)} signed with a key, and rank {self.rank} has none."
+                )
             return words
         keys, strangers = [], []
         for rank, word in zip(self.ranks, words):

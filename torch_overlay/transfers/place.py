@@ -40,6 +40,10 @@ class Seal:
     def __init__(self, key: bytes, session: str) -> None:
         self._key, self._session = key, session
 
+    def within(self, meeting: str) -> Seal:
+        """For one meeting of this session."""
+        return Seal(self._key, f"{self._session} {meeting}")
+
     def of(self, *words: str) -> str:
         """The signature of words."""
         return hmac.new(self._key, "\0".join((self._session, *words)).encode(), hashlib.sha256).hexdigest()
@@ -64,6 +68,8 @@ class Place:
         if not 0 <= rank < world_size:
             raise ValueError(f"meet() needs a rank from 0 to {world_size - 1}, world_size - 1; got {rank}.")
         key = os.environ.get(KEY) if key is None else key
+        if key is not None and not key:
+            raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
         self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
         self._address, self._held, self._teams = address, Counter[str](), Counter[str]()
         self._purpose = f"A meeting of {world_size} at {address}"
@@ -73,7 +79,9 @@ class Place:
         self._seal = None
         try:
             nonces = self.meeting(self._purpose).say(nonce)
-            if key:
+            if nonces[rank] != nonce:
+                raise ValueError(f"{self._purpose}: somebody else spoke as rank {rank}.")
+            if key is not None:
                 # What all of them made up together, each anew, so that nothing said before fits.
                 self._seal = Seal(key.encode() if isinstance(key, str) else key, str(sorted(nonces.items())))
             worlds = self.meeting(self._purpose).say(_world())
@@ -93,7 +101,8 @@ class Place:
         self._held[name] += 1
         store = PrefixStore(f"meeting/{name}/{self._held[name]}", self._store)
         hint = "Each process calls meet() with a rank of its own." if purpose == self._purpose else ""
-        return Meeting(some, self.rank, store, self.timeout, purpose, self._seal, hint)
+        seal = None if self._seal is None else self._seal.within(f"{name}/{self._held[name]}")
+        return Meeting(some, self.rank, store, self.timeout, purpose, seal, hint)
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
         """These ranks with a group of their own; None on a rank outside. Collective over them.

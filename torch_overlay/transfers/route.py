@@ -13,7 +13,7 @@ from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, phases
 from ._planner.schedule import Schedule
 from .background import Running, copies
-from .current import Current, Word, locals_of
+from .current import Current, Word, locals_of, names_of, whole_number
 from .descriptions import SIDES, Description, agreed, describe, unlike
 from .exchanges import Exchanges, Torn
 from .given import Pieces, digest, own_tensors
@@ -76,7 +76,8 @@ class Route:
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.legs, left)
         self._team = self._new_team(meeting) if self.tensors else None
-        self._is_closed, self._runs, self._meeting = False, 0, meeting
+        self._is_closed, self._runs = False, 0
+        self._meeting: Meeting | None = meeting
         self._running = Lock()
         self._last: Running | None = None  # in the background
         self.traffic: Traffic = {}
@@ -181,10 +182,9 @@ class Route:
         try:
             if self._is_closed:
                 raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
-            self._raise_unheard()
             if async_op:
                 self._refuse_async()
-            job = self._begin(None if only is None else tuple(sorted({*only})), version, check, async_op, snapshot)
+            job = self._begin(only, version, check, async_op, snapshot)
             if async_op:
                 begun = self._last = Running(job, self._running.release)
                 return begun
@@ -193,12 +193,6 @@ class Route:
             if begun is None:
                 self._running.release()
         return None
-
-    def _raise_unheard(self) -> None:
-        """An error of the last run in the background, if nobody waited for it."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.raise_unheard()
 
     def _refuse_async(self) -> None:
         """ValueError, on all ranks, where a run in the background would do what it may not."""
@@ -212,31 +206,34 @@ class Route:
             raise NotImplementedError("Runs in the background are for tensors on the CPU. Run without async_op.")
 
     def _begin(
-        self, only: tuple[str, ...] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
+        self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Callable[[], None]:
-        """Look at the tensors of this moment; returns what is to be done with them."""
+        """Look at the tensors of this moment; returns what is to be done with them. What is wrong goes into the word,
+        so that all ranks hear of it."""
         if not self.traffic:
             return lambda: None
-        numbers, unknown = self._numbers(only)
+        last, self._last = self._last, None
+        names, problems = names_of(only)
+        version, odd = whole_number(version)
+        numbers, unknown = self._numbers(names)
         (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
-        own = sources
+        problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
         if snapshot:
-            sources, full = copies(own, self._budget - self.staging)
-            more += [] if full is None else [full]
+            sources, full = copies(sources, self._budget - self.staging)
+            problems += full
         read = [(each, each.versions) for each in map(self._sources.__getitem__, numbers) if each is not None]
-        word = Word([*unknown, *wrong, *more], only, version, check)
+        word = Word(problems, names, version, check, async_op)
 
         def job() -> None:
-            self._run(word, numbers, sources, targets)
-            if async_op:
-                changed = [] if snapshot else [each.changed for each, before in read if each.versions != before]
-                self._check_unchanged(changed)
+            if self._run(word, numbers, sources, targets):
+                changed = [each.changed for each, before in read if each.versions != before]
+                self._check_unchanged(changed if async_op and not snapshot else [])
 
         return job
 
     def _check_unchanged(self, problems: Sequence[str]) -> None:
         """ValueError, on all ranks, if a source of some rank was changed while it was read."""
-        found, _ = Word(problems).agree(self._member, self._device)
+        found = Word(problems).agree(self._member, self._device).problems
         if found:
             raise ValueError(
                 f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(found)}. "
@@ -244,10 +241,11 @@ class Route:
             )
 
     @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
-    def _run(self, word: Word, numbers: Sequence[int], sources: Locals, targets: Locals) -> None:
+    def _run(self, word: Word, numbers: Sequence[int], sources: Locals, targets: Locals) -> bool:
+        """Whether some rank runs in the background."""
         problems: list[str] = []
         try:
-            problems, said = word.agree(self._member, self._device)
+            problems, said, is_background = word.agree(self._member, self._device)
             if word.checks and not problems:
                 problems = self._unlike(sources)
             if not problems:
@@ -263,6 +261,7 @@ class Route:
                 "runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             )
         self._runs += 1
+        return is_background
 
     def _failed(self, error: Exception) -> RuntimeError:
         """What to say of an error in a run: whether something was written, and who doesn't answer."""
@@ -274,7 +273,7 @@ class Route:
             cause = cause.__cause__
         # Of a fault of its own a rank tells the others, and waits for nobody.
         others = self.ranks if isinstance(cause, RuntimeError) else []
-        silent = silent_ranks(self._meeting, others, self._failure)
+        silent = [] if self._meeting is None else silent_ranks(self._meeting, others, self._failure)
         who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
         return RuntimeError(
             f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
@@ -283,9 +282,12 @@ class Route:
     def _unlike(self, sources: Locals) -> list[str]:
         """Which replicas that are no DTensors differ now, the same on all ranks."""
         own: dict[str, list[tuple[Box, str]]] = {}
+        seen = set()
         for current, local, leg in zip(self._sources, sources, self.legs):
-            if current is not None and current.box is not None and local is not None and not leg.numbers[1]:
+            piece = leg.tensor.name, leg.numbers[0]
+            if current is not None and current.box is not None and local is not None and piece not in seen:
                 own.setdefault(leg.tensor.name, []).append((current.box, digest(local)))
+                seen.add(piece)
         layouts = {tensor.name: tensor.source for tensor in self.tensors}
         said = self._member.told(own, self._device)
         return unlike([(Description(layouts, {}, None, boxed(each)), [rank]) for rank, each in sorted(said.items())])
@@ -339,6 +341,7 @@ class Route:
                 dist.destroy_process_group(self._team.group)
             self._is_closed, self._team = True, None
             self._sources, self._targets, self._phases = [], [], {}
+            self._last = self._meeting = None
 
 
 def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int]) -> Meeting:

@@ -51,7 +51,7 @@ def change_meshes(
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
-    key = tuple([(t._spec, t._local_tensor.device, *target) for t, target in zip(tensors, targets)]), budget
+    key = tuple([_key(tensor, *target) for tensor, target in zip(tensors, targets)]), budget
     plan = _taken(key) or _Plan.of(tensors, targets, budget)
     made = []
     for tensor, shape in zip(tensors, plan.shapes):
@@ -63,7 +63,14 @@ def change_meshes(
     with one_fate(plan.group, wrong):
         _exchange(tensors, plan, made, budget)
     _keep(key, plan, tensors)
-    return [DTensor(local, spec, requires_grad=False) for local, spec in zip(made, plan.specs)]
+    return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
+
+
+def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> Any:
+    """What a tensor's plan depends on. By class, too: a subclass of Partial calls itself equal to it."""
+    spec = tensor._spec
+    kinds = tuple(map(type, (*spec.placements, *placements)))
+    return spec, tensor._local_tensor.device, mesh, placements, kinds
 
 
 class _Plan(NamedTuple):
@@ -72,7 +79,6 @@ class _Plan(NamedTuple):
     Attributes:
         shapes: of what this rank gets; outside of a mesh nothing, with all its dims, so that gradients can flow there.
         held: of what this rank has.
-        specs: of the results.
         parts: what is reduced and exchanged together.
         most: for each of these, bytes that no rank has more of to send and to get; all ranks know it.
         ready: the exchanges of these, as they were made the last time.
@@ -81,7 +87,6 @@ class _Plan(NamedTuple):
     moves: list[Move]
     shapes: list[tuple[int, ...]]
     held: list[tuple[int, ...]]
-    specs: list[DTensorSpec]
     group: ProcessGroup
     parts: list[list[Part]]
     most: list[int]
@@ -92,12 +97,11 @@ class _Plan(NamedTuple):
         """Raises as `change_meshes`, before anything is sent."""
         meshes = Meshes()
         moves = moves_across(tensors, targets, meshes)
-        shapes, held, specs = [], [], []
-        for tensor, move, (mesh, placements) in zip(tensors, moves, targets):
+        shapes, held = [], []
+        for tensor, move, (mesh, _) in zip(tensors, moves, targets):
             here, there = meshes.see(tensor.device_mesh).here, meshes.see(mesh).here
             shapes.append((0,) * max(tensor.ndim, 1) if there is None else move.target.box(there).length)
             held.append(tuple(tensor._local_tensor.shape) if here is None else move.source.box(here).length)
-            specs.append(_spec_like(tensor, mesh, placements))
         sides = {side.ranks for move in moves for side in (move.source, move.target)}
         members = sorted({rank for ranks in sides for rank in ranks.ranks})
         group = kept_group(members)
@@ -109,7 +113,7 @@ class _Plan(NamedTuple):
         most = [
             most_bytes([move for move in moves_of(some, moves) if isinstance(move, Move)], members) for some in parts
         ]
-        return _Plan(moves, shapes, held, specs, group, parts, most, [])
+        return _Plan(moves, shapes, held, group, parts, most, [])
 
 
 # Plans of this world, by what they were made for, the latest last. One that is used isn't in it.
@@ -167,11 +171,8 @@ def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduct
 
 def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     """A DTensor of the same shape and strides on another mesh, or with other placements."""
-    return DTensor(local, _spec_like(tensor, mesh, placements), requires_grad=False)
-
-
-def _spec_like(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> DTensorSpec:
-    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(tensor.shape, tensor.stride(), tensor.dtype))
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
 def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tensor], budget: int) -> None:

@@ -222,6 +222,17 @@ class Pieces:
             left = without(left, cell.box)
         return max(left, key=lambda box: box.elements)
 
+    def pairs(self, wanted: Iterable[tuple[int, tuple[Box, ...]]]) -> Iterator[tuple[int, int]]:
+        """The numbers of pieces of the source and of the target that meet, some of them more than once."""
+        for rank, boxes in wanted:
+            for number, box in enumerate(boxes):
+                for own, held in enumerate(self.source.held(rank)):
+                    if held.meet(box).elements:
+                        yield own, number
+                for cell in self.source.cells(box):
+                    for _, other in cell.holders:
+                        yield other, number
+
     def of(self, rank: int) -> dict[tuple[int, int], Routes]:
         """What a rank does, by the numbers of the piece of the source and of that of the target."""
         if rank not in self._found:
