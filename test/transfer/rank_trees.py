@@ -1,5 +1,6 @@
 """Trees of tensors redistributed together on real ranks: the same bits as one by one, in few collectives."""
 
+import gc
 import itertools
 import pathlib
 import sys
@@ -243,7 +244,8 @@ class TreeCases:
     def test_plans_that_are_remembered_and_forgotten(self):
         """Plans to another mesh: of the same specs made once, with the values of each time; whatever a rank forgot."""
         mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))
-        plan = two_meshes._Plan.of
+        gc.collect()
+        plan, worlds = two_meshes._Plan.of, len(two_meshes._plans)
         for budget in (1 << 20, 3000):
             with mock.patch.object(two_meshes._Plan, "of", mock.Mock(side_effect=plan)) as made:
                 others = [((16, 8), (S(0), S(1))), ((16, 9), (R, S(0))), ((16, 9), (P, S(0)))]
@@ -268,7 +270,8 @@ class TreeCases:
         kept = two_meshes._plans[distributed_c10d._get_default_group()]
         self.assertEqual(len(kept), two_meshes.PLANS)
         self.reopen_world()
-        self.assertEqual(len(two_meshes._plans), 0)
+        gc.collect()
+        self.assertTrue(len(two_meshes._plans) <= worlds)
 
     def test_placements_that_do_not_fit(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..distributed._rank_map import of_ranks
@@ -114,7 +115,8 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         ]
         wrong += [_irreducible(name, layout) for name, layout in layouts[0].items()]
         digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
-        return Description(layouts[0], layouts[1], "; ".join(filter(None, wrong)) or None, digests)
+        problem = "; ".join(dict.fromkeys(filter(None, wrong)))
+        return Description(layouts[0], layouts[1], problem or None, digests)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:  # torch's own, of what has no values, too
         return Description({}, {}, str(error))
 
@@ -174,6 +176,11 @@ class Meshes:
         self._seen: dict[int, Seen] = {}
         self._ranks: dict[int, Ranks] = {}
 
+    @property
+    def rank(self) -> int:
+        """This one, as errors call it."""
+        return dist.get_rank() if self._place is None else self._place.rank
+
     def see(self, mesh: DeviceMesh) -> Seen:
         """What it is like."""
         found = self._seen.get(id(mesh))
@@ -200,7 +207,7 @@ def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str 
     wanted = held if here is None else regions.box(here).length
     if wanted == held:
         return None
-    return f"{name!r} has shape {tuple(held)} here, where {tensor.placements} say {wanted}"
+    return f"{name!r} has shape {tuple(held)} on rank {meshes.rank}, where {tensor.placements} say {wanted}"
 
 
 def layout_of(name: str, tensor: DTensor, meshes: Meshes) -> Layout:

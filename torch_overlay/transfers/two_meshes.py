@@ -51,14 +51,14 @@ def change_meshes(
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
-    key = tuple([_key(tensor, *target) for tensor, target in zip(tensors, targets)]), budget
-    plan = _taken(key) or _Plan.of(tensors, targets, budget)
+    meshes = Meshes()
+    key = tuple([_key(tensor, *target, meshes) for tensor, target in zip(tensors, targets)]), budget
+    plan = _taken(key) or _Plan.of(tensors, targets, budget, meshes)
     made = []
     for tensor, shape in zip(tensors, plan.shapes):
         made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor._local_tensor.device))
     wrong: list[str | None] = []
     if any(tensor._local_tensor.shape != shape for tensor, shape in zip(tensors, plan.held)):
-        meshes = Meshes()
         wrong += [misfit(name, t, move.source.regions, meshes) for name, t, move in zip(names, tensors, plan.moves)]
     with one_fate(plan.group, wrong):
         _exchange(tensors, plan, made, budget)
@@ -66,11 +66,15 @@ def change_meshes(
     return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
 
 
-def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> Any:
-    """What a tensor's plan depends on. By class, too: a subclass of Partial calls itself equal to it."""
-    spec = tensor._spec
+def _key(tensor: DTensor, mesh: DeviceMesh, placements: Placements, meshes: Meshes) -> Any:
+    """What a tensor's plan depends on; by class, too: a subclass of Partial calls itself equal to it. It has no mesh,
+    which would keep its groups alive."""
+    spec, here = tensor._spec, tensor.device_mesh
+    ranks = meshes.ranks(here), meshes.ranks(mesh), here.device_type, mesh.device_type
     kinds = tuple(map(type, (*spec.placements, *placements)))
-    return spec, tensor._local_tensor.device, mesh, placements, kinds
+    local = tensor._local_tensor
+    order = getattr(spec, "shard_order", None)
+    return *ranks, spec.placements, order, placements, kinds, tensor.shape, tensor.dtype, local.device
 
 
 class _Plan(NamedTuple):
@@ -93,9 +97,8 @@ class _Plan(NamedTuple):
     ready: list[Exchanges]
 
     @staticmethod
-    def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> _Plan:
+    def of(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, meshes: Meshes) -> _Plan:
         """Raises as `change_meshes`, before anything is sent."""
-        meshes = Meshes()
         moves = moves_across(tensors, targets, meshes)
         shapes, held = [], []
         for tensor, move, (mesh, _) in zip(tensors, moves, targets):
