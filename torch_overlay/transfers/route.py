@@ -221,13 +221,13 @@ class Route:
         if snapshot:
             sources, full = copies(sources, self._budget - self.staging)
             problems += full
-        read = [(each, each.versions) for each in map(self._sources.__getitem__, numbers) if each is not None]
+        watched = numbers if async_op and not snapshot else ()
+        read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         word = Word(problems, names, version, check, async_op)
 
         def job() -> None:
             if self._run(word, numbers, sources, targets):
-                changed = [each.changed for each, before in read if each.versions != before]
-                self._check_unchanged(changed if async_op and not snapshot else [])
+                self._check_unchanged([each.changed for each, before in read if each.versions != before])
 
         return job
 

@@ -201,8 +201,10 @@ def _ready(plan: _Plan, number: int, budget: int, team: Team, device: torch.devi
     before = plan.ready[number] if number < len(plan.ready) else None
     if before is not None and plan.most[number] <= budget:
         return before
-    these = moves_of(plan.parts[number], plan.moves)
-    schedule = before.schedule if before is not None else kept_schedule(these, team.rank, len(team.ranks))
+    if before is not None:
+        schedule = before.schedule
+    else:
+        schedule = kept_schedule(moves_of(plan.parts[number], plan.moves), team.rank, len(team.ranks))
     count = 1 if plan.most[number] <= budget else agreed_count(schedule, budget, team, device)[0]
     if before is not None and before.count == count:
         return before
