@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._planner.boxes import Box, chunk, chunk_lengths
+from torch_overlay.distributed.tensor._planner.boxes import Box, chunk, lengths
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from twins_tensor import cells, coordinates, held, placed, regions
 
@@ -86,7 +86,7 @@ def test_chunks_follow_each_other_and_never_grow(length, parts):
     found = [chunk(length, parts, i) for i in range(parts)]
     assert [e for s, n in found for e in range(s, s + n)] == list(range(length))
     assert sorted((n for _, n in found), reverse=True) == [n for _, n in found]
-    assert chunk_lengths(length, parts) == {n for _, n in found}
+    assert lengths(length, (parts,)) == {n for _, n in found}
 
 
 def test_a_box_meets_another_in_what_both_hold():

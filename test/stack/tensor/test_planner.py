@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import itertools
+import sys
 from unittest import mock
 
 import torch
@@ -46,6 +47,38 @@ def changes(reduces: bool):
     """Sources with or without pending sums, and every other target that has none."""
     ends = pairs((*MOVED, "sum"))
     return [(source, target) for source, target in ends if ("sum" in source) == reduces and source != target]
+
+
+class TestAtAnySize(TestCase):
+    @parametrize("source", [("sum", 0, "sum"), (0, 0, 0), (None, 0, 0), ("sum", "sum", "sum"), (1, "sum", 0)])
+    @parametrize("target", [(0, 0, 0), (None, 0, 0), (1, 0, 1)])
+    @parametrize("groups", [None, (), ((0, 1, 2),)])
+    def test_the_work_does_not_grow_with_the_ranks(self, source, target, groups) -> None:
+        """Chunks aren't walked: with 110,592 ranks it takes about as many calls as with 64, uneven lengths included."""
+        few, many = [
+            calls(plan, *[regions(spec, (1000003, 33), (n, n, n)) for spec in (source, target)], 4, groups)
+            for n in (4, 48)
+        ]
+        self.assertLess(many, 3 * few + 3000)
+
+
+def calls(run, *arguments) -> int:
+    """How many functions of Python it calls."""
+    seen = 0
+
+    def count(frame, event, argument) -> None:
+        nonlocal seen
+        seen += event == "call"
+
+    sys.setprofile(count)
+    try:
+        run(*arguments)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+instantiate_parametrized_tests(TestAtAnySize)
 
 
 class TestPlan(TestCase):

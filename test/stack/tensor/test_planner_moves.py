@@ -3,13 +3,12 @@
 
 import itertools
 import random
-from unittest import mock
 
+import torch
 from planner_simulator import SIZES, exchange, is_right, pairs, regions, sent
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner import busiest
-from torch_overlay.distributed.tensor._planner.boxes import shortest
+from torch_overlay.distributed.tensor._planner.boxes import lengths, runs, same_pieces
 from torch_overlay.distributed.tensor._planner.busiest import _aligned, most_sent
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
 from torch_overlay.distributed.tensor._planner.groups import Groups
@@ -58,22 +57,55 @@ def drawn(rng: random.Random) -> Exchange:
     return Exchange(before, after, tuple(range(len(sizes))))
 
 
-class TestAligned(TestCase):
-    def test_digits_say_what_overlaps_say(self) -> None:
-        rng, aligned = random.Random(1), 0
-        for _ in range(100):
+class TestCrossed(TestCase):
+    def test_it_is_what_elements_say(self) -> None:
+        """An axis is crossed if some element has a holder and a receiver at different coordinates on it."""
+        rng, seen = random.Random(2), set()
+        for _ in range(400):
             asked = drawn(rng)
-            for diagonals in ((), asked.diagonals()):
-                kept = asked.before.most  # as much as a rank can keep, whatever else is found of that
-                said = most_sent(asked, diagonals, kept)
-                with mock.patch.object(busiest, "_aligned", return_value=False):
-                    self.assertEqual(said, most_sent(asked, diagonals, kept), msg=f"{asked}, {diagonals}")
-                self.assertGreaterEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{asked}")
-                if _aligned(asked, 0):
-                    aligned += 1
-                    with mock.patch.object(busiest, "overlaps", side_effect=AssertionError):
-                        most_sent(asked, diagonals, 0)  # looks at no chunks
-        self.assertGreater(aligned, 50)
+            length = rng.choice((asked.before.shape[0], rng.randrange(60)))
+            before, after = (Regions((length,), *ends[1:]) for ends in (asked.before, asked.after))
+            true = {a for a in before.orders[0] if a not in after.orders[0]}
+            for held, wanted in zip(coordinates(before), coordinates(after), strict=True):
+                true.update(a for a in before.orders[0] if a in after.orders[0] and held[a] != wanted[a])
+            self.assertEqual(crossed(before, after), true if length else set(), msg=f"{before} to {after}")
+            seen.add((bool(true), len(true) == len(before.orders[0])))
+        self.assertEqual(len(seen), 4)
+
+    @parametrize("parts", [((4,), (2, 2)), ((2, 3), (3, 2)), ((2, 2, 3), (4, 3)), ((12,), (3, 4))])
+    def test_same_pieces_are_the_same_runs(self, parts) -> None:
+        answers = set()
+        for length in range(1, 60):
+            pieces = [pieces_of(length, some) for some in parts]
+            for some, found in zip(parts, pieces, strict=True):
+                counted = list(runs(length, some))
+                self.assertEqual([n for n, many in counted for _ in range(many)], found)
+                self.assertTrue(all(one[0] != other[0] for one, other in itertools.pairwise(counted)))
+            same = pieces[0] == pieces[1]
+            self.assertEqual(same_pieces(length, *parts), same, msg=f"{length}")
+            answers.add(same)
+        self.assertIn(True, answers)
+
+
+instantiate_parametrized_tests(TestCrossed)
+
+
+def pieces_of(length: int, parts) -> list[int]:
+    """What torch.chunk leaves of so many elements, cut by one after the other."""
+    found = [torch.arange(length)]
+    for count in parts:
+        found = [piece for whole in found for piece in whole.chunk(count)]
+    return [piece.numel() for piece in found if piece.numel()]
+
+
+def coordinates(regions: Regions) -> list[dict[int, int]]:
+    """For each element of the first dim, who holds it: the coordinate on each axis that cuts it."""
+    found = [({}, torch.arange(regions.shape[0]))]
+    for axis in regions.orders[0]:
+        found = [
+            ({**at, axis: i}, piece) for at, whole in found for i, piece in enumerate(whole.chunk(regions.sizes[axis]))
+        ]
+    return [at for at, piece in found for _ in range(piece.numel())]
 
 
 class TestNearest(TestCase):
@@ -112,13 +144,13 @@ class TestKept(TestCase):
                 self.assertEqual(least_overlap(before, after), true, msg=f"{old} to {new}")
 
     @parametrize("parts", [(3,), (2, 2), (3, 2), (2, 3, 2)])
-    def test_the_shortest_piece(self, parts) -> None:
+    def test_the_lengths_of_pieces(self, parts) -> None:
         for length in range(30):
             pieces = (
                 regions((0,) * len(parts), (length,), parts).span(0, at)[1]
                 for at in itertools.product(*map(range, parts))
             )
-            self.assertEqual(shortest(length, parts), min(pieces), msg=f"{length}")
+            self.assertEqual(lengths(length, parts), set(pieces), msg=f"{length}")
 
 
 def placed(*dims, shape=(16, 16)):

@@ -9,7 +9,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions, overlaps
+from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.rounds import parts
 
 
@@ -83,18 +84,27 @@ class TestParts(TestCase):
             self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))
 
 
-class TestOverlaps(TestCase):
-    def test_overlaps_cover_a_dim_once(self) -> None:
-        cuts = [*itertools.product((None, 0), repeat=2)]
-        for length, old, new in itertools.product(range(8), cuts, cuts):
-            before, after = (Regions.of(dims, (None, None), (length,), (2, 3)) for dims in (old, new))
-            seen = []
-            for elements, held, wanted in overlaps(before, after, 0):
-                spans = [range(start, start + n) for start, n in (before.span(0, held), after.span(0, wanted))]
-                common = [place for place in spans[0] if place in spans[1]]
-                self.assertEqual(len(common), elements, msg=f"{old} to {new}: {held} to {wanted}")
-                seen += common
-            self.assertEqual(seen, [*range(length)], msg=f"{old} to {new}")
+class TestWhoHoldsABox(TestCase):
+    def test_parts_cover_a_box_once(self) -> None:
+        """In the order in which they lie, each with the coordinate that holds it, of those that take part."""
+        cuts = [*itertools.product((None, 0, 1), repeat=2)]
+        for shape, dims in itertools.product(((7, 3), (1, 5), (6, 4)), cuts):
+            cut = Regions.of(dims, (None, None), shape, (2, 3))
+            box = Box((shape[0] // 3, 1), (shape[0] - shape[0] // 3, shape[1] - 1))
+            for ranges in ((range(2), range(3)), (range(1, 2), range(3)), (range(2), range(1, 3))):
+                places = {cut_place(place, cut, ranges) for place in itertools.product(*ranges)}
+                held = {place: cut.box(place).meet(box) for place in places}
+                wanted = {place: part for place, part in held.items() if part.elements}
+                found = [(tuple(place), part) for place, part in cut.parts(box, ranges)]
+                self.assertEqual(dict(found), wanted, msg=f"{cut} {ranges}")
+                self.assertEqual(len(found), len(wanted))
+                self.assertEqual([part.start for _, part in found], sorted(part.start for _, part in found))
+        self.assertEqual(list(cut.parts(Box((0, 0), (0, 4)), ranges)), [])
+
+
+def cut_place(place, regions: Regions, ranges):
+    """The same coordinate, the first of its range on each axis that cuts nothing."""
+    return tuple(at if axis in regions.sharded else ranges[axis].start for axis, at in enumerate(place))
 
 
 if __name__ == "__main__":

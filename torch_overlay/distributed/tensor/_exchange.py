@@ -66,15 +66,10 @@ def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Sta
     sends, receives = step.sends(coordinate), step.receives(coordinate)
     send_splits, receive_splits = splits(sends, group), splits(receives, group)
     pack = never_nothing(
-        pack_pieces(sends, group), send_splits, receive_splits, group, group.places[own_member(step, coordinate)]
+        pack_pieces(sends, group), send_splits, receive_splits, group, group.places[step.member(coordinate)]
     )
     land = landing(step, receives, receive_splits, group, wanted.length)
     return pack, swap(send_splits, receive_splits, group, finish), land
-
-
-def own_member(step: AllToAll, coordinate: Sequence[int]) -> int:
-    """Which member of its group this rank is."""
-    return step.members(coordinate).index(tuple(coordinate))
 
 
 def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group, finish: Local) -> Local:

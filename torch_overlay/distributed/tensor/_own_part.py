@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._exchange import all_to_all, landing, own_member, pack_pieces, splits, swap
+from ._exchange import all_to_all, landing, pack_pieces, splits, swap
 from ._pack import is_large, part
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def all_to_all_by_size(step: AllToAll, place: Place, group: Group, finish: Local
 
 def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
     """Packs all but the rank's own part; None where it has none, or has only this to send or to get."""
-    own = own_member(step, place.coordinate)
+    own = step.member(place.coordinate)
     sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
     sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
     if not sent or not received or len(received) == len(receives):

@@ -14,7 +14,6 @@ from .._torch_groups import never_nothing
 from ._exchange import (
     combine,
     offsets,
-    own_member,
     pack_pieces,
     splits,
     swap,
@@ -46,7 +45,7 @@ class _Round(NamedTuple):
 
 def all_to_all_in_rounds(step: AllToAll, place: Place, group: Group) -> Local:
     """The whole of an all-to-all."""
-    own = own_member(step, place.coordinate)
+    own = step.member(place.coordinate)
     sends = _in_parts(step.sends(place.coordinate), step.rounds)
     receives = _in_parts(step.receives(place.coordinate), step.rounds)
     rounds = [_one_round(step, *pieces, own, group) for pieces in zip(sends, receives, strict=True)]

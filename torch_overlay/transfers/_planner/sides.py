@@ -9,15 +9,13 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...distributed.tensor._planner.boxes import Box
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ...distributed.tensor._planner.boxes import Box
     from ...distributed.tensor._planner.regions import Regions
 
 Coordinate = tuple[int, ...]
-Part = tuple[int, int, tuple[tuple[int, int], ...]]  # of a dim: start, length, and the coordinate on each axis cut
 
 
 class Ranks:
@@ -156,31 +154,5 @@ class Side(NamedTuple):
     def parts(self, box: Box) -> Iterator[tuple[Coordinate, Box]]:
         """The cells that meet a box, row-major by where they lie, each with what it has of the box. Takes time in
         proportion to their number."""
-        dims = [self._along(dim, start, start + length) for dim, (start, length) in enumerate(zip(*box))]
-        first = [coordinates.start for coordinates in self.ranks.ranges]
-        for some in itertools.product(*dims):
-            cell = first.copy()
-            for _, _, places in some:
-                for axis, at in places:
-                    cell[axis] = at
-            yield tuple(cell), Box(tuple([part[0] for part in some]), tuple([part[1] for part in some]))
-
-    def _along(self, dim: int, low: int, high: int) -> list[Part]:
-        """The chunks of a dim that meet an interval, ascending, cut down to it."""
-        if low >= high:
-            return []
-        return list(self._chunks(0, self.regions.shape[dim], self.regions.orders[dim], low, high))
-
-    def _chunks(self, start: int, length: int, order: tuple[int, ...], low: int, high: int) -> Iterator[Part]:
-        if not order:
-            yield low, high - low, ()
-            return
-        axis, *inner = order
-        step = -(-length // self.regions.sizes[axis])
-        coordinates = self.ranks.ranges[axis]
-        first = max((low - start) // step, coordinates.start)
-        for at in range(first, min((high - 1 - start) // step + 1, coordinates.stop)):
-            begin, end = start + at * step, min(start + (at + 1) * step, start + length)
-            inside = self._chunks(begin, end - begin, tuple(inner), max(low, begin), min(high, end))
-            for part_start, part_length, places in inside:
-                yield part_start, part_length, ((axis, at), *places)
+        for cell, part in self.regions.parts(box, self.ranks.ranges):
+            yield tuple(cell), part

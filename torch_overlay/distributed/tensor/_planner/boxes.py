@@ -5,11 +5,12 @@ A `Box` is what one rank holds of a global tensor; everything a redistribution c
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class Box(NamedTuple):
@@ -55,32 +56,77 @@ def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
     return start, min(step, length - start)
 
 
-def shortest(length: int, parts: Sequence[int]) -> int:
-    """The length of the shortest piece when `length` elements are cut into `parts[0]` pieces, each of these into
-    `parts[1]`, and so on. It need not come from the shortest one before: 5 in 4 gives a 0, 4 in 4 doesn't.
+def longest(length: int, parts: Sequence[int]) -> int:
+    """The length of the longest piece when `length` elements are cut into `parts[0]` pieces, each of these into
+    `parts[1]`, and so on: that of the first piece.
 
-    >>> shortest(9, (2, 2))  # 5 and 4, which are 3, 2, 2 and 2
-    2
+    >>> longest(9, (2, 2))  # 5 and 4, which are 3, 2, 2 and 2
+    3
     """
-    for depth, count in enumerate(parts):
-        if length % count:
-            lengths = {length}
-            for more in parts[depth:]:
-                lengths = set().union(*[chunk_lengths(n, more) for n in lengths])
-            return min(lengths)
-        length //= count
+    for count in parts:
+        length = -(-length // count)
     return length
 
 
-def chunk_lengths(length: int, parts: int) -> set[int]:
-    """The different lengths that the pieces of `chunk` have.
+def lengths(length: int, parts: Sequence[int]) -> set[int]:
+    """The different lengths of all these pieces. The shortest need not come from the shortest one before: 5 in 4 gives
+    a 0, 4 in 4 doesn't.
 
-    >>> sorted(chunk_lengths(5, 4))
-    [0, 1, 2]
+    >>> sorted(lengths(9, (2, 2)))
+    [2, 3]
     """
+    found = {length}
+    for count in parts:
+        found = set().union(*[_chunk_lengths(one, count) for one in found])
+    return found
+
+
+def _chunk_lengths(length: int, parts: int) -> set[int]:
     step = -(-length // parts)
     if step * parts == length:
         return {step}
     whole, rest = divmod(length, step)
     found = {step, rest} if rest else {step}
     return found if whole + bool(rest) == parts else found | {0}
+
+
+def runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The pieces that aren't empty, from first to last: a length, and how many one after the other have it. Each run is
+    as long as it can be, so that equal cuts have equal runs however they are made.
+
+    >>> [*runs(7, (4,))], [*runs(7, (2, 2))], [*runs(24, (2, 3, 2))]
+    ([(2, 3), (1, 1)], [(2, 3), (1, 1)], [(2, 12)])
+    """
+    for one, equal in itertools.groupby(_runs(length, parts), key=lambda run: run[0]):
+        yield one, sum(count for _, count in equal)
+
+
+def _runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    whole = math.prod(parts)
+    if length % whole == 0:
+        if length:
+            yield length // whole, whole
+        return
+    step, inner = -(-length // parts[0]), parts[1:]
+    full, rest = divmod(length, step)
+    if step % math.prod(inner) == 0:
+        yield step // math.prod(inner), full * math.prod(inner)
+    else:
+        for _ in range(full):
+            yield from _runs(step, inner)
+    if rest:
+        yield from _runs(rest, inner)
+
+
+def same_pieces(length: int, one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether both ways to cut leave the same pieces, apart from empty ones. Takes time only where the first pieces
+    are equally long, and then as much as there are runs.
+
+    >>> same_pieces(7, (4,), (2, 2)), same_pieces(6, (4,), (2, 2))  # 2, 2, 2; or 2, 1, 2, 1
+    (True, False)
+    """
+    if one == other:
+        return True
+    if longest(length, one) != longest(length, other):
+        return False
+    return all(a == b for a, b in itertools.zip_longest(runs(length, one), runs(length, other)))

@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .regions import overlaps
+from .boxes import longest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from .senders import Diagonal, Digit, Exchange
 
 
 def most_sent(exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int) -> int:
-    """The elements that the busiest rank sends to others. Never less than that, and exact where all dims are aligned,
-    see `_aligned`.
+    """The elements that the busiest rank sends to others: exact where all dims are aligned, see `_aligned`, else not
+    less than that, but for a few elements at the ends of uneven chunks.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0, and the receiver has any on
     axis 1: (0, 0) and (1, 1) send what they hold to two ranks, one of them themselves. On a diagonal the receiver's
@@ -56,41 +56,36 @@ def _most_along(exchange: Exchange, dim: int, paired: Collection[Digit], used: C
     summed = [digit for digit in cuts if digit not in same and digit not in used]
     if len(summed) == len(cuts):
         return exchange.before.longest(dim)  # the parts of all receivers cover what a rank holds once
-    if _aligned(exchange, dim):
-        return _by_digits(exchange, dim, summed)
-    return _by_overlaps(exchange, dim, same, summed)
+    length, levels = exchange.after.shape[dim], []
+    for axis in exchange.after.orders[dim]:
+        length = longest(length, [exchange.after.sizes[axis]])
+        levels += [(length * digit.unit, digit in summed) for digit in cuts if digit.axis == axis]
+    return _most_within(exchange.before.longest(dim), levels)
 
 
-def _by_overlaps(exchange: Exchange, dim: int, same: Collection[Digit], summed: Collection[Digit]) -> int:
-    """`_most_along` from what each chunk before and each chunk after have in common.
+def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
+    """Of so many elements in a row, the most that lie where some digits have one value each. The levels are the
+    digits from the most significant on: the elements over which one stays as it is, and whether all its values count.
 
-    From R·S0 to S0·R on (2, 2), four elements: chunk 0 before, at coordinate 0 on axis 1, has two elements in common
-    with chunk 0 after, at 0 on axis 0. By nearest senders, axis 0 is `same`: rank (0, 0) sends two elements along the
-    dim and rank (1, 0) none. What follows from a pair, the value of a used digit, isn't known here. It is taken to be
-    that with which most is sent, so that the answer is never less than what a rank sends.
+    From R·S0 to S0·S0 on (2, 2), eight elements: rank (0, 0) holds four in a row, and sends those where axis 0 is at
+    0, which are four in a row, too; axis 1, over two elements each, has any value.
+
+    >>> _most_within(4, [(4, False), (2, True)])
+    4
+
+    Six of eight, where the first digit has any value, and the second, over two elements each, only one:
+
+    >>> _most_within(6, [(4, True), (2, False)])
+    4
     """
-    before, after = exchange.before, exchange.after
-    most: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}  # by sender, and by the digits that are summed
-    for elements, held, wanted in overlaps(before, after, dim):
-        sender = (*[held[a] for a in before.orders[dim]], *[digit.of(wanted) for digit in same])
-        key = sender, tuple([digit.of(wanted) for digit in summed])
-        most[key] = max(most.get(key, 0), elements)
-    sent: dict[tuple[int, ...], int] = {}
-    for (sender, _), elements in most.items():
-        sent[sender] = sent.get(sender, 0) + elements
-    return max(sent.values(), default=0)
-
-
-def _by_digits(exchange: Exchange, dim: int, summed: Collection[Digit]) -> int:
-    """`_most_along` where cuts are aligned, without a look at the chunks. Of the digits that differ between receivers
-    (`summed`), a tied one says which box of the source is asked, and each value of the others asks another part of that
-    box. From R·S0 to S0·S0 on (2, 2), four elements: axis 0 is tied, and the same at sender and receiver; axis 1 isn't
-    tied, so rank (0, 0) sends two parts of one element. Never more than the old box, which may be shorter than the new
-    one."""
-    before, after = exchange.before, exchange.after
-    tied = exchange.tied_digits()
-    parts = math.prod([digit.base for digit in summed if digit not in tied])
-    return min(before.longest(dim), parts * after.longest(dim))
+    for depth, (block, counts) in enumerate(levels):
+        if not counts:
+            elements = min(elements, block)
+        elif elements > block > 0:
+            whole, rest = divmod(elements, block)
+            inner = levels[depth + 1 :]
+            return whole * _most_within(block, inner) + _most_within(rest, inner)
+    return elements
 
 
 def _kept(exchange: Exchange) -> int:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .boxes import lengths, longest, same_pieces
 from .cost import EXCHANGE, arriving, arriving_by, collectives
-from .regions import overlaps
 from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
 
@@ -38,24 +38,28 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
     for dim, (old, new) in enumerate(zip(before.orders, after.orders)):
         if old == new:
             continue
-        rest = old[common(old, new) :]
+        depth = common(old, new)
+        rest = old[depth:]
         # On the axes that cut the dim before, a piece has one holder. If an axis doesn't cut the dim after, ranks at
         # all its coordinates want the piece. If it does, the ranks that want the piece may be where its holder is.
         axes.update([a for a in rest if a not in new])
-        both = [a for a in rest if a in new]
-        if both:
-            axes.update(_crossed_along(dim, both, before, after))
+        if any(a in new for a in rest):
+            blocks = lengths(before.shape[dim], [before.sizes[a] for a in old[:depth]])
+            axes.update([a for a in rest if a in new and _crosses(a, blocks, rest, new[depth:], before.sizes)])
     return frozenset(axes)
 
 
-def _crossed_along(dim: int, axes: list[int], before: Regions, after: Regions) -> set[int]:
-    """Those of `axes`, which cut this dim before and after, on which a wanted piece and its holder differ."""
-    found: set[int] = set()
-    for _, held, wanted in overlaps(before, after, dim):
-        found.update([a for a in axes if wanted[a] != held[a]])
-        if len(found) == len(axes):
-            break
-    return found
+def _crosses(
+    axis: int, blocks: Collection[int], old: tuple[int, ...], new: tuple[int, ...], sizes: tuple[int, ...]
+) -> bool:
+    """Whether an element of blocks so long, cut by these axes before and by those after, may be at other coordinates
+    on `axis`. It isn't where the other axes make the same pieces for `axis` to cut, or none of more than one
+    element, which is at 0 then."""
+    for block in blocks:
+        one, other = ([sizes[a] for a in order[: order.index(axis)]] for order in (old, new))
+        if max(longest(block, one), longest(block, other)) > 1 and not same_pieces(block, one, other):
+            return True
+    return False
 
 
 def misplaced(before: Regions, after: Regions) -> frozenset[int]:

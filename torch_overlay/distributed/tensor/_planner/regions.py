@@ -12,10 +12,12 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from .boxes import Box, chunk, shortest
+from .boxes import Box, chunk, lengths, longest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
+
+Part = tuple[int, int, tuple[tuple[int, int], ...]]  # of a dim: start, length, and the coordinate on each axis cut
 
 # The reductions that a Partial has by name; one with another isn't planned.
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
@@ -131,10 +133,25 @@ class Regions(NamedTuple):
 
     def longest(self, dim: int) -> int:
         """The length along `dim` of the biggest box: of the first chunk of the first chunk."""
-        length = self.shape[dim]
-        for axis in self.orders[dim]:
-            length = -(-length // self.sizes[axis])
-        return length
+        return longest(self.shape[dim], [self.sizes[axis] for axis in self.orders[dim]])
+
+    def parts(self, box: Box, ranges: Sequence[range]) -> Iterator[tuple[list[int], Box]]:
+        """Who holds some of a box, row-major by where it lies: the coordinate, and what it has of the box. Of each axis
+        only the coordinates in its range take part, of one that cuts nothing the first of them. Takes time in
+        proportion to what is found."""
+        dims = [self._along(dim, start, length, ranges) for dim, (start, length) in enumerate(zip(*box))]
+        first = [coordinates.start for coordinates in ranges]
+        for some in itertools.product(*dims):
+            there = first.copy()
+            for _, _, places in some:
+                for axis, at in places:
+                    there[axis] = at
+            yield there, Box(tuple([part[0] for part in some]), tuple([part[1] for part in some]))
+
+    def _along(self, dim: int, start: int, length: int, ranges: Sequence[range]) -> list[Part]:
+        """The chunks of a dim that meet an interval, ascending, cut down to it."""
+        cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
+        return list(_chunks(0, self.shape[dim], cuts, start, start + length)) if length else []
 
     @property
     def is_even(self) -> bool:
@@ -185,31 +202,21 @@ def cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
     return others[0]
 
 
-def overlaps(before: Regions, after: Regions, dim: int) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Where the chunks of a dim before and after overlap, ascending: the length that they have in common, and the
-    coordinate of the one before and of the one after. Axes that don't cut the dim there have coordinate 0."""
-    olds, news = _chunks(before, dim), _chunks(after, dim)
-    old, new = next(olds, None), next(news, None)
-    while old is not None and new is not None:
-        length = min(old[1], new[1]) - max(old[0], new[0])
-        if length > 0:
-            yield length, old[2], new[2]
-        if new[1] <= old[1]:
-            new = next(news, None)
-        else:
-            old = next(olds, None)
-
-
-def _chunks(regions: Regions, dim: int) -> Iterator[tuple[int, int, list[int]]]:
-    """Start, end and coordinate of each chunk of a dim that isn't empty, ascending."""
-    order = regions.orders[dim]
-    for place in itertools.product(*(range(regions.sizes[a]) for a in order)):
-        coordinate = [0] * len(regions.sizes)
-        for axis, at in zip(order, place):
-            coordinate[axis] = at
-        start, length = regions.span(dim, coordinate)
-        if length:
-            yield start, start + length, coordinate
+def _chunks(start: int, length: int, cuts: Sequence[tuple[int, int, range]], low: int, high: int) -> Iterator[Part]:
+    """Of `length` elements from `start` on, cut by these axes, outer to inner, the chunks that meet an interval."""
+    if not cuts:
+        yield low, high - low, ()
+        return
+    (axis, size, coordinates), *inner = cuts
+    step = -(-length // size)
+    first = max((low - start) // step, coordinates.start)
+    for at in range(first, min((high - 1 - start) // step + 1, coordinates.stop)):
+        begin, end = start + at * step, min(start + (at + 1) * step, start + length)
+        if not inner:
+            yield max(low, begin), min(high, end) - max(low, begin), ((axis, at),)
+            continue
+        for part_start, part_length, places in _chunks(begin, end - begin, inner, max(low, begin), min(high, end)):
+            yield part_start, part_length, ((axis, at), *places)
 
 
 def least_overlap(before: Regions, after: Regions) -> int:
@@ -220,7 +227,7 @@ def least_overlap(before: Regions, after: Regions) -> int:
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)
         if longer[: len(shorter)] != shorter:
             return 0  # where the orders part, some rank has the first chunk and wants the last
-        least *= shortest(length, [before.sizes[axis] for axis in longer])
+        least *= min(lengths(length, [before.sizes[axis] for axis in longer]))
     return least
 
 

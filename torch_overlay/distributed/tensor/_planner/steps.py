@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,8 +90,24 @@ class Collective(_Change):
 
     def members(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
         """The coordinates of the joint group that `coordinate` is in, row-major over `axes`."""
-        ranges = [range(n) if a in self.axes else (coordinate[a],) for a, n in enumerate(self.before.sizes)]
-        return list(itertools.product(*ranges))
+        return list(itertools.product(*self._ranges(coordinate, self.axes)))
+
+    def member(self, coordinate: Coordinate) -> int:
+        """The place of a coordinate in `members`."""
+        place = 0
+        for axis in self.axes:
+            place = place * self.before.sizes[axis] + coordinate[axis]
+        return place
+
+    def _ranges(self, coordinate: Coordinate, axes: Collection[int]) -> list[range]:
+        """The coordinates that differ from this one only on these axes."""
+        sizes = enumerate(self.before.sizes)
+        return [range(n) if a in axes else range(coordinate[a], coordinate[a] + 1) for a, n in sizes]
+
+    def _with_all(self, coordinate: Coordinate, whole: Box, parts: Regions) -> list[Piece]:
+        """What each member has, by `parts`, of a box of this rank; one with an empty part is left out."""
+        found = _shared(whole, parts, self._ranges(coordinate, self.axes))
+        return sorted([Piece(self.member(there), box) for there, box in found])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +125,7 @@ class AllGather(Collective):
 
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """Where each member's elements go in the gathered tensor; a member with an empty box has no piece."""
-        whole = self.after.box(coordinate)
-        return [Piece(i, box) for i, box in _shared(whole, self.before, self.members(coordinate))]
+        return self._with_all(coordinate, self.after.box(coordinate), self.before)
 
     @property
     def received(self) -> int:
@@ -148,8 +163,7 @@ class ReduceScatter(Collective):
 
     def pieces(self, coordinate: Coordinate) -> list[Piece]:
         """What of the local tensor goes to each member; a member with an empty box has no piece, only padding."""
-        held = self.before.box(coordinate)
-        return [Piece(i, box) for i, box in _shared(held, self.after, self.members(coordinate))]
+        return self._with_all(coordinate, self.before.box(coordinate), self.after)
 
     @property
     def received(self) -> int:
@@ -168,7 +182,7 @@ class AllToAll(Collective):
     gives them. With `rounds`, one part of each piece after the other.
 
     Several ranks of the group may hold the same part and term of the source. A rank exchanges pieces with one of them
-    for each part and term: these are its `peers`. Without `diagonals` that is the nearest; see `senders`.
+    for each part and term: these are its peers. Without `diagonals` that is the nearest; see `senders`.
     """
 
     op: str | None = None
@@ -181,71 +195,44 @@ class AllToAll(Collective):
         """What is to be done, without who sends what."""
         return Exchange(self.before, self.after, self.axes, self.reduced)
 
-    def peers(self, coordinate: Coordinate) -> list[tuple[int, ...]]:
-        """The coordinate of each rank that this one exchanges with, itself included; by their coordinates on the shard
-        axes of the group, which is one order on all ranks.
+    def sends(self, coordinate: Coordinate) -> list[Piece]:
+        """What of the local tensor goes to whom, itself included; by the coordinates of the peers on the shard axes of
+        the group, which is one order on all ranks."""
+        return [Piece(self.member(peer), box) for peer, box in self._with_peers(coordinate, self.before, self.after)]
+
+    def receives(self, coordinate: Coordinate) -> list[Piece]:
+        """Where what comes from whom goes, itself included; in the same order. Terms of one reduction come in the same
+        order on all ranks, so that all get the same bits; the first is written, the others are reduced into it."""
+        shared = self._with_peers(coordinate, self.after, self.before)
+        return [Piece(self.member(peer), box, any(peer[a] for a in self.reduced)) for peer, box in shared]
+
+    def _with_peers(self, coordinate: Coordinate, mine: Regions, theirs: Regions) -> list[tuple[list[int], Box]]:
+        """What each peer has, by `theirs`, of this rank's box.
 
         From R·S0 to S0·R on (2, 2), the peers of (0, 1) are (0, 0) and itself; on the diagonal, (1, 0) and itself. A
         rank is a peer of its peers: to be on one diagonal is an equivalence.
         """
-        sizes, shards = self.before.sizes, self.exchange.shards
-        cut = [axis for axis in self.axes if axis in shards]
+        cut = [axis for axis in self.axes if axis in self.exchange.shards]
+        moved = {diagonal.replica.axis for diagonal in self.diagonals} & theirs.sharded
         found = []
-        for where in itertools.product(*(range(sizes[axis]) for axis in cut)):
-            peer = list(coordinate)
-            for axis, at in zip(cut, where):
-                peer[axis] = at
+        for there, box in _shared(mine.box(coordinate), theirs, self._ranges(coordinate, moved.union(cut))):
+            peer = [there[axis] if axis in cut else at for axis, at in enumerate(coordinate)]
             for diagonal in self.diagonals:
                 diagonal.follow(peer, coordinate)
-            found.append(tuple(peer))
-        return found
-
-    def sends(self, coordinate: Coordinate) -> list[Piece]:
-        """What of the local tensor goes to whom, itself included; in the order of `peers`."""
-        peers = self.peers(coordinate)
-        shared = _shared(self.before.box(coordinate), self.after, peers)
-        return [Piece(self._place(peers[i]), box) for i, box in shared]
-
-    def receives(self, coordinate: Coordinate) -> list[Piece]:
-        """Where what comes from whom goes, itself included; in the order of `peers`. Terms of one reduction come in the
-        same order on all ranks, so that all get the same bits; the first is written, the others are reduced into it."""
-        peers = self.peers(coordinate)
-        shared = _shared(self.after.box(coordinate), self.before, peers)
-        return [Piece(self._place(peers[i]), box, any(peers[i][a] for a in self.reduced)) for i, box in shared]
-
-    def _place(self, coordinate: Coordinate) -> int:
-        """The place of a coordinate in `members`."""
-        place = 0
-        for axis in self.axes:
-            place = place * self.before.sizes[axis] + coordinate[axis]
-        return place
+            if all(peer[axis] == there[axis] for axis in moved):
+                found.append((peer, box))
+        return sorted(found, key=lambda shared: [shared[0][axis] for axis in cut])
 
 
-def _shared(mine: Box, theirs: Regions, members: list[tuple[int, ...]]) -> Iterator[tuple[int, Box]]:
-    """What each of some ranks has (or will have, by `theirs`) of my box: its index among them, and the part of the box
-    counted from the first element of mine. Those with no part of it are left out."""
-    dims = [_parts(mine.start[d], mine.length[d], theirs, d, members) for d in range(len(mine.start))]
-    for i in range(len(members)):
-        start = tuple([parts[i][0] for parts in dims])
-        length = tuple([parts[i][1] for parts in dims])
-        if 0 not in length:
-            yield i, Box(start, length)
-
-
-def _parts(start: int, length: int, theirs: Regions, dim: int, members: list[tuple[int, ...]]) -> list[tuple[int, int]]:
-    """What each member has of `length` elements of a dim from `start`: where the part begins there, and its length."""
-    order = theirs.orders[dim]
-    known: dict[tuple[int, ...], tuple[int, int]] = {}
-    found = []
-    for member in members:
-        place = tuple([member[a] for a in order])
-        part = known.get(place)
-        if part is None:
-            first, many = theirs.span(dim, member)
-            low = max(first, start)
-            part = known[place] = (low - start, max(0, min(first + many, start + length) - low))
-        found.append(part)
-    return found
+def _shared(mine: Box, theirs: Regions, ranges: list[range]) -> Iterator[tuple[list[int], Box]]:
+    """What the coordinates in these ranges have (or will have, by `theirs`) of my box, counted from its first element.
+    Those with no part of it are left out."""
+    alike = [axis for axis, some in enumerate(ranges) if len(some) > 1 and axis not in theirs.sharded]
+    for there, box in theirs.parts(mine, ranges):
+        for places in itertools.product(*[ranges[axis] for axis in alike]):
+            for axis, at in zip(alike, places):
+                there[axis] = at
+            yield there.copy(), box.inside(mine)
 
 
 Step = Narrow | Embed | Divide | Collective
