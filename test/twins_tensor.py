@@ -207,7 +207,7 @@ class Case:
             for c in coordinates(self.sizes):
                 if received[c] > most_in:
                     return f"{step} brings {received[c]} elements to {c}, said to be {most_in}"
-                if sent[c] > most_out:
+                if sent[c] > most_out * (1 if _counted_exactly(step) else 2):
                     return f"{c} sends {sent[c]} elements in {step}, said to be {most_out}"
             if sum(sent.values()) != sum(received.values()):
                 return f"{step} sends {sum(sent.values())} elements, of which {sum(received.values())} arrive"
@@ -252,6 +252,11 @@ class Case:
 
 
 # --- what a step brings ---
+
+
+def _counted_exactly(step: st.Collective) -> bool:
+    """Whether what the busiest rank sends follows from digits; at the ends of uneven chunks it may be a little more."""
+    return step.before.is_even and step.after.is_even and not getattr(step, "diagonals", ())
 
 
 def sends(step, coordinate):

@@ -10,7 +10,7 @@ from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.balance import balance, filled
 from torch_overlay.transfers._planner.routes import Move
-from torch_overlay.transfers._planner.schedule import Large, Schedule, blocks
+from torch_overlay.transfers._planner.schedule import Large, Load, Schedule, blocks
 from torch_overlay.transfers._planner.sides import Ranks, Side
 from transfer_twin import End, Tensor, carry_out, draw, lacking
 from width import NIGHTLY
@@ -120,6 +120,19 @@ def test_a_large_part_is_cut_between_rows():
     assert [box.length for box in boxes] == [(100, 7), (200, 7)]
 
 
+def test_parts_of_one_block_are_one_load():
+    """Of a tensor that comes from many ranks, what lies alike in their messages is one block; tensors that move alike
+    are one item of a stream."""
+    rows = End(range(6), (6,), (("S", 0),))
+    tensor = Tensor((24, 8), 4, rows, End((6, 7), (2,), (("S", 1),)))
+    odd = Tensor((25, 8), 4, rows, End((6, 7), (2,), (("S", 1),)))
+    schedule = Schedule.of([tensor.move(), odd.move(), tensor.move()], 6)
+    assert [item.tensors for item in schedule.receives[0].items] == [(0, 2), (1,)]
+    assert schedule.landed(0, 1).loads[0] == Load((0, 2), Box((0, 0), (24, 4)), 0, step=64, parts=6, dim=0, apart=208)
+    sent = Schedule.of([tensor.move()], 0).packed(0, 1).loads
+    assert sent == [Load((0,), Box((0, 0), (4, 8)), 0, step=64, parts=2, dim=1, apart=64)]
+
+
 def model(ranks, targets, first, stages=8, lanes=8, odd=0):
     """1,000 tensors of a transformer with experts, FSDP x TP x PP on the first ranks, to EP x TP on others."""
     many = ranks // stages
@@ -148,8 +161,20 @@ def boxes_looked_at(moves, rank, monkeypatch):
         box = Side.box
         patched.setattr(Side, "box", lambda self, coordinate: looked.append(1) or box(self, coordinate))
         schedule = Schedule.of(moves, rank)
-    pieces = [item for streams in (schedule.sends, schedule.receives) for s in streams.values() for item in s.items]
-    return len(looked), len(pieces)
+    items = [item for streams in (schedule.sends, schedule.receives) for s in streams.values() for item in s.items]
+    return len(looked), sum([len(item.tensors) for item in items])
+
+
+@pytest.mark.parametrize("sources", [64, 512])
+def test_objects_of_a_plan_grow_with_different_tensors(sources):
+    """200 tensors of eight shapes, from many ranks: a piece for each shape and rank, whatever their number, and one
+    block for each shape where messages are alike."""
+    ends = End(range(sources), (sources,), (("S", 0),)), End(range(sources, sources + 8), (8,), (("S", 1),))
+    moves = [Tensor((sources * (1 + number % 8), 64), 2, *ends).move() for number in range(200)]
+    schedule = Schedule.of(moves, sources)
+    assert sum([len(stream.items) for stream in schedule.receives.values()]) == 8 * sources
+    assert len(schedule.landed(0, 1).loads) == 8
+    assert sum([len(stream.items) for stream in Schedule.of(moves, 0).sends.values()]) == 8 * 8
 
 
 @pytest.mark.parametrize("ranks, targets", [(64, 16), (256, 64), (1024, 256)])

@@ -87,6 +87,8 @@ def draw(seed, world=8, most=4, lengths=(0, 1, 2, 3, 5, 6, 8, 12), dims=3):
         shape = tuple(rng.choice(lengths) for _ in range(rng.randint(0, dims)))
         ends = [End(ranks, sizes, _placements(rng, shape, sizes)) for ranks, sizes in meshes]
         found.append(Tensor(shape, rng.choice(ITEMSIZES), *ends))
+    found += [rng.choice(found) for _ in range(rng.choice((0, 0, 1, 3)))]  # some move alike
+    rng.shuffle(found)
     return found
 
 
@@ -199,9 +201,11 @@ def _exchange(packed, landed, sources, targets):
     for rank, (sizes, loads, direct) in enumerate(packed):
         for peer, tag, item in direct:
             assert (rank, peer, tag) not in messages, "two messages with one tag"
-            messages[rank, peer, tag] = b"".join([sources[rank][item.tensor].read(block) for block in _blocks(item)])
+            messages[rank, peer, tag] = b"".join(
+                [sources[rank][item.tensors[0]].read(block) for block in _blocks(item)]
+            )
         buffer = bytearray(sum(sizes.values()))
-        for tensor, box, at in loads:
+        for tensor, box, at in _apart(loads):
             data = sources[rank][tensor].read(box)
             assert at % sources[rank][tensor].itemsize == 0, "not aligned"
             buffer[at : at + len(data)] = data
@@ -214,15 +218,27 @@ def _exchange(packed, landed, sources, targets):
             data, at = messages.pop((peer, rank, tag)), 0
             for block in _blocks(item):
                 size = block.elements * item.itemsize
-                targets[rank][item.tensor].write(block, data[at : at + size])
+                targets[rank][item.tensors[0]].write(block, data[at : at + size])
                 at += size
         assert sizes == {peer: len(messages[peer, rank]) for peer in range(len(packed)) if (peer, rank) in messages}
         buffer = b"".join([messages[peer, rank] for peer in sizes])
-        for tensor, box, at in loads:
+        for tensor, box, at in _apart(loads):
             assert at % targets[rank][tensor].itemsize == 0, "not aligned"
             targets[rank][tensor].write(box, buffer[at : at + math.prod(box.length) * targets[rank][tensor].itemsize])
     assert all(len(key) == 2 for key in messages), "a direct message that nobody expects"
     return [(one.size, other.size) for one, other in zip(packed, landed)]
+
+
+def _apart(loads):
+    """Each part of the block of each tensor: the tensor, where the part lies in it, and where in the buffer."""
+    for load in loads:
+        for number, tensor in enumerate(load.tensors):
+            for part in range(load.parts):
+                start, length = map(list, load.box)
+                if load.parts > 1:
+                    length[load.dim] //= load.parts
+                    start[load.dim] += part * length[load.dim]
+                yield tensor, Box(tuple(start), tuple(length)), load.at + number * load.step + part * load.apart
 
 
 def _blocks(item):

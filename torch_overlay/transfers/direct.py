@@ -15,7 +15,7 @@ import torch
 
 from ..distributed.tensor._pack import part
 from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
-from .runs import Block, Locals, Run, Wires, runs_of, there
+from .runs import Block, Locals, Run, Spread, Wires, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,12 +52,12 @@ class Letter(NamedTuple):
     size: int
     key: object
     flat: Block | None
-    runs: list[Run]
+    runs: list[Run | Spread]
 
     @staticmethod
     def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> Letter:
         """The letter for a message, of tensors as `numbers` gives them."""
-        tensor, itemsize, box, first, last = message.item
+        (tensor,), itemsize, box, first, last = message.item
         view = part(there(locals_[tensor]), box)
         flat, runs = None, []
         if view.is_contiguous() and wires[tensor] in (None, view.dtype):
@@ -66,7 +66,7 @@ class Letter(NamedTuple):
         else:
             loads, at = [], 0
             for block in blocks(box, first, last):
-                loads.append(Load(tensor, block, at))
+                loads.append(Load((tensor,), block, at, 0))
                 at += block.elements * itemsize
             runs = runs_of(loads, locals_, wires)
         return Letter(place, TAGS + message.tag, message.size, (tensor, box, first, last), flat, runs)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..distributed.tensor._pack import part
 from .direct import Letter, Mail, in_turns, large_on
-from .runs import Block, Locals, Run, Wires, free, numbers, runs_of, there
+from .runs import Block, Locals, Run, Spread, Wires, free, numbers, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Way(NamedTuple):
     """One direction of an exchange, ready to run: bytes for each rank of the group, and blocks; what goes by itself."""
 
     splits: list[int]
-    runs: list[Run]
+    runs: list[Run | Spread]
     letters: list[Letter]
 
 

@@ -8,6 +8,7 @@ made in inference mode can't be written outside of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,6 +74,44 @@ class Run(NamedTuple):
         return views, torch._C._nn.unflatten_dense_tensors(flat, views)
 
 
+class Spread(NamedTuple):
+    """Blocks of one width whose parts lie in several messages: each pair shows one in its tensor and in the buffer."""
+
+    width: torch.dtype
+    pairs: list[tuple[Block, Block]]
+
+    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks into the buffer."""
+        views, inside = self._both(locals_, buffer)
+        torch._foreach_copy_(inside, views)
+
+    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks out of the buffer."""
+        views, inside = self._both(locals_, buffer)
+        torch._foreach_copy_(views, inside)
+
+    def _both(self, locals_: Locals, buffer: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        flat = buffer.view(self.width)
+        return [block.of(locals_) for block, _ in self.pairs], [inside.of([flat]) for _, inside in self.pairs]
+
+    @staticmethod
+    def pair(load: Load, number: int, local: torch.Tensor, width: torch.dtype) -> tuple[Block, Block]:
+        """The block of one of the load's tensors."""
+        view = part(local, load.box)
+        size, stride = list(view.shape), view.stride()
+        size[load.dim] //= load.parts
+        inner = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
+        at = load.at + number * load.step
+        here = Block(
+            load.tensors[number],
+            (load.parts, *size),
+            (size[load.dim] * stride[load.dim], *stride),
+            view.storage_offset(),
+        )
+        there = Block(0, here.size, (load.apart // width.itemsize, *inner), at // width.itemsize)
+        return here, there
+
+
 def there(local: torch.Tensor | None) -> torch.Tensor:
     """What a schedule moves on this rank."""
     if local is None:
@@ -101,18 +140,24 @@ def numbers(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
     ]
 
 
-def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run]:
-    """Blocks in the order in which they lie in a buffer, joined as far as their widths are equal."""
+def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | Spread]:
+    """Blocks in the order in which they lie in a buffer, joined as far as their widths are equal; and those whose parts
+    lie apart."""
     found: list[Run] = []
-    for tensor, box, at in loads:
-        local = there(locals_[tensor])
-        block = Block.at(tensor, part(local, box))
-        width = wires[tensor] or local.dtype
-        size = box.elements * width.itemsize
-        last = found[-1] if found else None
-        if last is not None and last.width == width and last.at + last.size == at:
-            last.blocks.append(block)
-            found[-1] = last._replace(size=last.size + size)
-        else:
-            found.append(Run(at, size, width, [block]))
-    return found
+    spread: dict[torch.dtype, list[tuple[Block, Block]]] = {}
+    for load in loads:
+        for number, tensor in enumerate(load.tensors):
+            local = there(locals_[tensor])
+            width = wires[tensor] or local.dtype
+            if load.parts > 1:
+                spread.setdefault(width, []).append(Spread.pair(load, number, local, width))
+                continue
+            block, at = Block.at(tensor, part(local, load.box)), load.at + number * load.step
+            size = load.box.elements * width.itemsize
+            last = found[-1] if found else None
+            if last is not None and last.width == width and last.at + last.size == at:
+                last.blocks.append(block)
+                found[-1] = last._replace(size=last.size + size)
+            else:
+                found.append(Run(at, size, width, [block]))
+    return [*found, *[Spread(width, pairs) for width, pairs in spread.items()]]

@@ -47,7 +47,7 @@ def balance(moves: Iterable[Move], gone: frozenset[int] = frozenset()) -> Weight
     """By class and cell, the bytes that each replica should send; what isn't in it is shared evenly. Ranks that are
     gone send nothing."""
     counted = Counter(moves)
-    if not gone and _is_even(counted):
+    if not gone and (_is_even(counted) or all(move.source.replicas == 1 for move in counted)):
         return {}
     loads: dict[int, int] = {}
     flexible: dict[tuple[Class, Coordinate], _Share] = {}

@@ -99,9 +99,12 @@ def receives(move: Move, rank: int, weights: Weights) -> list[Piece]:
         return []
     there = source.ranks.coordinate(rank)
     own = source.cell(there) if there is not None else None
-    copy, found = target.replica(here), []
+    copy, only, found = target.replica(here), source.replicas == 1, []
     for cell, part in source.parts(target.box(here)):
         if cell == own:
+            continue
+        if only:  # who has it sends it all
+            found.append(Piece(source.ranks.at(cell), part, 0, part.elements))
             continue
         line = _line(move, cell, weights)
         for replica, first, last in line.senders(line.begin(copy, part), part):

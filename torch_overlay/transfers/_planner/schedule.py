@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...distributed.tensor._planner.boxes import Box
 from .balance import balance
-from .routes import Move, Routes
+from .routes import Move
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,17 +37,38 @@ KEPT = 1 << 15  # pieces, or fewer, of a schedule that is remembered
 
 
 class Load(NamedTuple):
-    """A block of a local tensor in a message.
+    """Blocks of local tensors that lie alike, each in one message, or in equal parts in several.
 
     Attributes:
-        tensor: its number.
-        box: where the block lies in the local tensor.
-        at: where it lies in all that is sent in the exchange, or in all that comes, in bytes.
+        tensors: the numbers of these tensors.
+        box: where the block lies in each local tensor.
+        at: where the first tensor's block, or its first part, lies in all that is sent in the exchange, or in all that
+            comes; in bytes, as are the other distances.
+        step: from one tensor's to the next one's.
+        parts, dim: into how many parts the block is cut, along which dim.
+        apart: from one part to the next.
     """
 
-    tensor: int
+    tensors: tuple[int, ...]
     box: Box
     at: int
+    step: int
+    parts: int = 1
+    dim: int = 0
+    apart: int = 0
+
+    def then(self, part: Load) -> Load | None:
+        """Both as one, where the other one is the next part of the same blocks."""
+        (start, length), apart = self.box, part.at - self.at - (self.parts - 1) * self.apart
+        dims = [dim for dim, (one, other) in enumerate(zip(start, part.box.start)) if one != other]
+        if len(dims) != 1 or self.step != part.step or (self.parts > 1 and (*dims, apart) != (self.dim, self.apart)):
+            return None
+        (dim,) = dims
+        inner = (*length[:dim], length[dim] // self.parts, *length[dim + 1 :])
+        if part.box.length != inner or part.box.start[dim] != start[dim] + length[dim]:
+            return None
+        longer = (*length[:dim], length[dim] + inner[dim], *length[dim + 1 :])
+        return self._replace(box=Box(start, longer), parts=self.parts + 1, dim=dim, apart=apart)
 
 
 class Large(NamedTuple):
@@ -76,7 +97,7 @@ class Direct(NamedTuple):
     @property
     def size(self) -> int:
         """In bytes."""
-        return (self.item.last - self.item.first) * self.item.itemsize
+        return self.item.step
 
 
 class Messages(NamedTuple):
@@ -94,13 +115,34 @@ class Messages(NamedTuple):
 
 
 class Item(NamedTuple):
-    """The part of a stream that belongs to one tensor: elements `first` to before `last` of a box of the local one."""
+    """The part of a stream that belongs to tensors that move alike: of one after the other, elements `first` to before
+    `last` of a box of the local tensor."""
 
-    tensor: int
+    tensors: tuple[int, ...]
     itemsize: int
     box: Box
     first: int
     last: int
+
+    @property
+    def step(self) -> int:
+        """The bytes of each tensor."""
+        return (self.last - self.first) * self.itemsize
+
+    def cut(self, low: int, high: int) -> Iterator[Item]:
+        """What begins at one byte of it, or later, and ends at another, in whole elements."""
+        each = self.last - self.first
+        begin, end = max(low, 0) // self.itemsize, min(high // self.itemsize, each * len(self.tensors))
+        while begin < end:
+            number, skipped = divmod(begin, each)
+            if skipped or end - begin < each:
+                upto = min(each, skipped + end - begin)
+                yield self._replace(tensors=(self.tensors[number],), first=self.first + skipped, last=self.first + upto)
+                begin += upto - skipped
+            else:
+                whole = (end - begin) // each
+                yield self._replace(tensors=self.tensors[number : number + whole])
+                begin += whole * each
 
 
 class Stream:
@@ -109,23 +151,21 @@ class Stream:
     __slots__ = ("begins", "items", "size")
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self.items = sorted(items, key=lambda item: (-item.itemsize, item.tensor))
+        self.items = sorted(items, key=lambda item: (-item.itemsize, item.tensors[0]))
         self.begins, self.size = [], 0
         for item in self.items:
             self.begins.append(self.size)
-            self.size += (item.last - item.first) * item.itemsize
+            self.size += item.step * len(item.tensors)
 
     def cut(self, number: int, count: int) -> Iterator[Item]:
         """What of it is in one of so many exchanges."""
+        if count == 1:
+            yield from self.items
+            return
         low, high = self.size * number // count, self.size * (number + 1) // count
         at = max(bisect_right(self.begins, low) - 1, 0)
         while at < len(self.items) and self.begins[at] < high:
-            tensor, itemsize, box, first, last = self.items[at]
-            begin = self.begins[at]
-            start = first + max(low - begin, 0) // itemsize
-            end = min(first + (high - begin) // itemsize, last)
-            if start < end:
-                yield Item(tensor, itemsize, box, start, end)
+            yield from self.items[at].cut(low - self.begins[at], high - self.begins[at])
             at += 1
 
 
@@ -146,23 +186,23 @@ class Schedule(NamedTuple):
     def of(moves: Sequence[AnyMove], rank: int, gone: frozenset[int] = frozenset()) -> Schedule:
         """All moves of a transfer, the same on every rank. Ranks that are gone send nothing."""
         weights = balance([move for move in moves if isinstance(move, Move)], gone)
-        known: dict[AnyMove, Routes] = {}
+        alike: dict[AnyMove, list[int]] = {}
+        for number, move in enumerate(moves):
+            alike.setdefault(move, []).append(number)
         out: dict[int, list[Item]] = {}
         into: dict[int, list[Item]] = {}
         kept: list[tuple[int, Box, Box]] = []
-        for number, move in enumerate(moves):
+        for move, numbers in alike.items():
             held, wanted = move.held(rank), move.wanted(rank)
             if held is None and wanted is None:
                 continue
-            if move not in known:
-                known[move] = move.routes(rank, weights)
-            given, taken, stays = known[move]
+            given, taken, stays = move.routes(rank, weights)
             for found, pieces, local in ((out, given, held), (into, taken, wanted)):
                 for peer, box, first, last in pieces:
-                    item = Item(number, move.itemsize, box.inside(local), first, last)  # type: ignore[arg-type]
+                    item = Item(tuple(numbers), move.itemsize, box.inside(local), first, last)  # type: ignore[arg-type]
                     found.setdefault(peer, []).append(item)
             if held is not None and wanted is not None:
-                kept += [(number, box.inside(held), box.inside(wanted)) for box in stays]
+                kept += [(number, box.inside(held), box.inside(wanted)) for number in numbers for box in stays]
         streams = [{peer: Stream(found[peer]) for peer in sorted(found)} for found in (out, into)]
         return Schedule(streams[0], streams[1], kept)
 
@@ -236,18 +276,44 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
     for peer, stream in streams.items():
         begin, alone = at, 0
         for item in stream.cut(number, count):
-            if large is not None and (item.last - item.first) * item.itemsize >= large.least:
-                for message in _cut_small(item, large.most):
-                    direct.append(Direct(peer, alone, message))
-                    alone += 1
+            if large is not None and item.step >= large.least:
+                for tensor in item.tensors:
+                    for message in _cut_small(item._replace(tensors=(tensor,)), large.most):
+                        direct.append(Direct(peer, alone, message))
+                        alone += 1
                 continue
-            for block in blocks(item.box, item.first, item.last):
-                loads.append(Load(item.tensor, block, at))
-                at += block.elements * item.itemsize
+            loads += _loads(item, at)
+            at += item.step * len(item.tensors)
         at += -at % ALIGNED
         if at > begin:
             sizes[peer] = at - begin
-    return Messages(sizes, loads, direct)
+    return Messages(sizes, joined(loads), direct)
+
+
+def _loads(item: Item, at: int) -> Iterator[Load]:
+    found = blocks(item.box, item.first, item.last)
+    if len(found) == 1:
+        yield Load(item.tensors, found[0], at, item.step)
+        return
+    for tensor in item.tensors:
+        for block in found:
+            yield Load((tensor,), block, at, 0)
+            at += block.elements * item.itemsize
+
+
+def joined(loads: Iterable[Load]) -> list[Load]:
+    """The same loads, those of one tensor that are parts of one block as one."""
+    found: list[Load] = []
+    latest: dict[tuple[int, ...], int] = {}
+    for load in loads:
+        number = latest.get(load.tensors)
+        both = None if number is None else found[number].then(load)
+        if both is not None:
+            found[number] = both  # type: ignore[index]
+        else:
+            latest[load.tensors] = len(found)
+            found.append(load)
+    return found
 
 
 def _cut_small(item: Item, most: int) -> Iterator[Item]:
