@@ -4,6 +4,7 @@
     python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
     python tools/bench.py dims                   all meshes of a run from its degrees, beside torchtitan's class
     python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
+    python tools/bench.py growth                 what planning costs as ranks grow, up to 131,072
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py transfer               340 parameters made whole, one by one and all at once
     python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
@@ -36,6 +37,7 @@ BENCHES = (
     "groups",
     "dims",
     "plans",
+    "growth",
     "redistribute",
     "transfer",
     "weights",

@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from benchmarks import plans, plot, table  # noqa: E402
+from benchmarks import growth, plans, plot, table  # noqa: E402
 from benchmarks.report import Report, Row, Target  # noqa: E402
 
 
@@ -87,3 +87,18 @@ def test_a_pair_that_takes_more_is_a_missed_target_and_named(monkeypatch):
     found = Report("plans", "0")
     plans.run(argparse.Namespace(shape=[16, 16], device="cuda", every=600), found)
     assert not found.targets[0].met and "more collectives: R,R,R -> R,R,S0" in found.notes
+
+
+def test_growth_holds_first_plans_against_stock_and_counts_pieces(monkeypatch):
+    """With times as if they had been measured: rows for each kind of shards and number of ranks, and what is slow."""
+    times = {"stock": [1e-3, 1e-3, 2e-3, 9e-3], "overlay": [4e-3, 6e-3, 6e-3, 17e-3]}
+    monkeypatch.setattr(growth.process, "fresh", lambda function, side, count: times[side])
+    monkeypatch.setattr(growth, "SOURCES", (8, 64))
+    monkeypatch.setattr(growth, "MESHES", ((2, 2, 2), (4, 4, 4)))
+    found = Report("growth", "0")
+    growth.run(argparse.Namespace(pairs=2, processes=2, questions=100), found)
+    assert found.row("first redistribution, worst", shards="uneven").overlay == 17e-3
+    slow = found.targets[0]
+    assert (slow.value, slow.met) == (2, False) and len(found.notes) == 2
+    assert found.row("plan of a transfer's target", ranks=64).where["pieces"] == 200 * 64
+    assert {row.where["ranks"] for row in found.rows if row.name.startswith("planner alone")} == {8, 64}

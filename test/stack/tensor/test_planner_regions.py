@@ -9,7 +9,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.boxes import Box, in_runs
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.rounds import parts
 
@@ -82,6 +82,23 @@ class TestParts(TestCase):
                 for place in itertools.product(*[range(at, at + n) for at, n in zip(box.start, box.length)])
             ]
             self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))
+
+
+class TestRuns(TestCase):
+    def test_boxes_that_follow_one_another_are_one(self) -> None:
+        """Only if a flat tensor has their elements as it would have those of the one box."""
+        whole = torch.arange(12).reshape(2, 2, 3)
+        spans = [[(at, n) for at in range(size) for n in range(1, size - at + 1)] for size in whole.shape]
+        boxes = [Box(*zip(*some)) for some in itertools.product(*spans)]
+        held = {tuple(whole[tuple(slice(a, a + n) for a, n in zip(*box))].flatten().tolist()): box for box in boxes}
+        for (mine, one), (theirs, other) in itertools.product(held.items(), repeat=2):
+            self.assertEqual(one.then(other), held.get(mine + theirs), msg=f"{one} and {other}")
+
+    def test_a_gap_ends_a_run(self) -> None:
+        rows = [Box((at, 0), (1, 3)) for at in range(4)]
+        placed = [(0, rows[0]), (3, rows[1]), (None, rows[2]), (9, rows[3])]
+        self.assertEqual(in_runs(placed), [(0, Box((0, 0), (2, 3))), (None, rows[2]), (9, rows[3])])
+        self.assertEqual(in_runs([(0, rows[0]), (4, rows[1])]), [(0, rows[0]), (4, rows[1])])
 
 
 class TestWhoHoldsABox(TestCase):

@@ -29,6 +29,7 @@ from ._pack import (
     unpacking,
     view_of,
 )
+from ._planner.boxes import in_runs
 from ._planner.grids import grids
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def swap(send_splits: Sequence[int], receive_splits: Sequence[int], group: Group
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
     """What goes to members from a local tensor; if nothing, it comes from all tensors given, see `unread`."""
-    boxes = [piece.box for piece in sorted(sends, key=lambda piece: group.places[piece.member])]
+    pieces = sorted(sends, key=lambda piece: group.places[piece.member])
+    starts = itertools.accumulate([piece.box.elements for piece in pieces], initial=0)
+    boxes = [box for _, box in in_runs(zip(starts, [piece.box for piece in pieces]))]
 
     def run(local: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         return joined([part(local, box) for box in boxes]) if boxes else unread(local, *others)
@@ -111,7 +114,7 @@ def landing(
     pieces = offsets(receives, receive_splits, group, own)
     op = step.op
     if op is None:
-        blocks = [(at, box) for at, box, _ in pieces]
+        blocks = in_runs([(at, box) for at, box, _ in pieces])
         return lambda flat, kept=None: assembled(flat, blocks, shape, kept)
     return lambda flat, kept=None: _reduced(flat, pieces, shape, op, kept)
 

@@ -30,6 +30,7 @@ from ._pack import (
     part,
     unpacking_in_place,
 )
+from ._planner.boxes import in_runs
 from ._planner.grids import grids
 from ._planner.steps import (
     AllGather,
@@ -137,7 +138,8 @@ def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> S
         land = unpacking_in_place(grid, shape)
     else:
         pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(place.coordinate)]
-        land = lambda flat: assembled(flat, pieces, shape)  # noqa: E731
+        blocks = in_runs(pieces)
+        land = lambda flat: assembled(flat, blocks, shape)  # noqa: E731
     return (flattened if held == chunk else _padded(chunk - held)), gather, land
 
 
@@ -175,19 +177,19 @@ def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Loc
 
 def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> Local:
     """Each member's piece, padded to the length of the longest, in the order of the group."""
-    boxes: list[Box | None] = [None] * step.ranks
-    for piece in step.pieces(coordinate):
-        boxes[group.places[piece.member]] = piece.box
+    chunk = step.chunk
+    pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(coordinate)]
+    blocks, end = in_runs(sorted(pieces)), step.ranks * chunk
 
     def run(local: torch.Tensor) -> torch.Tensor:
         packed: list[torch.Tensor] = []
-        for box in boxes:
-            if box is not None:
-                packed.append(part(local, box))
-            padding = step.chunk - (box.elements if box is not None else 0)
-            if padding:
-                packed.append(local.new_zeros(padding))
-        return joined(packed)
+        at = 0
+        for begin, box in blocks:
+            if begin != at:
+                packed.append(local.new_zeros(begin - at))
+            packed.append(part(local, box))
+            at = begin + box.elements
+        return joined([*packed, local.new_zeros(end - at)] if at < end else packed)
 
     return run
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+At = TypeVar("At", int, "int | None")
 
 
 class Box(NamedTuple):
@@ -40,6 +43,37 @@ class Box(NamedTuple):
     def inside(self, outer: Box) -> Box:
         """The same box, counted from the first element of `outer`: where it is in the tensor that holds `outer`."""
         return Box(tuple(a - b for a, b in zip(self.start, outer.start)), self.length)
+
+    def then(self, other: Box) -> Box | None:
+        """Both as one box, if its elements, row-major, are those of this one and then those of the other."""
+        for dim, length in enumerate(self.length):
+            inner = dim + 1
+            if other.start[dim] == self.start[dim] + length:
+                if self.start[inner:] != other.start[inner:] or self.length[inner:] != other.length[inner:]:
+                    return None
+                return Box(self.start, (*self.length[:dim], length + other.length[dim], *self.length[inner:]))
+            if length != 1 or (other.start[dim], other.length[dim]) != (self.start[dim], 1):
+                return None
+        return None
+
+
+def in_runs(placed: Iterable[tuple[At, Box]]) -> list[tuple[At, Box]]:
+    """The same boxes and where each begins in a flat tensor, with those as one that follow one another there and are
+    one box; what has no place stays as it is.
+
+    >>> in_runs([(0, Box((0, 0), (2, 3))), (6, Box((2, 0), (1, 3))), (10, Box((3, 0), (1, 3)))])
+    [(0, Box(start=(0, 0), length=(3, 3))), (10, Box(start=(3, 0), length=(1, 3)))]
+    """
+    found: list[tuple[At, Box]] = []
+    end: int | None = None
+    for at, box in placed:
+        both = found[-1][1].then(box) if at is not None and at == end else None
+        if both is None:
+            found.append((at, box))
+        else:
+            found[-1] = found[-1][0], both
+        end = None if at is None else at + box.elements
+    return found
 
 
 def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
