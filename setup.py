@@ -72,6 +72,7 @@ setup(
     extras_require={
         "demo": DEMO,
         "plot": PLOT,
+        "vllm": ["vllm==0.33.0"],  # which pins its torch
         "test": [*TEST, *DEMO, *PLOT],
         "dev": [
             "libcst",
@@ -86,5 +87,8 @@ setup(
         "docs": ["sphinx>=8", "myst-parser>=4", "furo"],
         "titan": ["torchtitan==0.3.0; python_version >= '3.11'"],
     },
-    entry_points={"console_scripts": ["torch-overlay = torch_overlay.__main__:main"]},
+    entry_points={
+        "console_scripts": ["torch-overlay = torch_overlay.__main__:main"],
+        "vllm.general_plugins": ["torch_overlay = torch_overlay.integrations.vllm:register"],
+    },
 )

@@ -18,6 +18,7 @@ from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
+from rank_vllm import VllmCases
 from rank_weights import WeightCases
 from way import needs_package
 
@@ -39,6 +40,7 @@ class TestTransferOnEightRanks(
     PlaceCases,
     RecipeCases,
     RefusalCases,
+    VllmCases,
     WeightCases,
     EightRanks,
 ):

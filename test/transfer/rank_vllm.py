@@ -1,0 +1,178 @@
+"""The engine for vLLM, end to end: trainers in one world, workers in another, on vLLM's base classes or stand-ins."""
+
+import importlib
+import json
+import os
+import tempfile
+import types
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from vllm_stand_in import SPARSE, Model, installed
+
+ROUNDS = 2
+
+
+def values(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def vllm_base():
+    return importlib.import_module("vllm.distributed.weight_transfer.base")
+
+
+class Source:
+    """Weights on a (2, 2) mesh, FSDP x TP: rows over both, or columns over the second; norms replicated."""
+
+    def __init__(self, shapes):
+        self.shapes, self.round = shapes, 0
+        self.mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+        self.metadata = []
+        for name, shape in shapes.items():
+            _, owners, sizes, placements = self._lies(shape)
+            lies = {"owners": owners, "mesh_shape": sizes, "placements": placements}
+            self.metadata.append(vllm_base().ParamMeta(name, torch.float32, shape, **lies))
+
+    def _lies(self, shape):
+        if len(shape) == 1:
+            return [Replicate(), Replicate()], None, None, None
+        base, cut = vllm_base(), [Shard(0), Shard(1)] if shape[0] % 3 else [Shard(0), Shard(0)]
+        says = tuple(base.Shard(each.dim) if each.is_shard() else base.Replicate() for each in cut)
+        return cut, (0, 1, 2, 3), (2, 2), says
+
+    def implements_iter_local(self):
+        return True
+
+    def iter_local(self):
+        for number, (name, shape) in enumerate(self.shapes.items()):
+            whole = values(shape, 100 * self.round + number)
+            yield name, distribute_tensor(whole, self.mesh, self._lies(shape)[0], src_data_rank=None).to_local()
+
+
+class Client:
+    """The four calls of vLLM's control plane, by a store that the workers read."""
+
+    def __init__(self, store, workers):
+        self.store, self.workers, self.calls = store, workers, 0
+
+    def _call(self, name, info=None):
+        self.store.set(f"call {self.calls}", json.dumps([name, info]))
+        self.store.wait([f"done {self.calls} {rank}" for rank in range(self.workers)])
+        self.calls += 1
+
+    def init_weight_transfer_engine(self, info):
+        self._call("init", info)
+
+    def start_weight_update(self):
+        self._call("start_weight_update")
+
+    def update_weights(self, info):
+        self._call("update_weights", info)
+
+    def finish_weight_update(self):
+        self._call("finish_weight_update")
+
+
+def serve(engine, store, rank, calls):
+    """What a worker does when it is called."""
+    for number in range(calls):
+        name, info = json.loads(store.get(f"call {number}"))
+        if name == "init":
+            engine.init_transfer_engine(engine.init_info_cls(**info))
+        else:
+            getattr(engine, name)(*() if info is None else (info,))
+        store.set(f"done {number} {rank}", "")
+
+
+class VllmCases:
+    """Cases for ``EightRanks``."""
+
+    def _run(self, quantization, reloads):
+        """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights."""
+        with installed(reloads), self.worlds(4, 4) as (world, rank, address):
+            from torch_overlay.integrations import vllm as door
+
+            door.register()
+            door.register()  # vLLM may load a plugin again
+            store = dist.FileStore(os.path.join(tempfile.gettempdir(), f"calls{address.rpartition(':')[2]}"), 8)
+            store.set_timeout(timedelta(seconds=30))  # where the other side failed
+            model = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
+            shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}
+            if world == 0:
+                source = Source(shapes)
+                kind = self._made("WeightTransferTrainerFactory")
+                info = door.trainer.TrainerInfo(rank=rank, address=address, trainers=4, workers=4, timeout=20)
+                engine = kind.trainer_init(info, client=Client(store, 4), source=source)
+                for number in range(ROUNDS):
+                    source.round = number
+                    engine.send_weights()
+                engine.shutdown()
+                return None
+            parallel = types.SimpleNamespace(data_parallel_index=rank // 2, world_size=2, rank=rank % 2)
+            config = types.SimpleNamespace(
+                parallel_config=parallel, model_config=types.SimpleNamespace(quantization=quantization)
+            )
+            engine = self._made("WeightTransferEngineFactory")(None, config, torch.device("cpu"), model)
+            serve(engine, store, rank, 1 + 3 * ROUNDS)
+            came = engine._whole, engine._found
+            engine.shutdown()
+            wanted = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
+            last = 100 * (ROUNDS - 1)
+            wanted.load_weights([(name, values(shape, last + n)) for n, (name, shape) in enumerate(shapes.items())])
+            return model, wanted, came
+
+    def _made(self, factory):
+        import vllm.distributed.weight_transfer.factory as factories
+
+        return getattr(factories, factory)._registry["torch_overlay"]()
+
+    def test_vllm_workers_get_their_parts_in_place(self):
+        """Four trainers; two replicas of two tensor-parallel workers. Fused, padded, cast; nothing comes whole."""
+        reloads = []
+        done = self._run(None, reloads)
+        if done is not None:
+            model, wanted, (whole, found) = done
+            self.assertEqual((whole, found.whole, reloads), ({}, {}, []))
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_a_quantized_model_of_vllm_gets_all_whole(self):
+        reloads = []
+        done = self._run("fp8", reloads)
+        if done is not None:
+            model, wanted, (whole, found) = done
+            self.assertEqual(reloads, ["begun", "done"] * ROUNDS)
+            self.assertEqual((len(found.direct), len(whole)), (0, len(model.checkpoint())))
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_vllm_engines_say_what_they_need(self):
+        with installed([]):
+            from torch_overlay.integrations.vllm.trainer import TrainerEngine, TrainerInfo
+            from torch_overlay.integrations.vllm.worker import InitInfo, WorkerEngine, lays_out_anew
+
+            with self.assertRaisesRegex(ValueError, "rank from 0 to 1 and sends to workers; got rank 2 of 2 and 4"):
+                TrainerInfo(rank=2, address="tcp://localhost:1", trainers=2, workers=4)
+            info = TrainerInfo(rank=0, address="tcp://localhost:1", trainers=1, workers=1)
+            with self.assertRaisesRegex(ValueError, "needs a WeightSource that has iter_local"):
+                TrainerEngine.trainer_init(info, client=None)
+            with self.assertRaisesRegex(ValueError, "'w' is of type 'float33', which is no type of torch's"):
+                InitInfo("tcp://localhost:1", 1, 1, 1.0, 1, [("w", "float33", (2,))]).metas
+            config = types.SimpleNamespace(parallel_config=None, model_config=None)
+            engine = WorkerEngine(None, config, torch.device("cpu"), torch.nn.Module())
+            with self.assertRaisesRegex(RuntimeError, "isn't initialized: init_transfer_engine comes first"):
+                engine.receive_weights(engine.update_info_cls())
+            module, kind = torch.nn.Module(), type("UnquantizedFusedMoEMethod", (), {})
+            self.assertFalse(lays_out_anew(module))
+            module.quant_method = kind()
+            for backend, anew in (("TRITON", False), ("FLASHINFER_TRTLLM", True)):
+                module.quant_method.unquantized_backend = types.SimpleNamespace(name=backend)
+                self.assertEqual(lays_out_anew(module), anew)
+            module.quant_method = type("Fp8LinearMethod", (), {})()
+            self.assertTrue(lays_out_anew(module))
+            module.quant_method, module.process_weights_after_loading = None, lambda: None
+            self.assertTrue(lays_out_anew(module))

@@ -1,0 +1,250 @@
+"""What the engine for vLLM asks of vLLM 0.33, for machines without it: base classes and factories with the same
+attributes, and layers whose loaders cut as vLLM's do, written anew. Where vLLM is installed, its own are used."""
+
+import contextlib
+import importlib.util
+import sys
+import types
+from dataclasses import dataclass, field
+from typing import ClassVar
+from unittest import mock
+
+import torch
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+
+class Base:
+    def __init__(self, config, vllm_config, device, model):
+        self.config, self.vllm_config, self.device, self.model = config, vllm_config, device, model
+        self.parallel_config, self.model_config = vllm_config.parallel_config, vllm_config.model_config
+
+    def __class_getitem__(cls, _):
+        return cls
+
+    def update_weights(self, info):
+        self.receive_weights(self.update_info_cls(**info))
+
+
+class TrainerBase:
+    def __init__(self, *, client, source=None, is_sender=True, rank=0):
+        self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
+
+    def __class_getitem__(cls, _):
+        return cls
+
+
+@dataclass
+class TrainerInitInfo:
+    backend: ClassVar[str]
+    rank: int = field(kw_only=True)
+
+    @property
+    def is_sender(self):
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class Shard:
+    dim: int
+
+
+@dataclass(frozen=True)
+class Replicate:
+    pass
+
+
+@dataclass(frozen=True)
+class ParamMeta:
+    name: str
+    dtype: torch.dtype
+    shape: tuple
+    owners: tuple | None = None
+    mesh_shape: tuple | None = None
+    placements: tuple | None = None
+
+
+class Factory:
+    def __init__(self):
+        self._registry = {}
+
+    def register_engine(self, name, module, kind):
+        assert name not in self._registry
+        self._registry[name] = lambda: getattr(importlib.import_module(module), kind)
+
+
+@contextlib.contextmanager
+def installed(reloads):
+    """A vLLM in sys.modules; what its layerwise reload is called with goes to `reloads`."""
+    if HAS_VLLM:
+        import vllm.model_executor.model_loader.reload as its
+
+        with (
+            mock.patch.object(its, "initialize_layerwise_reload", lambda model: reloads.append("begun")),
+            mock.patch.object(its, "finalize_layerwise_reload", lambda model, config: reloads.append("done")),
+            mock.patch.object(torch.accelerator, "synchronize", lambda: None),
+        ):
+            yield
+        return
+    base = {
+        "WeightTransferEngine": Base,
+        "TrainerWeightTransferEngine": TrainerBase,
+        "WeightTransferInitInfo": object,
+        "WeightTransferUpdateInfo": object,
+        "TrainerInitInfo": TrainerInitInfo,
+        "Shard": Shard,
+        "Replicate": Replicate,
+        "ParamMeta": ParamMeta,
+    }
+    factories = {"WeightTransferEngineFactory": Factory(), "WeightTransferTrainerFactory": Factory()}
+    reload = {
+        "initialize_layerwise_reload": lambda model: reloads.append("begun"),
+        "finalize_layerwise_reload": lambda model, config: reloads.append("done"),
+    }
+    modules = {"vllm": {}, "vllm.distributed": {}, "vllm.model_executor": {}, "vllm.model_executor.model_loader": {}}
+    modules |= {"vllm.distributed.weight_transfer": {}, "vllm.distributed.weight_transfer.base": base}
+    modules |= {
+        "vllm.distributed.weight_transfer.factory": factories,
+        "vllm.model_executor.model_loader.reload": reload,
+    }
+    made = {}
+    for name, content in modules.items():
+        made[name] = types.ModuleType(name)
+        vars(made[name]).update(content)
+    ours = [name for name in sys.modules if name.startswith("torch_overlay.integrations")]
+    with mock.patch.dict(sys.modules, made):
+        for name in ours:
+            del sys.modules[name]
+        yield
+
+
+# --- a model whose layers are cut over `tp` ranks, and the loaders that cut
+
+
+def parameter(loader, *shape, device="cpu"):
+    param = torch.nn.Parameter(torch.zeros(shape, device=device), requires_grad=False)
+    param.weight_loader = loader
+    return param
+
+
+class Cut(torch.nn.Module):
+    """A linear layer cut along a dim; the whole if the dim is None."""
+
+    def __init__(self, shape, dim, tp, rank, device):
+        super().__init__()
+        self.dim, self.rank, local = dim, rank, list(shape)
+        if dim is not None:
+            local[dim] //= tp
+        self.weight = parameter(self.load, *local, device=device)
+
+    def load(self, param, loaded, _=None):
+        if self.dim is not None:
+            size = param.shape[self.dim]
+            loaded = loaded.narrow(self.dim, self.rank * size, size)
+        param.data.copy_(loaded)
+
+
+class Fused(torch.nn.Module):
+    """Parts of several checkpoint tensors one below the other; of the later ones, groups of ranks have the same."""
+
+    def __init__(self, rows, columns, tp, rank, device):
+        super().__init__()
+        self.parts, self.rank, at = {}, rank, 0
+        for key, (count, heads) in rows.items():
+            shared = max(tp // heads, 1)
+            size = count * shared // tp
+            self.parts[key] = at, size, rank // shared
+            at += size
+        self.weight = parameter(self.load, at, columns, device=device)
+
+    def load(self, param, loaded, key):
+        at, size, part = self.parts[key]
+        param.data.narrow(0, at, size).copy_(loaded.narrow(0, part * size, size))
+
+
+class Vocabulary(torch.nn.Module):
+    """An embedding with rows that no checkpoint has, up to a multiple of 64, which are filled with zeros."""
+
+    def __init__(self, rows, columns, tp, rank, device):
+        super().__init__()
+        size = -(-rows // 64) * 64 // tp
+        self.start, self.end = rank * size, min((rank + 1) * size, rows)
+        self.weight = parameter(self.load, size, columns, device=device)
+
+    def load(self, param, loaded, _=None):
+        loaded = loaded.narrow(0, self.start, max(self.end - self.start, 0))
+        param[: loaded.shape[0]].data.copy_(loaded)
+        param[loaded.shape[0] :].data.fill_(0)
+
+
+class Experts(torch.nn.Module):
+    """Gate and up of each expert in one tensor, down in another."""
+
+    def __init__(self, experts, hidden, inner, tp, rank, device):
+        super().__init__()
+        self.rank, size = rank, inner // tp
+        self.w13 = parameter(self.load, experts, 2 * size, hidden, device=device)
+        self.w2 = parameter(self.load, experts, hidden, size, device=device)
+
+    def load(self, param, loaded, key):
+        number, part = key
+        row = param.data[number]
+        size = row.shape[1] if part == "down" else row.shape[0] // 2
+        if part == "down":
+            row.copy_(loaded.narrow(1, self.rank * size, size))
+        else:
+            row.narrow(0, size * (part == "up"), size).copy_(loaded.narrow(0, self.rank * size, size))
+
+
+class Sizes(types.SimpleNamespace):
+    """Of a model: hidden, inner, heads, kv, head, vocabulary, layers, experts."""
+
+
+class Model(torch.nn.Module):
+    """A decoder: what a checkpoint calls q, k, v is fused here, and so are gate and up, and experts."""
+
+    def __init__(self, sizes, tp, rank, device="cpu"):
+        super().__init__()
+        self.sizes, more, s = sizes, (tp, rank, device), sizes
+        self.embed, self.head = (Vocabulary(s.vocabulary, s.hidden, *more) for _ in range(2))
+        q, kv = s.heads * s.head, s.kv * s.head
+        for layer in range(s.layers):
+            rows = {"q": (q, s.heads), "k": (kv, s.kv), "v": (kv, s.kv)}
+            self.add_module(f"qkv{layer}", Fused(rows, s.hidden, *more))
+            self.add_module(f"o{layer}", Cut((s.hidden, q), 1, *more))
+            self.add_module(f"norm{layer}", Cut((s.hidden,), None, *more))
+            if s.experts:
+                self.add_module(f"experts{layer}", Experts(s.experts, s.hidden, s.inner, *more))
+            else:
+                pair = {"gate": (s.inner, s.inner), "up": (s.inner, s.inner)}
+                self.add_module(f"gate_up{layer}", Fused(pair, s.hidden, *more))
+                self.add_module(f"down{layer}", Cut((s.hidden, s.inner), 1, *more))
+
+    def checkpoint(self):
+        """Name and shape of each tensor, and whether vLLM's m2n engine sends it whole to each worker."""
+        s, found = self.sizes, {}
+        q, kv = s.heads * s.head, s.kv * s.head
+        found["embed"] = found["head"] = (s.vocabulary, s.hidden), True
+        for layer in range(s.layers):
+            found |= {f"{layer}.{key}": ((rows, s.hidden), True) for key, rows in (("q", q), ("k", kv), ("v", kv))}
+            found |= {f"{layer}.o": ((s.hidden, q), False), f"{layer}.norm": ((s.hidden,), False)}
+            for expert in range(s.experts) or ("",):
+                found |= {f"{layer}.{key}{expert}": ((s.inner, s.hidden), True) for key in ("gate", "up")}
+                found[f"{layer}.down{expert}"] = (s.hidden, s.inner), bool(s.experts)
+        return found
+
+    def load_weights(self, weights):
+        for name, loaded in weights:
+            layer, _, key = name.rpartition(".")
+            kind = key.rstrip("0123456789")
+            if self.sizes.experts and kind in ("gate", "up", "down"):
+                param, shard = getattr(self, f"experts{layer}"), (int(key[len(kind) :]), kind)
+                param = param.w2 if kind == "down" else param.w13
+            else:
+                module = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}.get(kind, kind)
+                param, shard = getattr(self, f"{module}{layer}").weight, kind
+            param.weight_loader(param, loaded, shard)
+
+
+SMALL = Sizes(hidden=12, inner=16, heads=8, kv=2, head=2, vocabulary=150, layers=2, experts=0)
+SPARSE = Sizes(**{**vars(SMALL), "experts": 3})
