@@ -69,11 +69,13 @@ class Transfer:
         strict: bool = True,
     ) -> None:
         from .overlay import require_recognised
+        from .transfers.plan_log import tell
         from .transfers.route import Route
 
         require_recognised()
         self.budget = budget
         self._route = Route(source, target, budget, group, names, gone, strict)
+        tell("transfer_plan", lambda: str(self))
 
     @property
     def exchanges(self) -> int:

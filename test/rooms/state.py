@@ -17,7 +17,15 @@ import house
 
 # Calls that make what nobody changes: by the last name of what is called.
 FROZEN = {"ContextDecorator", "MappingProxyType", "TypeVar", "compile", "frozenset", "hasattr", "keep", "object", "str"}
-FROZEN |= {"tuple", "type", "Adopting", "OfTheRank", "StashKey", "property"}
+FROZEN |= {
+    "tuple",
+    "type",
+    "Adopting",
+    "OfTheRank",
+    "StashKey",
+    "property",
+    "getLogger",
+}  # loggers are those of `logging`
 CACHES = ("lru_cache", "cache")
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}

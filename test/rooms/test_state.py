@@ -55,6 +55,7 @@ CONSTANT = [
     "x = MappingProxyType({})",
     "x = tuple[int, ...]",
     "x = Y.attribute",
+    "x = logging.getLogger(__name__)",
     "X = re.compile('x')",
     "__all__ = ['x']",
     "x = Ours()\n@dataclass(frozen=True)\nclass Ours: pass",

@@ -79,6 +79,8 @@ class PlaceCases:
                 if world is None:
                     target = None
                 with torch_overlay.Transfer(source, target, group=place) as sync:
+                    if sync._route._team is not None:
+                        self.assertEqual(sync._route._team.group.group_desc, "torch_overlay_transfer")
                     for version in (1, 2):
                         sync.run(version=version if source else None)
                         if sync.traffic:

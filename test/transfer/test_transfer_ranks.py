@@ -16,6 +16,7 @@ from rank_places import PlaceCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
+from rank_spans import SpanCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
 from rank_vllm import VllmCases
@@ -31,6 +32,7 @@ class TestTransferOnEightRanks(
     ReductionCases,
     ModeCases,
     GroupCases,
+    SpanCases,
     TreeCases,
     GradientCases,
     LoadCases,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from ._mesh_input import Override
     from ._view import View
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -183,15 +187,29 @@ def _named(entry: Entry, request: Request) -> ProcessGroup | None:
     if group is not None and request.name not in entry.names:
         entry.names.append(request.name)
         if len(entry.names) > 1:
-            group._set_group_desc("mesh_" + ",".join(entry.names))
+            group._set_group_desc(description(entry.names))
     return group
+
+
+def description(names: Sequence[str]) -> str:
+    """What c10d calls the group of axes of these names, in its logs and its flight recorder; a group over several axes
+    is called as if they were flattened.
+
+    >>> description(["tp"]), description(["dp,tp"]), description(["dp_shard_cp", "fsdp"])
+    ('mesh_tp', 'mesh_dp_tp', 'mesh_dp_shard_cp,fsdp')
+    """
+    return "mesh_" + ",".join(dict.fromkeys([name.replace(",", "_") for name in names]))
 
 
 def new_groups(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
     """New groups over the ranks of each copy of an axis. With ``alone`` only the members call this, and ``copies``
     holds just their own ranks."""
     with explained(lambda: _wait(request, copies, alone)):
-        return _make(request, copies, alone)
+        made = _make(request, copies, alone)
+    for ranks, group in zip(copies, made, strict=True):
+        if group is not None and logger.isEnabledFor(logging.DEBUG):
+            logger.debug("made %s, the process group %r of %s", group.group_desc, group.group_name, of_ranks(ranks))
+    return made
 
 
 def _wait(request: Request, copies: list[list[int]], alone: bool) -> tuple[str, list[int]]:
@@ -218,7 +236,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             backend=backend,
             pg_options=_own(options),
             use_local_synchronization=alone,
-            group_desc=f"mesh_{request.name}",
+            group_desc=description([request.name]),
             sort_ranks=ranks == sorted(ranks),  # torchcomms can't keep an order, and sorted ranks don't ask for it
         )
     except RuntimeError as error:
@@ -271,6 +289,6 @@ def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
         timeout=_timeout(request),
         pg_options=_own(request.override[1]),
         split_ranks=copies,
-        group_desc=f"mesh_{request.name}",
+        group_desc=description([request.name]),
     )
     return None if made is None or made == GroupMember.NON_GROUP_MEMBER else made

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ..distributed._torch_profiler import span
 from ..distributed.tensor._pack import part
 from .direct import Letter, Mail, in_turns, large_on
 from .runs import Block, Locals, Run, Spread, Wires, free, numbers, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from ._planner.schedule import Messages, Schedule
     from .teams import Team
@@ -107,7 +109,7 @@ class Exchanges:
         running = self._start(0, self._packed(0, sources), sources, targets) if self.count else None
         for number in range(1, self.count + 1):
             packed = self._packed(number, sources) if number < self.count else None
-            came = self._came(running)  # what was sent is free before more is asked for
+            came = self._came(number - 1, running)  # what was sent is free before more is asked for
             if packed is not None:
                 running, packed = self._start(number, packed, sources, targets), None
             self._is_written = True
@@ -117,9 +119,10 @@ class Exchanges:
 
     def _packed(self, number: int, sources: Locals) -> torch.Tensor:
         way = self._ways[number][0]
-        buffer = torch.empty(sum(way.splits), dtype=torch.uint8, device=self.device)
-        for run in way.runs:
-            run.pack(sources, buffer)
+        with self._span(number, "pack"):
+            buffer = torch.empty(sum(way.splits), dtype=torch.uint8, device=self.device)
+            for run in way.runs:
+                run.pack(sources, buffer)
         return buffer
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
@@ -138,18 +141,23 @@ class Exchanges:
             into, out = [size + one for size, one in zip(into, own, strict=True)], own
         return dist.all_to_all_single(came, packed, [*into], [*out], group=self.team.group, async_op=True)
 
-    def _came(self, running: InFlight | None) -> torch.Tensor:
+    def _came(self, number: int, running: InFlight | None) -> torch.Tensor:
         """What an exchange brought in its buffer, when it is done."""
         if running is None:
             raise AssertionError("an exchange runs until its successor has begun")
-        running.finish()
-        running.work.wait()
+        with self._span(number, "wait"):
+            running.finish()
+            running.work.wait()
         free(running.sent)
         return running.came
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
-        for run in self._ways[number][1].runs:
-            run.land(targets, came)
+        with self._span(number, "unpack"):
+            for run in self._ways[number][1].runs:
+                run.land(targets, came)
+
+    def _span(self, number: int, what: str) -> AbstractContextManager[object]:
+        return span(f"exchange {number + 1} of {self.count}, {what}")
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
         pairs = [(new.of(targets), old.of(sources)) for old, new in self._kept]

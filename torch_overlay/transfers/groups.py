@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from inspect import unwrap
 from types import FunctionType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ._planner.schedule import Schedule
     from .teams import Team
 
+DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
+logger = logging.getLogger(__name__)
 _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
 
@@ -48,9 +51,13 @@ def new_group(ranks: Sequence[int], callers: Sequence[int], timeout: timedelta) 
             "Transfer on all of them (group=None), with None for a side that a rank has no part in."
         )
     name = _names.setdefault(world, MemberNames("transfer")).next(ranks)
-    how = {"timeout": timeout, "use_local_synchronization": alone, "group_desc": "torch_overlay_transfer"}
+    how = {"timeout": timeout, "use_local_synchronization": alone, "group_desc": DESCRIPTION}
     made = _new_group_called(name)(list(ranks), **how)
-    return None if made == dist.GroupMember.NON_GROUP_MEMBER else made
+    if made == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("made %s, the process group %r of %s", made.group_desc, made.group_name, of_ranks(ranks))
+    return made
 
 
 def _new_group_called(name: str) -> Callable[..., Any]:

@@ -13,11 +13,13 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._group_table import find_group
 from ..distributed._mesh_group_names import group_names
+from ..distributed._torch_profiler import span
 from ..distributed.tensor._joint_groups import at_hand, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._site import Site
 from ..distributed.tensor._specs import read_cuts
+from ..show.words import counted
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.routes import Move
@@ -126,7 +128,10 @@ def change_together(
     group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
     meshes = Meshes()
     wrong = [misfit(change.name, change.tensor, change.before, meshes) for change in changes]
-    with one_fate(group or _group_of_pending(mesh, changes), wrong):
+    with (
+        span(f"redistribute {counted(len(changes), 'tensor')}"),
+        one_fate(group or _group_of_pending(mesh, changes), wrong),
+    ):
         return _changed(mesh, changes, budget, receivers, group, ranks)
 
 

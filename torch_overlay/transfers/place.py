@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -18,11 +19,14 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c10d
 
 from ..distributed._rank_map import of_ranks
+from .groups import DESCRIPTION
 from .meeting import Meeting
 from .teams import Team
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
 
 KEY = "TORCH_OVERLAY_MEET_KEY"
 AGAIN = 0.2  # seconds between two tries to come in
@@ -132,6 +136,8 @@ class Place:
         backend._set_sequence_number_for_group()
         group._register_backend(torch.device(device), kind, backend)
         group._set_group_name(name)
+        group._set_group_desc(DESCRIPTION)
+        logger.debug("made %s, the process group %r of ranks %s of the place", DESCRIPTION, name, ranks)
         return Team(group, tuple(ranks), self.rank, name)
 
     def of_world(self, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ..distributed._rank_map import of_ranks
+from ..distributed._torch_profiler import span
+from ..show.words import counted
 from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, phases
 from ._planner.schedule import Schedule
@@ -226,7 +228,9 @@ class Route:
         word = Word(problems, names, version, check, async_op)
 
         def job() -> None:
-            if self._run(word, numbers, sources, targets):
+            with span(f"Transfer of {counted(len(numbers), 'tensor')}"):
+                is_background = self._run(word, numbers, sources, targets)
+            if is_background:
                 self._check_unchanged([each.changed for each, before in read if each.versions != before])
 
         return job

@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._rank_map import of_ranks
+from ..distributed._torch_profiler import span
 from ..distributed.tensor._planner.regions import NotPlanned
+from ..show.words import counted
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.routes import Move
@@ -24,6 +26,7 @@ from .groups import agreed_count, kept_group, most_bytes
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
+from .plan_log import tell
 from .teams import Team
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def change_meshes(
     wrong: list[str | None] = []
     if any(tensor._local_tensor.shape != shape for tensor, shape in zip(tensors, plan.held)):
         wrong += [misfit(name, t, move.source.regions, meshes) for name, t, move in zip(names, tensors, plan.moves)]
-    with one_fate(plan.group, wrong):
+    with span(f"redistribute {counted(len(tensors), 'tensor')}"), one_fate(plan.group, wrong):
         _exchange(tensors, plan, made, budget)
     _keep(key, plan, tensors)
     return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
@@ -116,6 +119,8 @@ class _Plan(NamedTuple):
         most = [
             most_bytes([move for move in moves_of(some, moves) if isinstance(move, Move)], members) for some in parts
         ]
+        told = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
+        tell("redistribution_plan", lambda: told)
         return _Plan(moves, shapes, held, group, parts, most, [])
 
 

@@ -23,7 +23,7 @@ from ._planner.forms import shared_plan
 from ._planner.plan import flatten_call
 from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
-from ._program import Program, make_program
+from ._program import Program, make_program, tell
 from ._question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
 from ._spelling import pads_step_by_step
 from ._symbolic import only_reduces, plan_open_sizes
@@ -108,6 +108,7 @@ def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: boo
     try:
         if made is None:
             made = make_program(question, mesh)
+            tell(made)
             _counted["made"] += 1  # overlay only
         if ready:
             made.make_ready(mesh)

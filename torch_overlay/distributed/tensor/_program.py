@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch._logging import trace_structured
 
 from .._group_table import find_group
+from .._torch_profiler import profiler, spanned  # overlay only
 from ._joint_groups import AtHand, Group, at_hand, gone
 from ._pack import MOVED
 from ._planner.cost import Cost, collectives
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from ._planner.boxes import Box
     from ._planner.regions import Regions
     from ._question import Question
+
+logger = logging.getLogger(__name__)
 
 # What a rank can bring together by itself; floats of eight bits, say, can't be added.
 _REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
@@ -89,6 +94,20 @@ class Program:
         """The plan as one line."""
         return line(self.before, self.after, self.steps, self.question.dtype.itemsize, self.question.site.names)
 
+    @property
+    def ends(self) -> str:
+        """The placements before and after, as ``S(0),R->R,R``."""
+        return "->".join(",".join(map(str, end)) for end in (self.question.source, self.question.target))
+
+    @property
+    def described(self) -> str:
+        """For logs: what is asked, and the plan, in one line."""
+        ask = self.question
+        names = ask.site.names or [f"dim_{axis}" for axis in range(len(ask.sizes))]
+        mesh = ", ".join(f"{name}={size}" for name, size in zip(names, ask.sizes, strict=True))
+        dtype = str(ask.dtype).removeprefix("torch.")
+        return f"{self.ends} of {dtype} {tuple(ask.shape)} on ({mesh}): {self.text}"
+
     def same_step_by_step(self, mesh: DeviceMesh) -> bool:
         """Whether the step-by-step path would run the same collective and nothing else."""
         if self.averaged or not self.in_order:
@@ -130,6 +149,8 @@ class Program:
         if functions is None:
             raise AssertionError("a program runs after make_ready")
         self.runs += 1  # overlay only
+        is_profiled = profiler._is_profiler_enabled  # overlay only
+        functions = spanned(f"redistribute {self.ends}", functions) if is_profiled else functions  # overlay only
         result = local
         try:
             for function in functions:
@@ -169,6 +190,14 @@ def _average(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tenso
     """The whole part of the average, as where a sum is divided and what comes is cast; of truths, whether
     any is one."""
     return total.to(dtype) if dtype is torch.bool else total.div(terms, rounding_mode="trunc").to(dtype)
+
+
+def tell(made: Program) -> None:
+    """Say in the log, and in the trace that TORCH_TRACE asks for, that this was planned."""
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("planned %s", made.described)
+    about = {"name": "redistribution_plan", "encoding": "string"}
+    trace_structured("artifact", lambda: about, payload_fn=lambda: made.described, expect_trace_id=False)
 
 
 def make_program(question: Question, mesh: DeviceMesh) -> Program:

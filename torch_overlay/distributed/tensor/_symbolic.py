@@ -18,7 +18,7 @@ from ._planner.forms import on_shape, plan_and_parts, rounded_parts, step_on_sha
 from ._planner.regions import NotPlanned
 from ._planner.rounds import in_one_round
 from ._planner.steps import AllToAll
-from ._program import Program, make_program
+from ._program import Program, make_program, tell
 from ._question import SYMBOLIC, Question
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def plan_open_sizes(
             _guard(shape[dim] % parts[dim] == 0)
         _guard(shape[dim] > 0)
     _guard_plan(Trace(found, mesh, shape), parts)
+    tell(found)
     return _with_symbols(found, mesh, tuple([_multiple(size, parts[dim]) for dim, size in enumerate(shape)]))
 
 
