@@ -20,15 +20,15 @@ if number < (2, 10):
     collect_ignore.append("torch_overlay/compat/debug_mode.py")  # there is no DebugMode
 # Sections of pages (all, if none is named) whose examples need a later torch: since when, and why.
 SINCE = {
-    "tutorial.md": ("", (2, 11), "it clears a cache of torch's by a function that came with 2.11"),
-    "redistribution.md": ("## See the plan", (2, 10), "before 2.10 torch has no DebugMode"),
+    "start.md": ("", (2, 11), "it clears a cache of torch's by a function that came with 2.11"),
+    "redistribution.md": ("", (2, 11), "before 2.10 torch has no DebugMode, and its steps are others"),
     "transfer.md": ("", (2, 10), "before 2.10 transfers need the overlay to be on"),
-    "recipes.md": ("## clip_grad_norm_ over two axes", (2, 10), "before 2.10 clipping takes more collectives"),
+    "state_dicts.md": ("", (2, 10), "before 2.10 transfers need the overlay to be on"),
 }
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(doctest_optionflags=doctest.ELLIPSIS), SkipParser()],
-    patterns=["README.md", "docs/*.md"],
+    patterns=["README.md", "docs/*.md", "docs/developers/*.md"],
 ).pytest()
 
 

@@ -10,7 +10,7 @@ import nox
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-# Released clients (docs/clients.md). The second line's dependencies would bring gigabytes that its meshes don't need.
+# Released clients (docs/results.md). The second line's dependencies would bring gigabytes that its meshes don't need.
 CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "megatron-fsdp==0.6.1", "tyro", "numpy")
 CLIENTS_ALONE = ("torchtitan==0.3.0", "nemo-automodel==0.7.0", "spmd_types==0.2.3")
 VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
@@ -64,7 +64,7 @@ def titan(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize("torch", [DEFAULT])
 def clients(session: nox.Session, torch: str) -> None:
-    """Other people's programs on stock and under the overlay; docs/clients.md is written from what ran."""
+    """Other people's programs on stock and under the overlay; the pages are written from what ran."""
     session.install(f"torch=={torch}", "-e", ".", *CLIENTS)
     session.install("--no-deps", *CLIENTS_ALONE)
     session.run("python", "tools/run_clients.py", "--write", *session.posargs)

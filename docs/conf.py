@@ -19,6 +19,8 @@ html_theme = "furo"
 html_title = f"torch_overlay {release}"
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]  # code and tables that stay inside of a narrow window
 html_last_updated_fmt = None  # the same pages give the same site
 
 # Anchors as GitHub makes them, so that one link serves both.
@@ -34,14 +36,17 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-LISTED = re.compile(r"^\| \[[^]]+\]\(([a-z_]+)\.md\) \|", re.MULTILINE)
+SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+LISTED = re.compile(r"^\| \[([^]]+)\]\(([a-z_/]+)\.md\) \|", re.MULTILINE)
 
 
 def add_toctree(app, page, source):
-    """The pages in the order of the index's tables; what isn't listed there is a warning of Sphinx's."""
+    """The pages in the order of the index's tables, under their headings; Sphinx warns of what isn't listed there."""
     if page == root_doc:
-        pages = "\n".join(LISTED.findall(source[0]))
-        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+        for caption, text in SECTION.findall(source[0]):
+            pages = "\n".join(f"{title} <{name}>" for title, name in LISTED.findall(text))
+            if pages:
+                source[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n\n{pages}\n```\n"
 
 
 def setup(app):

@@ -1,4 +1,4 @@
-"""Run the tests and keep what ran, on which torch, Python and backend, for docs/compatibility.md.
+"""Run the tests and keep what ran, on which torch, Python and backend, for docs/results.md.
 
     python tools/compatibility.py -n 2                 all tests
     python tools/compatibility.py test/mesh -n 2       these, with pytest's own flags

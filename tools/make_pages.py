@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from made import clients, compatibility, figures, marks, retired  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def parts() -> dict[str, str]:

@@ -5,8 +5,8 @@
     tools/one_gpu.sh --dry-run            # the same on the CPU by gloo, with small numbers
 
 Results come into one JSON file as they are found, `$OUT/one_gpu.json` or `one_gpu.json`, without names of hosts. Exit
-status 1 if a stage failed, was ended at its limit or wasn't reached, 2 if there is no GPU. docs/gpu.md says what one
-GPU shows, and what it can't.
+status 1 if a stage failed, was ended at its limit or wasn't reached, 2 if there is no GPU. docs/developers/gpu.md says
+what one GPU shows, and what it can't.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python tools/run_clients.py                      all that are installed, for as long as they take (about 10 minutes)
     python tools/run_clients.py torch_dcp torch_muon only these
-    python tools/run_clients.py --write              and write docs/clients.json and docs/clients.md
+    python tools/run_clients.py --write              and write docs/clients.json and the pages
     python tools/run_clients.py --earlier --write    on torch before 2.13, with libraries of that time: a record beside
     python tools/run_clients.py --page               only the page, from the records as they are
 

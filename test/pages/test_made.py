@@ -87,7 +87,7 @@ def test_figures_are_what_is_counted(recipe):
 
 
 def test_every_patch_and_its_end_are_on_the_page():
-    page = (ROOT / "docs" / "retired.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "developers" / "retired.md").read_text(encoding="utf-8")
     assert {patch.ends for patch in PATCHES if patch.ends} == set(retired.BRINGS)
     rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| ")]
     ended = {(name, cells[1]): cells[0] for cells in rows for name in re.split(", (?=`)", cells[2])}

@@ -8,7 +8,7 @@ import pytest
 import house
 from torch_overlay.choices import DEFAULT
 
-PAGES = [house.ROOT / "README.md", *sorted((house.ROOT / "docs").glob("*.md"))]
+PAGES = [house.ROOT / "README.md", *sorted((house.ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 
@@ -28,8 +28,27 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_in_the_index():
     index = house.ROOT / "docs" / "index.md"
-    listed = {link for link in LINK.findall(index.read_text()) if "/" not in link}
-    assert listed == {page.name for page in PAGES if page.parent == index.parent and page != index}
+    listed = set(re.findall(r"^\| \[[^]]+\]\(([^)]+\.md)\) \|", index.read_text(), re.MULTILINE))
+    pages = {page.relative_to(index.parent).as_posix() for page in PAGES if index.parent in page.parents}
+    assert listed == pages - {"index.md"}
+
+
+def test_links_are_called_by_titles():
+    """Not by the names of files."""
+    named = [(page.name, text) for page in PAGES for text in re.findall(r"\[([a-z_/]+\.md)\]\(", page.read_text())]
+    assert not named
+
+
+def test_users_read_no_more_than_this():
+    pages = [page for page in PAGES if page.parent.name != "developers"]
+    assert sum(len(page.read_text().split()) for page in pages) <= 25_000
+    assert len(PAGES[0].read_text().split()) <= 800
+
+
+def test_no_page_for_users_begins_with_a_private_module():
+    for page in PAGES:
+        opening = next((code for language, code in FENCE.findall(page.read_text()) if language == "python"), "")
+        assert page.parent.name == "developers" or not re.search(r"torch_overlay\S*\._(?!_)", opening), page.name
 
 
 def test_options_page_has_a_row_for_each_option():

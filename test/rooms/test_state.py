@@ -1,4 +1,4 @@
-"""docs/state.md lists the package's mutable state, each with its bound and who clears it: the list against the code."""
+"""docs/developers/state.md lists the mutable state of the package, each with its bound and who clears it, as code has it."""
 
 import re
 
@@ -7,15 +7,15 @@ import pytest
 import house
 import state
 
-PAGE = (house.ROOT / "docs" / "state.md").read_text(encoding="utf-8")
+PAGE = (house.ROOT / "docs" / "developers" / "state.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([^`]+)` \|(.*)\|$", PAGE, re.MULTILINE)
 
 
 def test_the_page_lists_what_the_code_has():
     listed = {name for name, _ in ROWS}
     missing, gone = state.of_package() - listed, listed - state.of_package()
-    assert not missing, f"docs/state.md needs a row, with a bound and who clears it, for {sorted(missing)}"
-    assert not gone, f"docs/state.md lists what isn't there any more: {sorted(gone)}"
+    assert not missing, f"docs/developers/state.md needs a row, with a bound and who clears it, for {sorted(missing)}"
+    assert not gone, f"docs/developers/state.md lists what isn't there any more: {sorted(gone)}"
     assert len(ROWS) == len(listed), "a name stands there twice"
 
 

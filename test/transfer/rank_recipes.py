@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md for whole models, on real ranks; with transformers' Llama where that is installed."""
+"""The recipes of docs/transfer.md for whole models, on real ranks; with transformers' Llama where that is installed."""
 
 import time
 

@@ -1,8 +1,8 @@
 """For a host with several GPUs: groups, moves, overlap and the fuzz on NCCL, in one file to share.
 
-Runs on the largest of 8, 4 or 2 GPUs that the host has. Without them it says so and ends with status 2. `docs/gpu.md`
-says how to read what it writes. `--backend gloo --device cpu` runs the same code where there is no GPU; its numbers say
-nothing about GPUs, and the file says on what it ran.
+Runs on the largest of 8, 4 or 2 GPUs that the host has. Without them it says so and ends with status 2.
+`docs/developers/gpu.md` says how to read what it writes. `--backend gloo --device cpu` runs the same code where there
+is no GPU; its numbers say nothing about GPUs, and the file says on what it ran.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         report.notes.append("overlap isn't measured: two axes beside a third need 4 ranks")
     if arguments.fuzz:
         _fuzz(ranks, arguments, report)
-    report.notes.append(f"to share: {arguments.json}; docs/gpu.md says how to read it")
+    report.notes.append(f"to share: {arguments.json}; docs/developers/gpu.md says how to read it")
 
 
 def _ranks(arguments: argparse.Namespace, report: Report) -> int:

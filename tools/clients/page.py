@@ -1,4 +1,4 @@
-"""The record of a run as the tables of docs/clients.md, between their markers."""
+"""The record of a run as tables of the pages, between their markers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from benchmarks.sides import OVERLAY, STOCK
 from .compare import gain
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-RECORD, PAGE = ROOT / "docs" / "clients.json", ROOT / "docs" / "clients.md"
+RECORD = ROOT / "docs" / "clients.json"
+PAGES = ROOT / "docs" / "results.md", ROOT / "docs" / "developers" / "clients.md"
 EARLIER = ROOT / "docs" / "clients_earlier.json"  # on torch before 2.13: a list of entries
 COLLECTIVES = "collectives: "
 MARKED = re.compile(r"(<!-- (clients: \w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -24,8 +25,9 @@ def read(path: pathlib.Path) -> Any:
 
 
 def write() -> None:
-    """The page, from the records."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), read(RECORD), read(EARLIER)), encoding="utf-8")
+    """The pages, from the records."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), read(RECORD), read(EARLIER)), encoding="utf-8")
 
 
 def filled(text: str, record: dict[str, Any], before: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The table of docs/compatibility.md: which torch, Python and backend the tests ran on, from docs/compatibility.json.
+"""The table of docs/results.md: which torch, Python and backend the tests ran on, from docs/compatibility.json.
 
 A record is what one run of pytest was: where, which tests, and how its cases ended by the backend that they need.
 """

@@ -1,4 +1,4 @@
-"""The table of docs/retired.md: each patch of the series, and the upstream change that ends it."""
+"""The table of docs/developers/retired.md: each patch of the series, and the upstream change that ends it."""
 
 from __future__ import annotations
 

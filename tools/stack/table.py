@@ -1,4 +1,4 @@
-"""The patches side by side: what each changes, for reviewers and for docs/upstreaming.md."""
+"""The patches side by side: what each changes, for reviewers and for docs/developers/upstreaming.md."""
 
 from __future__ import annotations
 

@@ -100,5 +100,5 @@ def _verdict(found: dict[str, Any]) -> str:
     apart = f"{weights['different']:,} of {weights['elements']:,} weights differ, at most by {weights['largest']:.2g}"
     return (
         f"{said}{apart}: the gradient is clipped by a norm, of which stock takes a root after each axis, and the "
-        "overlay one, of the whole sum (docs/numerics.md)."
+        "overlay one, of the whole sum (docs/developers/numerics.md)."
     )
