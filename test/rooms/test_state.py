@@ -1,4 +1,4 @@
-"""docs/developers/state.md lists the mutable state of the package, each with its bound and who clears it, as code has it."""
+"""docs/developers/state.md lists the mutable state of the package: the list against the code."""
 
 import re
 
