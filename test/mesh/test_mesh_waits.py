@@ -155,6 +155,7 @@ def test_who_waits_says_once_who_builds_what(met, scene, kind):
         assert len(logged) == (rank in waiting), (rank, logged)
         assert all(f"Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), logged
         assert all(SAID[scene] in line for line in logged), logged
+        assert all("TORCH_OVERLAY_CHECK_MESH=1, a mesh that differs is an error at once" in line for line in logged)
 
 
 @pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if scene not in WAITS])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SECONDS = 5.0  # of waiting, before a rank reads what others build
 SPREAD = 0.001  # seconds for each rank before it, so that a store serves few at a time
 MOST = 256  # ranks whose lines are read
+SWITCH = "mesh_check"  # compares meshes before groups are made
+SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +129,7 @@ def _explanation(rank: int, line: str | None, what: str, said: dict[str | None, 
     return (
         f"Rank {rank} has waited {SECONDS:g} s for other ranks to {what}, and not all of them are at the same mesh: "
         f"{'; '.join(parts)}. All ranks of a mesh must build the same meshes in the same order. It waits on, as long "
-        "as the timeout allows; with mesh_check a mesh that differs is an error at once."
+        f"as the timeout allows; with {SWITCH} a mesh that differs is an error at once."
     )
 
 

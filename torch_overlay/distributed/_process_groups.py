@@ -17,7 +17,7 @@ from ._group_makers import makes_communicators, members_create
 from ._group_table import Entry, GroupTable, Key, describe
 from ._member_names import compact
 from ._mesh_layout import _FlatLayout
-from ._mesh_waits import explained
+from ._mesh_waits import SWITCH, explained
 from ._rank_map import of_ranks
 from ._settings import get_settings
 from ._torch_groups import for_mesh
@@ -245,7 +245,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
         raise type(error)(
             f"Rank {distributed_c10d.get_rank()} could not make the process group of mesh {describe([request.name])}, "
             f"which needs all of {of_ranks(ranks)}: {str(error).removesuffix('.')}. If some of them were out of reach, "
-            "see whether they died or build another mesh (mesh_check compares them)."
+            f"see whether they died or build another mesh; {SWITCH} compares meshes first."
         ) from error
     return None if group == GroupMember.NON_GROUP_MEMBER else cast("ProcessGroup | None", group)
 
