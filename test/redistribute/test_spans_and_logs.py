@@ -120,9 +120,15 @@ def test_each_plan_and_each_group_is_logged_once(caplog):
         assert logged(caplog, lambda: given.redistribute(placements=(R, R))) == []
 
 
-def test_descriptions_of_groups(mesh):
-    """As torch calls them, whose flattened mesh of these axes is dp_tp."""
-    assert [mesh.get_group(axis).group_desc for axis in ("dp", "tp")] == ["mesh_dp", "mesh_tp"]
+@pytest.mark.parametrize("names", [("dp", "tp"), ()])
+def test_groups_are_described_as_on_stock(names):
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=names or None)
+        found = [mesh.get_group(axis).group_desc for axis in range(2)]
+    assert found == [f"mesh_{name}" for name in names or ("dim_0", "dim_1")]
+
+
+def test_a_joint_group_is_described_as_a_flattened_one(mesh):
     from torch_overlay.distributed._group_table import find_group
 
     assert find_group(joint_group(mesh, (0, 1)).name).group_desc == "mesh_dp_tp"
@@ -150,8 +156,14 @@ def run(**environment) -> str:
     return done.stderr
 
 
-def test_silent_by_default_and_said_in_torchs_ways(tmp_path):
-    assert "planned" not in run()
+def test_silent_by_default(caplog):
+    with fake_world(3, 8):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+        placed(mesh, P, S(0)).redistribute(placements=(R, R))
+    assert not [record for record in caplog.records if record.name.startswith("torch_overlay")]
+
+
+def test_torch_logs_and_torch_trace_say_it(tmp_path):
     said = run(TORCH_LOGS="+torch_overlay", TORCH_TRACE=str(tmp_path))
     assert said.count("] planned S(0),S(1)->R,R of float32 (16, 32)") == 1
     assert said.count("] made mesh_") == 3
