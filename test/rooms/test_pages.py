@@ -33,6 +33,12 @@ def test_every_page_is_in_the_index():
     assert listed == pages - {"index.md"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_row_of_a_table_is_one_line(page):
+    """What follows on the next line would be a row of its own."""
+    assert [line for line in page.read_text().splitlines() if line.startswith("|") and not line.endswith("|")] == []
+
+
 def test_links_are_called_by_titles():
     """Not by the names of files."""
     named = [(page.name, text) for page in PAGES for text in re.findall(r"\[([a-z_/]+\.md)\]\(", page.read_text())]
