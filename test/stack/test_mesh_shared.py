@@ -3,6 +3,7 @@
 
 import contextlib
 import pickle
+import threading
 from unittest import mock
 
 import torch
@@ -188,13 +189,22 @@ class TestMeshAbort(TestCase):
 
     def test_what_is_known_of_the_groups_goes_if_their_end_fails(self) -> None:
         """As it may where a peer died."""
-        ends = mock.Mock(_group_end=mock.Mock(side_effect=RuntimeError("a peer died")))
         before = self.mesh.get_group("tp")
-        with mock.patch.object(dist.ProcessGroup, "_get_backend", lambda group, device: ends):
+        with mock.patch.object(dist.ProcessGroup, "abort", mock.Mock(side_effect=RuntimeError("a peer died"))):
             with self.assertRaisesRegex(RuntimeError, "a peer died"):
                 self.mesh.abort()
         self.assertNotIn(before.group_name, self.mesh._pg_registry)
         self.assertIsNone(find_group(before.group_name))
+
+    def test_all_at_the_same_time(self) -> None:
+        """The abort of one communicator may wait for another's: here each waits for all."""
+        aborted: list[str] = []
+        with mock.patch.object(dist.ProcessGroup, "abort", lambda group: aborted.append(group.group_name)):
+            DeviceMesh("cpu", self.mesh.mesh, mesh_dim_names=("pp", "dp", "tp")).abort()
+        all_are_there = threading.Barrier(len(aborted), timeout=20)
+        with mock.patch.object(dist.ProcessGroup, "abort", lambda group: all_are_there.wait()):
+            self.mesh.abort()
+        self.assertGreater(len(aborted), 2)
 
     def test_a_submesh_is_refused(self) -> None:
         """One that shows other ranks, too: the groups that it has are those of the mesh that it is a part of."""

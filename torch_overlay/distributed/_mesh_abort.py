@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-import torch
 from torch.distributed import distributed_c10d
 
 from ._group_table import find_group
@@ -14,6 +14,8 @@ from ._mesh_state import shared_state
 from ._mesh_traced import forget_views
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -21,23 +23,11 @@ if TYPE_CHECKING:
 def abort_groups(mesh: DeviceMesh) -> None:
     """Abort every group that a root mesh and its views own, each once, and take them out of c10d's books.
 
-    The default group stays, and so do groups that other universes use, too: they aren't this mesh's to end. Where the
-    backend can group aborts (NCCL), they run together, since one communicator's abort may wait for another's.
+    The default group stays, and so do groups that other universes use, too: they aren't this mesh's to end.
     """
     groups = _owned(mesh)
-    backends = [group._get_backend(torch.device(device)) for group in groups for device in group._device_types]
-    grouped: Any = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
-    if grouped is not None:
-        grouped._group_start()
-    failed: list[Exception] = []
     try:
-        for group in groups:
-            try:
-                group.abort()
-            except Exception as error:
-                failed.append(error)
-        if grouped is not None:
-            grouped._group_end()  # raises where a peer died, say
+        failed = _aborted_together(groups)
     finally:
         for group in groups:
             distributed_c10d._cleanup_process_group_global_state(group)
@@ -50,6 +40,17 @@ def abort_groups(mesh: DeviceMesh) -> None:
         shared.universe = shared.saved_number = None
     if failed:
         raise failed[0]
+
+
+def _aborted_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
+    """Abort all of them at the same time, each in a thread of its own; returns what failed.
+
+    The abort of one communicator may wait for work that only the abort of another one ends. A group call of the caller
+    (ncclGroupStart) doesn't help: it is of its thread, and ProcessGroupNCCL aborts in another one.
+    """
+    with ThreadPoolExecutor(max(len(groups), 1)) as pool:
+        ended = [pool.submit(group.abort) for group in groups]
+    return [error for error in [each.exception() for each in ended] if error is not None]
 
 
 def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:
