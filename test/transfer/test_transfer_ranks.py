@@ -17,6 +17,7 @@ from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
 from rank_spans import SpanCases
+from rank_streams import StreamCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
 from rank_vllm import VllmCases
@@ -43,6 +44,7 @@ class TestTransferOnEightRanks(
     RecipeCases,
     RefusalCases,
     VllmCases,
+    StreamCases,
     WeightCases,
     EightRanks,
 ):

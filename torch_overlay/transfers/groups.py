@@ -98,10 +98,9 @@ def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
 
 def timeout_of(group: ProcessGroup) -> timedelta:
     """How long the ranks of a group wait for one another."""
-    for device in (torch.device("cpu"), torch.accelerator.current_accelerator()):
+    for device in sorted(group._device_types, key=str):  # the host's memory first; whatever else this host has
         try:
-            if device is not None:
-                return group._get_backend(device).options._timeout
+            return group._get_backend(device).options._timeout
         except (RuntimeError, AttributeError):
             continue
     return distributed_c10d.default_pg_timeout
@@ -118,25 +117,39 @@ def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
     return most
 
 
-def agreed_count(schedule: Schedule, budget: int, team: Team, device: torch.device) -> tuple[int, Traffic]:
-    """How many exchanges there are: as many as the rank needs that needs most, none if all is in place. And by rank,
-    what it sends, what it gets, and the exchanges that it needs.
+def agreed_counts(
+    asked: Sequence[tuple[Schedule, int]], team: Team, device: torch.device, is_wrong: bool = False
+) -> list[tuple[int, Traffic]]:
+    """For each schedule with its budget, how many exchanges there are: as many as the rank needs that needs most, none
+    if all is in place. And by rank, what it sends, what it gets, and the exchanges that it needs.
+
+    All of it is one collective, for which the host waits once. What is wrong on a rank travels with it, so that no rank
+    begins with what some of them can't do: that holds on backends, too, whose `wait` doesn't block the host.
 
     Raises:
+        RuntimeError: something is wrong on some rank; on all of them.
         ValueError: the budget is too small for some rank; on all of them.
     """
-    problem = ""
-    try:
-        least = schedule.least(budget)
-    except ValueError as error:
-        least, problem = -1, str(error)
-    own = torch.tensor([schedule.sent, schedule.received, least], device=device)
-    every = [torch.empty_like(own) for _ in team.ranks]
-    dist.all_gather(every, own, group=team.group)
-    found: Traffic = {rank: tuple(each.tolist()) for rank, each in zip(team.ranks, every)}
-    small = [rank for rank, (*_, least) in found.items() if least < 0]
-    if small:
-        raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
-    if not any(sent for sent, *_ in found.values()):
-        return 0, found
-    return max(least for *_, least in found.values()), found
+    problem, words = "", [int(is_wrong)]
+    for schedule, budget in asked:
+        try:
+            least = schedule.least(budget)
+        except ValueError as error:
+            least, problem = -1, problem or str(error)
+        words += [schedule.sent, schedule.received, least]
+    own = torch.tensor(words, device=device)
+    every = own.new_empty(len(team.ranks), len(words))
+    dist.all_gather([*every.unbind()], own, group=team.group)
+    said: list[list[int]] = every.tolist()
+    wrong = [rank for rank, (first, *_) in zip(team.ranks, said) if first]
+    if wrong:
+        raise RuntimeError(f"Nothing was redistributed: {of_ranks(wrong)} can't.")
+    found = []
+    for at, (_, budget) in enumerate(asked):
+        traffic: Traffic = {rank: (*row[3 * at + 1 : 3 * at + 4],) for rank, row in zip(team.ranks, said)}  # type: ignore[misc]
+        small = [rank for rank, (*_, least) in traffic.items() if least < 0]
+        if small:
+            raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
+        is_idle = not any(sent for sent, *_ in traffic.values())
+        found.append((0 if is_idle else max(least for *_, least in traffic.values()), traffic))
+    return found

@@ -19,11 +19,15 @@ _calls: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 @contextmanager
-def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None]) -> Iterator[None]:
-    """For what the ranks of a group do together: if this rank can't, the others hear why when they gave up waiting.
+def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None], asks: bool = False) -> Iterator[bool]:
+    """For what the ranks of a group do together: if this rank can't, the others hear why. With `asks` at once, before
+    anything is sent; else when they gave up waiting, as they do where the backend's `wait` blocks the host (gloo).
+
+    Gives whether something is wrong here.
 
     Args:
         wrong: what is wrong on this rank; None is nothing.
+        asks: whether the ranks ask one another first, by `agreed_counts`; the same on all of them.
 
     Raises:
         ValueError: something is wrong on this rank.
@@ -33,17 +37,20 @@ def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None]) -> Iterato
     if group is None:
         if text:
             raise ValueError(f"Nothing was redistributed: {text}.")
-        yield
+        yield False
         return
     calls = _calls.setdefault(distributed_c10d._get_default_group(), Counter())
     calls[group.group_name] += 1
     key = f"torch_overlay/{group.group_name}/redistribution {calls[group.group_name]}"
     if text:
         distributed_c10d._get_default_store().set(key, text)
-        raise ValueError(f"Nothing was redistributed: {text}.")
+        if not asks:
+            raise ValueError(f"Nothing was redistributed: {text}.")
     try:
-        yield
+        yield bool(text)
     except RuntimeError as error:
+        if text:
+            raise ValueError(f"Nothing was redistributed: {text}.") from None
         store = distributed_c10d._get_default_store()
         if store.check([key]):
             raise RuntimeError(f"Nothing was redistributed: {store.get(key).decode()}.") from error

@@ -3,7 +3,6 @@ the groups of the mesh."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,11 +22,11 @@ from ..show.words import counted
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases
 from ._planner.routes import Move
-from ._planner.schedule import Schedule, kept_schedule
+from ._planner.schedule import kept_schedule
 from ._planner.sides import Ranks, Side
 from .descriptions import Meshes, misfit, regions_on
 from .exchanges import Exchanges
-from .groups import most_bytes
+from .groups import agreed_counts, most_bytes
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import ProcessGroup
 
+    from ._planner.reductions import Part
+    from ._planner.schedule import Schedule
     from .targets import Placements
 
 
@@ -126,13 +127,14 @@ def change_together(
     axes = _axes(changes)
     ranks = lane(mesh, axes, mesh.get_coordinate() or [])
     group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
+    some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
+    stages = _stages(changes, moves_along(changes, ranks, some), budget, group, some != [])
     meshes = Meshes()
     wrong = [misfit(change.name, change.tensor, change.before, meshes) for change in changes]
-    with (
-        span(f"redistribute {counted(len(changes), 'tensor')}"),
-        one_fate(group or _group_of_pending(mesh, changes), wrong),
-    ):
-        return _changed(mesh, changes, budget, receivers, group, ranks)
+    asks = any(stage.may_exceed for stage in stages)
+    told = span(f"redistribute {counted(len(changes), 'tensor')}")
+    with told, one_fate(group or _group_of_pending(mesh, changes), wrong, asks) as is_wrong:
+        return _changed(mesh, changes, stages, Team.of(group), some is None or dist.get_rank() in some, is_wrong)
 
 
 def _group_of_pending(mesh: DeviceMesh, changes: Sequence[Change]) -> ProcessGroup | None:
@@ -140,36 +142,57 @@ def _group_of_pending(mesh: DeviceMesh, changes: Sequence[Change]) -> ProcessGro
     return mesh.get_group(axes[0]) if axes else None
 
 
+class _Stage(NamedTuple):
+    """What is reduced and exchanged together.
+
+    Attributes:
+        schedule: None where nobody wants it.
+        room: what of the budget its exchanges have.
+        may_exceed: whether ranks have to ask one another how many exchanges there are: not where all there is fits,
+            which they know without asking.
+    """
+
+    parts: list[Part]
+    schedule: Schedule | None
+    room: int
+    may_exceed: bool
+
+
+def _stages(
+    changes: Sequence[Change], moves: Sequence[Move], budget: int, group: ProcessGroup | None, is_wanted: bool
+) -> list[_Stage]:
+    found = []
+    for parts in phases([change.reduction for change in changes], [move.itemsize for move in moves], budget):
+        if not is_wanted:
+            found.append(_Stage(parts, None, 0, may_exceed=False))
+            continue
+        these, left = moves_of(parts, moves), room(parts, moves, budget)
+        ranks = 1 if group is None else group.size()
+        plain = [move for move in these if isinstance(move, Move)]
+        may_exceed = group is not None and most_bytes(plain, range(ranks)) > left
+        found.append(_Stage(parts, kept_schedule(these, dist.get_rank(), ranks), left, may_exceed))
+    return found
+
+
 def _changed(
-    mesh: DeviceMesh,
-    changes: Sequence[Change],
-    budget: int,
-    receivers: frozenset[int],
-    group: ProcessGroup | None,
-    ranks: Ranks,
+    mesh: DeviceMesh, changes: Sequence[Change], stages: Sequence[_Stage], team: Team, wants: bool, is_wrong: bool
 ) -> list[torch.Tensor]:
-    some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
-    wants = some is None or dist.get_rank() in some
     coordinate = mesh.get_coordinate() or []
     targets = []
     for change in changes:
         wanted = change.after.box(coordinate).length if wants else (0,)
         targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
     locals_ = [change.tensor._local_tensor.detach() for change in changes]
-    moves = moves_along(changes, ranks, some)
-    for parts in phases([change.reduction for change in changes], [move.itemsize for move in moves], budget):
-        sources = reduce_parts(parts, [mesh] * len(changes), locals_)
-        if some == []:
-            free_results(parts, sources)
-            continue
-        these = moves_of(parts, moves)
-        schedule = kept_schedule(these, dist.get_rank(), len(ranks.ranks))
-        device = targets[0].device
-        plain = [move for move in these if isinstance(move, Move)]
-        count = _count(schedule, plain, room(parts, moves, budget), group, device)
-        exchanges = Exchanges(schedule, count, Team.of(group), device)
-        exchanges.run(sources, [targets[part.number] if wants else None for part in parts])
-        free_results(parts, sources)
+    device = targets[0].device
+    asked = [(stage.schedule, stage.room) for stage in stages if stage.schedule is not None and stage.may_exceed]
+    counts = iter(agreed_counts(asked, team, device, is_wrong) if asked else ())
+    for stage in stages:
+        sources = reduce_parts(stage.parts, [mesh] * len(changes), locals_)
+        if stage.schedule is not None:
+            count = next(counts)[0] if stage.may_exceed else int(team.group is not None)
+            exchanges = Exchanges(stage.schedule, count, team, device)
+            exchanges.run(sources, [targets[part.number] if wants else None for part in stage.parts])
+        free_results(stage.parts, sources)
     return targets
 
 
@@ -191,18 +214,3 @@ def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int
             after = Side(read_cuts((Replicate(),), None, len(before.shape), sizes).on(before.shape, sizes), alone)
         found.append(Move(Side(before, ranks), after, change.tensor.dtype.itemsize))
     return found
-
-
-def _count(
-    schedule: Schedule, moves: Sequence[Move], budget: int, group: ProcessGroup | None, device: torch.device
-) -> int:
-    """How many exchanges all ranks of the group make: one if all there is fits the budget, which they know without
-    asking; else they ask one another."""
-    if group is None:
-        return 0
-    most = most_bytes(moves, range(group.size()))
-    if most <= budget:
-        return 1
-    least = torch.tensor(schedule.least(budget), device=device)
-    dist.all_reduce(least, dist.ReduceOp.MAX, group=group)
-    return math.ceil(least.item())

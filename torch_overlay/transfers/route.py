@@ -19,7 +19,7 @@ from .current import Current, Word, locals_of, names_of, whole_number
 from .descriptions import SIDES, Description, agreed, describe, unlike
 from .exchanges import Exchanges, Torn
 from .given import Pieces, digest, own_tensors
-from .groups import Traffic, agreed_count, new_group
+from .groups import Traffic, agreed_counts, new_group
 from .legs import Leg, legs_of
 from .meeting import in_world, living, silent_ranks
 from .phases import free_results, reduce_parts, room
@@ -153,10 +153,12 @@ class Route:
     def _planned(self, numbers: Sequence[int]) -> Phases:
         """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are."""
         team, device = self._member, self._device
-        found = []
-        for parts in self._planned_phases(numbers):
+        found, asked = [], []
+        every = self._planned_phases(numbers)
+        for parts in every:
             schedule = Schedule.of(moves_of(parts, self._moves), team.rank, self._gone)
-            count, traffic = agreed_count(schedule, room(parts, self._moves, self._budget), team, device)
+            asked.append((schedule, room(parts, self._moves, self._budget)))
+        for parts, (schedule, _), (count, traffic) in zip(every, asked, agreed_counts(asked, team, device)):
             tensors = [self.legs[part.number].tensor for part in parts]
             wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
             found.append((parts, Exchanges(schedule, count, team, device, wires)))

@@ -22,7 +22,7 @@ from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Side
 from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges
-from .groups import agreed_count, kept_group, most_bytes
+from .groups import agreed_counts, kept_group, most_bytes
 from .notes import one_fate
 from .pending import refusal
 from .phases import free_results, reduce_parts, room
@@ -63,8 +63,9 @@ def change_meshes(
     wrong: list[str | None] = []
     if any(tensor._local_tensor.shape != shape for tensor, shape in zip(tensors, plan.held)):
         wrong += [misfit(name, t, move.source.regions, meshes) for name, t, move in zip(names, tensors, plan.moves)]
-    with span(f"redistribute {counted(len(tensors), 'tensor')}"), one_fate(plan.group, wrong):
-        _exchange(tensors, plan, made, budget)
+    told = span(f"redistribute {counted(len(tensors), 'tensor')}")
+    with told, one_fate(plan.group, wrong, bool(plan.asks)) as is_wrong:
+        _exchange(tensors, plan, made, is_wrong)
     _keep(key, plan, tensors)
     return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
 
@@ -87,7 +88,8 @@ class _Plan(NamedTuple):
         shapes: of what this rank gets; outside of a mesh nothing, with all its dims, so that gradients can flow there.
         held: of what this rank has.
         parts: what is reduced and exchanged together.
-        most: for each of these, bytes that no rank has more of to send and to get; all ranks know it.
+        rooms: for each of these, what of the budget its exchanges have.
+        asks: those of these that may not fit; all ranks find the same.
         ready: the exchanges of these, as they were made the last time.
     """
 
@@ -96,7 +98,8 @@ class _Plan(NamedTuple):
     held: list[tuple[int, ...]]
     group: ProcessGroup
     parts: list[list[Part]]
-    most: list[int]
+    rooms: list[int]
+    asks: list[int]
     ready: list[Exchanges]
 
     @staticmethod
@@ -116,12 +119,12 @@ class _Plan(NamedTuple):
                 f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
             )
         parts = phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget)
-        most = [
-            most_bytes([move for move in moves_of(some, moves) if isinstance(move, Move)], members) for some in parts
-        ]
         told = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
         tell("redistribution_plan", lambda: told)
-        return _Plan(moves, shapes, held, group, parts, most, [])
+        rooms = [room(some, moves, budget) for some in parts]
+        plain = [[move for move in moves_of(some, moves) if isinstance(move, Move)] for some in parts]
+        asks = [number for number, some in enumerate(plain) if most_bytes(some, members) > rooms[number]]
+        return _Plan(moves, shapes, held, group, parts, rooms, asks, [])
 
 
 # Plans of this world, by what they were made for, the latest last. One that is used isn't in it.
@@ -183,7 +186,7 @@ def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements
     return DTensor(local, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
 
 
-def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tensor], budget: int) -> None:
+def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tensor], is_wrong: bool) -> None:
     team, moves, device = Team.of(plan.group), plan.moves, made[0].device
     held, wanted = (
         [local if side.ranks.coordinate(team.rank) is not None else None for local, side in zip(locals_, sides)]
@@ -193,29 +196,28 @@ def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tens
         )
     )
     meshes = [tensor.device_mesh for tensor in tensors]
-    for number, parts in enumerate(plan.parts):
-        exchanges = _ready(plan, number, room(parts, moves, budget), team, device)
+    for parts, exchanges in zip(plan.parts, _ready(plan, team, device, is_wrong)):
         given = reduce_parts(parts, meshes, held)
         exchanges.run(given, [wanted[part.number] for part in parts])
         free_results(parts, given)
 
 
-def _ready(plan: _Plan, number: int, budget: int, team: Team, device: torch.device) -> Exchanges:
-    """The exchanges of some parts. How many there are follows from the moves alone, or ranks ask one another each time:
+def _ready(plan: _Plan, team: Team, device: torch.device, is_wrong: bool) -> list[Exchanges]:
+    """The exchanges of all parts. How many there are follows from the moves alone, or ranks ask one another each time:
     what one of them remembers, another may have forgotten."""
-    before = plan.ready[number] if number < len(plan.ready) else None
-    if before is not None and plan.most[number] <= budget:
-        return before
-    if before is not None:
-        schedule = before.schedule
+    if plan.ready:
+        schedules = [exchanges.schedule for exchanges in plan.ready]
     else:
-        schedule = kept_schedule(moves_of(plan.parts[number], plan.moves), team.rank, len(team.ranks))
-    count = 1 if plan.most[number] <= budget else agreed_count(schedule, budget, team, device)[0]
-    if before is not None and before.count == count:
-        return before
-    made = Exchanges(schedule, count, team, device)
-    plan.ready[number:] = [made]
-    return made
+        ranks = len(team.ranks)
+        schedules = [kept_schedule(moves_of(parts, plan.moves), team.rank, ranks) for parts in plan.parts]
+    counts = [1] * len(schedules)
+    if plan.asks:
+        asked = [(schedules[number], plan.rooms[number]) for number in plan.asks]
+        for number, (count, _) in zip(plan.asks, agreed_counts(asked, team, device, is_wrong)):
+            counts[number] = count
+    if [exchanges.count for exchanges in plan.ready] != counts:
+        plan.ready[:] = [Exchanges(schedule, count, team, device) for schedule, count in zip(schedules, counts)]
+    return plan.ready
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:
