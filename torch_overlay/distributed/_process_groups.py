@@ -20,6 +20,7 @@ from ._mesh_layout import _FlatLayout
 from ._mesh_waits import SWITCH, explained
 from ._rank_map import of_ranks
 from ._settings import get_settings
+from ._torch_backend import chosen_backend
 from ._torch_groups import for_mesh
 from ._universe import Universe, making_private
 from .distributed_c10d import _timeout_of
@@ -220,7 +221,7 @@ def _wait(request: Request, copies: list[list[int]], alone: bool) -> tuple[str, 
 
 
 def _make(request: Request, copies: list[list[int]], alone: bool) -> list[ProcessGroup | None]:
-    if not alone and _can_split(distributed_c10d._get_default_group(), request.override[0], copies):
+    if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
         made = _split(request, copies)
         return [made if distributed_c10d.get_rank() in ranks else None for ranks in copies]
     return [_new_group(request, ranks, alone) for ranks in copies]
@@ -233,7 +234,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
         group = for_mesh(distributed_c10d.new_group)(
             ranks=ranks,
             timeout=_timeout(request),
-            backend=backend,
+            backend=chosen_backend(backend, options, request.device_type, ranks),
             pg_options=_own(options),
             use_local_synchronization=alone,
             group_desc=description([request.name]),
@@ -267,13 +268,14 @@ def _timeout(request: Request) -> timedelta | None:
     return options._timeout if options is not None else _timeout_of(distributed_c10d._get_default_group())
 
 
-def _can_split(world: ProcessGroup, backend: str | None, copies: list[list[int]]) -> bool:
+def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -> bool:
     """Whether one split of the default group gives all the groups.
 
-    The world must be bound to a device and its backend must be able to; a split may sort its ranks.
+    The world must be bound to a device and its backend must be able to; a split may sort its ranks. Of a world that
+    isn't bound the mesh's type of device decides, and not what this host has, which may differ from host to host.
     """
-    device = world.bound_device_id or torch.accelerator.current_accelerator(check_available=True)
-    if not makes_communicators(world) or device is None:
+    device, backend = world.bound_device_id or torch.device(request.device_type), request.override[0]
+    if not makes_communicators(world) or (world.bound_device_id is None and device.type == "cpu"):
         return False
     parent = world._get_backend(device)
     if backend is not None and parent.name() != backend:
