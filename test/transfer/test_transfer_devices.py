@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import fake_world
+from torch_overlay.transfers import full_state
 from torch_overlay.transfers.groups import timeout_of
 from torch_overlay.transfers.route import Route
 from way import needs_package
@@ -55,6 +56,34 @@ def test_the_timeout_is_that_of_the_devices_that_a_group_has(monkeypatch):
     for kinds, first in ((["cuda"], "cuda"), (["cuda", "cpu"], "cpu")):
         group = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds], _get_backend=backend)
         assert timeout_of(group) == timedelta(seconds=7) and asked.pop() == first
+
+
+def test_a_batch_of_whole_tensors_is_offloaded_with_one_wait(monkeypatch):
+    """From a GPU, for which tensors of the host stand here: through pinned memory, not blocking, and nothing that is
+    returned lies in it, or is read before the wait."""
+    events, real, make = [], torch.Tensor.copy_, torch.empty
+    monkeypatch.setattr(full_state, "_is_on_host", lambda tensor: False)
+
+    def copied(to, given, non_blocking=False):
+        events.append(("copy", non_blocking))
+        return real(to, given)
+
+    def empty(*size, pin_memory=False, **how):
+        events.append(("buffer", pin_memory))
+        return make(*size, **how)
+
+    def stream(device):
+        return SimpleNamespace(synchronize=lambda: events.append(("wait", device.type)))
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.setattr(torch.Tensor, "clone", lambda one, real=torch.Tensor.clone: events.append("read") or real(one))
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.accelerator, "current_stream", stream)
+    wholes = [torch.arange(6.0).reshape(2, 3), torch.tensor(3, dtype=torch.int16), make(0), torch.tensor([True] * 5)]
+    found = full_state._offloaded(wholes)
+    assert all(torch.equal(one, whole) and one.dtype == whole.dtype for one, whole in zip(found, wholes, strict=True))
+    assert events == [("buffer", True), *[("copy", True)] * 3, ("wait", "cpu"), *["read"] * 3]
+    assert [one.untyped_storage().nbytes() for one in found] == [24, 2, 0, 5]
 
 
 @pytest.mark.parametrize(("budget", "waits"), [(1 << 20, 0), (20_000, 1)])

@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._kept import keep
 from ..patching.trampoline import swap_code
+from ._planner.schedule import ALIGNED
 from .descriptions import Meshes, misfit
 from .one_mesh import Change, batches, change_together, read_change
 from .strided import scattered, uneven_strides
@@ -198,5 +199,24 @@ def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[i
     found: dict[int, torch.Tensor] = {}
     for numbers in batches(mesh, changes)[0]:
         made = change_together(mesh, [changes[number] for number in numbers], BUDGET, receivers)
-        found |= {number: whole.cpu() if offloads else whole for number, whole in zip(numbers, made)}
+        found |= zip(numbers, _offloaded(made) if offloads else made)
     return found
+
+
+def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies in the host's memory. From another device they come through one buffer that can't be paged out, and the
+    host waits for that device once; what is returned can be, since a whole model may be more than a host can pin."""
+    staged = [whole for whole in wholes if not _is_on_host(whole) and 0 < whole.nbytes <= WHOLE]
+    if not staged or sum([whole.nbytes for whole in staged]) > WHOLE:
+        return [whole.cpu() for whole in wholes]
+    sizes = [whole.nbytes + -whole.nbytes % ALIGNED for whole in staged]
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=True)
+    inside = {}
+    for whole, part in zip(staged, buffer.split(sizes)):
+        inside[id(whole)] = part[: whole.nbytes].view(whole.dtype).view(whole.shape).copy_(whole, non_blocking=True)
+    torch.accelerator.current_stream(staged[0].device).synchronize()
+    return [inside[id(whole)].clone() if id(whole) in inside else whole.cpu() for whole in wholes]
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
