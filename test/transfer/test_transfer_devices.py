@@ -11,9 +11,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import fake_world
+from torch_overlay.distributed.tensor._planner.boxes import Box
 from torch_overlay.transfers import full_state
+from torch_overlay.transfers._planner.schedule import Load
 from torch_overlay.transfers.groups import timeout_of
 from torch_overlay.transfers.route import Route
+from torch_overlay.transfers.runs import runs_of
 from way import needs_package
 
 pytestmark = needs_package
@@ -56,6 +59,23 @@ def test_the_timeout_is_that_of_the_devices_that_a_group_has(monkeypatch):
     for kinds, first in ((["cuda"], "cuda"), (["cuda", "cpu"], "cpu")):
         group = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds], _get_backend=backend)
         assert timeout_of(group) == timedelta(seconds=7) and asked.pop() == first
+
+
+def test_one_strided_block_slows_no_dense_one(monkeypatch):
+    """A GPU copies a list of tensors by one kernel if all are dense, with equal strides; tensors of no device stand for
+    its own. On the CPU, which copies one by one, all go by one call."""
+    lists = []
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *both: lists.append(both))
+    loads = [Load(number, Box((0, 0), length), at) for number, length, at in ((0, (2, 4), 0), (1, (4, 2), 32))]
+    loads.append(Load(2, Box((1, 0), (3, 4)), 64))
+    for device, dense in (("meta", [[True, True], [False]]), ("cpu", [[True, False, True]])):
+        locals_ = [torch.zeros(4, 4, dtype=torch.int32, device=device) for _ in range(3)]
+        (run,) = runs_of(loads, locals_, [None] * 3)
+        for copies in (run.pack, run.land):
+            copies(locals_, torch.empty(112, dtype=torch.uint8, device=device))
+            fast = [[a.stride() == b.stride() and a.is_contiguous() for a, b in zip(*both)] for both in lists]
+            assert fast == dense and sum(len(both[0]) for both in lists) == 3
+            lists.clear()
 
 
 def test_a_batch_of_whole_tensors_is_offloaded_with_one_wait(monkeypatch):

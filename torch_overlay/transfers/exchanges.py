@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ..distributed._torch_profiler import span
 from ..distributed.tensor._pack import part
 from .direct import Letter, Mail, in_turns, large_on
-from .runs import Block, Locals, Run, Spread, Wires, free, numbers, runs_of, there
+from .runs import Block, Locals, Run, Spread, Wires, copy_all, free, numbers, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,11 +160,14 @@ class Exchanges:
         return span(f"exchange {number + 1} of {self.count}, {what}")
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
-        pairs = [(new.of(targets), old.of(sources)) for old, new in self._kept]
-        pairs = [(new, old) for new, old in pairs if new.data_ptr() != old.data_ptr()]
-        if pairs:
+        by_width: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor, Block]]] = {}
+        for before, after in self._kept:
+            old, new = before.of(sources), after.of(targets)
+            if new.data_ptr() != old.data_ptr():
+                by_width.setdefault(old.dtype, []).append((new, old, after))
+        for some in by_width.values():
             self._is_written = True
-            torch._foreach_copy_(*map(list, zip(*pairs)))
+            copy_all(*map(list, zip(*some)))
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
         """Where all blocks lie, unless tensors lie as they did in the last run."""
@@ -175,9 +178,9 @@ class Exchanges:
         self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
         self._kept = []
         for number, *boxes in self.schedule.kept:
-            old, new = [
-                Block.at(number, part(there(side[number]), box)) for side, box in zip((sources, targets), boxes)
-            ]
+            views = [part(there(side[number]), box) for side, box in zip((sources, targets), boxes)]
+            is_dense = all(view.is_contiguous() for view in views)
+            old, new = [Block.at(number, view, is_dense) for view in views]
             self._kept.append((old, new))
         self._geometry = geometry
 

@@ -36,9 +36,16 @@ class Block(NamedTuple):
     offset: int
 
     @staticmethod
-    def at(tensor: int, view: torch.Tensor) -> Block:
-        """The block that a view shows."""
+    def at(tensor: int, view: torch.Tensor, is_dense: bool = False) -> Block:
+        """The block that a view shows; as a row of elements if these lie one after the other, and it's said."""
+        if is_dense:
+            return Block(tensor, (view.numel(),), (1,), view.storage_offset())
         return Block(tensor, tuple(view.shape), view.stride(), view.storage_offset())
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is such a row."""
+        return self.stride == (1,)
 
     def of(self, locals_: Locals) -> torch.Tensor:
         """The view, of the tensors of whole numbers that are there now."""
@@ -61,12 +68,12 @@ class Run(NamedTuple):
     def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
         """Copy the blocks into the buffer."""
         views, inside = self._both(locals_, buffer)
-        torch._foreach_copy_(inside, views)
+        copy_all(inside, views, self.blocks)
 
     def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
         """Copy the blocks out of the buffer."""
         views, inside = self._both(locals_, buffer)
-        torch._foreach_copy_(views, inside)
+        copy_all(views, inside, self.blocks)
 
     def _both(self, locals_: Locals, buffer: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         views = [block.of(locals_) for block in self.blocks]
@@ -112,6 +119,17 @@ class Spread(NamedTuple):
         return here, there
 
 
+def copy_all(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor], blocks: Sequence[Block]) -> None:
+    """Copy each tensor; on a GPU dense ones by a call of their own: it copies a list by one kernel if all of it is
+    dense, with equal strides, and tensor by tensor else, as the CPU does always."""
+    dense = [] if to[0].is_cpu else [number for number, block in enumerate(blocks) if block.is_dense]
+    if not dense or len(dense) == len(blocks):
+        torch._foreach_copy_(to, given)
+        return
+    for some in (dense, [number for number, block in enumerate(blocks) if not block.is_dense]):
+        torch._foreach_copy_([to[number] for number in some], [given[number] for number in some])
+
+
 def there(local: torch.Tensor | None) -> torch.Tensor:
     """What a schedule moves on this rank."""
     if local is None:
@@ -152,7 +170,8 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
             if load.parts > 1:
                 spread.setdefault(width, []).append(Spread.pair(load, number, local, width))
                 continue
-            block, at = Block.at(tensor, part(local, load.box)), load.at + number * load.step
+            view, at = part(local, load.box), load.at + number * load.step
+            block = Block.at(tensor, view, view.is_contiguous())
             size = load.box.elements * width.itemsize
             last = found[-1] if found else None
             if last is not None and last.width == width and last.at + last.size == at:
