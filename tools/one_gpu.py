@@ -30,11 +30,13 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "test")]
+TESTS = [str(ROOT / "test" / folder) for folder in ("", "isolation", "mesh", "redistribute")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), *TESTS]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the ranks share the cores
 
 from gpu_stages import BAD, RANKS, Found, Run  # noqa: E402
 from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
+from gpu_stages.isolation import isolation  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
 from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke, times  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
@@ -59,6 +61,7 @@ STAGES = (
     Stage("nccl fuzz", 100, nccl_fuzz),
     Stage("nccl transfer", 90, nccl_transfer),
     Stage("nccl groups", 90, nccl_groups),
+    Stage("isolation", 75, isolation),
     Stage("memory", 75, memory),
     Stage("compile", 90, compiled),
     Stage("train", 75, train),

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import isolation_tools
 from isolation_tools import (
     ELEMENTS,
     JOIN_SECONDS,
@@ -33,12 +34,17 @@ S = Shard
 TIMES = 60
 
 
+def made(sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    return init_device_mesh(torch.device(isolation_tools.DEVICE).type, sizes, mesh_dim_names=names)
+
+
 def square() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return made((2, 2), ("dp", "tp"))
 
 
 def cube(*names: str) -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    """On four ranks the last axis has one."""
+    return made((2, 2, dist.get_world_size() // 4), names)
 
 
 def metric_beside_redistribution(rank: int, world_size: int) -> None:
@@ -74,7 +80,7 @@ def two_private_meshes(rank: int, world_size: int) -> None:
 
 def a_view_made_in_a_private_block(rank: int, world_size: int) -> None:
     """Two views of one root with axes of the same names, the second of them private, each used by its own thread."""
-    root = init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+    root = made((4,), ("world",))
     one = root._unflatten(0, (2, 2), ("dp", "tp"))
     with private():
         other = root._unflatten(0, (2, 2), ("dp", "tp"))
@@ -111,8 +117,8 @@ def one_replica_gathers_beside_a_flattened_view(rank: int, world_size: int) -> N
 
 def gather_on_replica_0(mesh: DeviceMesh) -> None:
     replica, row, column = mesh.get_coordinate()
-    whole = torch.arange(24.0).reshape(4, 6)
-    local = whole.chunk(2)[row].chunk(2, 1)[column].contiguous()
+    whole = torch.arange(24.0, device=isolation_tools.DEVICE).reshape(4, 6)
+    local = whole.chunk(2)[row].chunk(mesh.size(2), 1)[column].contiguous()
     for step in range(3 if replica == 0 else 0):
         placed = DTensor.from_local(local + step, mesh, (R, S(0), S(1)), run_check=False)
         assert torch.equal(placed.full_tensor(), whole + step)
@@ -124,8 +130,8 @@ def an_empty_last_batch(rank: int, world_size: int) -> None:
     replica, row, column = mesh.get_coordinate()
     for step in range(4):
         batch = 0 if (step, replica) == (3, 1) else 2
-        whole = torch.arange(batch * 24.0).reshape(batch, 4, 6) + step + 100 * replica
-        local = whole.chunk(2, 1)[row].chunk(2, 2)[column].contiguous()
+        whole = torch.arange(batch * 24.0, device=isolation_tools.DEVICE).reshape(batch, 4, 6) + step + 100 * replica
+        local = whole.chunk(2, 1)[row].chunk(mesh.size(2), 2)[column].contiguous()
         placed = DTensor.from_local(local, mesh, (S(0), S(1), S(2)), run_check=False)
         assert torch.equal(placed.redistribute(placements=(S(0), R, R)).to_local(), whole)
 
@@ -154,7 +160,8 @@ def equal_meshes_in_two_threads(rank: int, world_size: int) -> None:
         # What a thread remembers is its own; and a copy reduces, so that threads take turns where both use both meshes.
         assert ready[who - 1].wait(JOIN_SECONDS)
         for first in (one, other):
-            DTensor.from_local(torch.ones(ELEMENTS, dtype=torch.float64), first, (P, P), run_check=False).clone()
+            ones = torch.ones(ELEMENTS, dtype=torch.float64, device=isolation_tools.DEVICE)
+            DTensor.from_local(ones, first, (P, P), run_check=False).clone()
         ready[who].set()
         assert ready[2].wait(JOIN_SECONDS)
         reduce(mesh, (P, P), who, TIMES, torch.clone)
@@ -201,7 +208,7 @@ def one_pair_destroys_its_group(rank: int, world_size: int) -> None:
 def groups_of_size_1_are_destroyed(rank: int, world_size: int) -> None:
     """Every group of a mesh is destroyed once, those of its two axes of one rank too."""
     for _ in range(2):
-        mesh = init_device_mesh("cpu", (2, 2, 1, 1), mesh_dim_names=("dp", "tp", "cp", "ep"))
+        mesh = made((2, 2, 1, 1), ("dp", "tp", "cp", "ep"))
         reduce(mesh, (P, P, P, P), 1, 3)
         destroy_groups(mesh)
     reduce_metric(2, 3)
@@ -218,12 +225,12 @@ def use_every_way(mesh: DeviceMesh) -> None:
     reduce(mesh, (P, P), 1, 3)
     reduce(mesh, (P, R), 2, 3)
     row, column = mesh.get_coordinate()
-    whole = torch.arange(24.0).reshape(4, 6)
+    whole = torch.arange(24.0, device=isolation_tools.DEVICE).reshape(4, 6)
     local = whole.chunk(2)[row].chunk(2, 1)[column].contiguous()
     placed = DTensor.from_local(local, mesh, (S(0), S(1)), run_check=False)
     assert torch.equal(placed.redistribute(placements=[Replicate()] * 2).to_local(), whole)
     rank = dist.get_rank()
     for axis, ranks in ("dp", mesh.mesh[:, column]), ("tp", mesh.mesh[row]):
-        mine = torch.full((ELEMENTS,), number(3, rank, 0), dtype=torch.float64)
+        mine = torch.full((ELEMENTS,), number(3, rank, 0), dtype=torch.float64, device=isolation_tools.DEVICE)
         dist.all_reduce(mine, group=mesh.get_group(axis))
         all_right([(mine, sum(number(3, other, 0) for other in ranks.tolist()))])

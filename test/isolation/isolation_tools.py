@@ -19,6 +19,7 @@ from way import STOCK
 
 JOIN_SECONDS = 30
 ELEMENTS = 64
+DEVICE = "cpu"  # where tensors and meshes are; a stage of tools/one_gpu.py says cuda:0
 R, P = Replicate(), Partial()
 
 
@@ -29,6 +30,8 @@ def at_once(*works: Callable[[], None]) -> None:
 
     def run(work: Callable[[], None]) -> None:
         try:
+            if DEVICE != "cpu":
+                torch.accelerator.set_device_index(torch.device(DEVICE).index)  # a thread begins with the first
             together.wait()
             work()
         except BaseException:  # a thread's error would only be printed
@@ -59,7 +62,7 @@ def reduce_metric(who: int, times: int) -> None:
     """All-reduces on the default group, as trainers do for their metrics."""
     rank, results = dist.get_rank(), []
     for step in range(times):
-        metric = torch.full((ELEMENTS,), number(who, rank, step), dtype=torch.float64)
+        metric = torch.full((ELEMENTS,), number(who, rank, step), dtype=torch.float64, device=DEVICE)
         dist.all_reduce(metric)
         results.append((metric, sum(number(who, other, step) for other in range(dist.get_world_size()))))
     all_right(results)
@@ -77,7 +80,7 @@ def reduce(mesh: DeviceMesh, source, who: int, times: int, first=lambda given: g
     operation that comes before and changes no number."""
     ranks, rank, results = summed_ranks(mesh, source), dist.get_rank(), []
     for step in range(times):
-        local = torch.full((ELEMENTS,), number(who, rank, step), dtype=torch.float64)
+        local = torch.full((ELEMENTS,), number(who, rank, step), dtype=torch.float64, device=DEVICE)
         given = first(DTensor.from_local(local, mesh, source, run_check=False))
         total = given.redistribute(placements=[R] * mesh.ndim)
         assert given.device_mesh is mesh and total.device_mesh is mesh  # another's groups may give the same numbers

@@ -55,9 +55,9 @@ def trained(mesh, dim: int, ndim: int) -> list[Counter]:
 
     torch._dynamo.reset()
     plan = {"up": ColwiseParallel(input_layouts=Shard(dim)), "down": RowwiseParallel(output_layouts=Shard(dim))}
-    model = parallelize_module(MLP(), mesh, plan)
+    model = parallelize_module(MLP().to(mesh.device_type), mesh, plan)
     backend = aot_autograd(fw_compiler=look, bw_compiler=look, decompositions=select_decomp_table())
-    x = torch.rand((4, 8, 16)[3 - ndim :], requires_grad=True)
+    x = torch.rand((4, 8, 16)[3 - ndim :], device=mesh.device_type, requires_grad=True)
     torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
     return found
 

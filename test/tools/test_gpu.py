@@ -32,13 +32,28 @@ def test_the_same_code_on_gloo(bench_here, tmp_path):
     """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong. The fuzz has tests of its
     own, and runs at night."""
     cases = 6 if NIGHTLY else 0
-    tiny = ("--ranks", "4", "--sizes", "1024", "--pairs", "3", "--repeats", "1", "--fuzz", str(cases))
-    bench_here("gpu", "--backend", "gloo", "--device", "cpu", *tiny)
+    tiny = (
+        "--ranks",
+        "4",
+        "--sizes",
+        "1024",
+        "--pairs",
+        "3",
+        "--tree-bytes",
+        "1024",
+        "--repeats",
+        "1",
+        "--fuzz",
+        str(cases),
+    )
+    bench_here("gpu", "--backend", "gloo", "--device", "cpu", *tiny, "--fuzz", str(cases))
     found = json.loads((tmp_path / "torch_overlay_gpu.json").read_text())
-    assert {row["where"]["part"] for row in found["rows"]} == {"groups", "moves", "overlap", *["fuzz"][:cases]}
+    assert {row["where"]["part"] for row in found["rows"]} == {"groups", "moves", "overlap", "trees", *["fuzz"][:cases]}
     (groups,) = [row for row in found["rows"] if row["name"] == "groups"]
     # Of two ranks: stock has pp three times, and cp, fsdp, ep; ours has pp once and a group for the whole.
     assert (groups["stock"], groups["overlay"]) == (6, 5)
+    names = {row["name"].partition(",")[0] for row in found["rows"] if row["where"]["part"] == "trees"}
+    assert len(names) == 4
     shares = {row["where"]["share_groups"] for row in found["rows"] if row["where"]["part"] == "overlap"}
     assert shares == {"names", "ranks"}
     assert [target["met"] for target in found["targets"]] == [True] * (3 if cases else 1)

@@ -1,4 +1,4 @@
-"""For a host with several GPUs: groups, moves, overlap and the fuzz on NCCL, in one file to share.
+"""For a host with several GPUs: groups, moves, overlap, trees and the fuzz on NCCL, in one file to share.
 
 Runs on the largest of 8, 4 or 2 GPUs that the host has. Without them it says so and ends with status 2.
 `docs/developers/gpu.md` says how to read what it writes. `--backend gloo --device cpu` runs the same code where there
@@ -26,21 +26,26 @@ FILE = "torch_overlay_gpu.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES", help="of whole tensors")
+    parser.add_argument("--tree-bytes", type=int, default=1 << 20, metavar="BYTES", help="of a parameter of a tree")
     parser.add_argument("--pairs", type=int, default=None, metavar="N", help="only the first N moves")
     parser.add_argument("--repeats", type=int, default=3, help="worlds a side for the groups, rounds for the overlap")
     parser.add_argument("--fuzz", type=int, default=500, metavar="N", help="random cases; 0 leaves them out")
     parser.add_argument("--fuzz-seconds", type=float, default=600, help="at most so long")
     parser.add_argument("--ranks", type=int, choices=RANKS, help="in place of as many as there are GPUs")
+    parser.add_argument("--ranks-per-gpu", type=int, default=1, metavar="N", help="that share a device")
     parser.add_argument("--backend", default="nccl", choices=("nccl", "gloo"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.set_defaults(json=FILE)
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
-    world = {"backend": arguments.backend, "device": arguments.device}
+    world = {"backend": arguments.backend, "device": arguments.device, "share": arguments.ranks_per_gpu}
     ranks = _ranks(arguments, report)
-    report.facts["ran on"] |= {**world, "ranks": ranks}
-    _groups(process.ranks("gpu_ranks:groups", ranks, **world, repeats=arguments.repeats), report)
+    report.facts["ran on"] |= {"backend": arguments.backend, "device": arguments.device, "ranks": ranks}
+    report.facts["ran on"]["ranks per GPU"] = arguments.ranks_per_gpu
+    for bound in (False, True)[: 1 + (arguments.device == "cuda")]:
+        found = process.ranks("gpu_ranks:groups", ranks, **world, repeats=arguments.repeats, bound=bound)
+        _groups(found, bound, report)
     which = dict(sizes=arguments.sizes, count=arguments.pairs)
     _moves(process.ranks("gpu_ranks:moves", ranks, **world, **which), arguments.sizes, report)
     if ranks >= 4:
@@ -49,6 +54,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         _overlap(found, most, report)
     else:
         report.notes.append("overlap isn't measured: two axes beside a third need 4 ranks")
+    found = process.ranks("gpu_trees:trees", ranks, **world, nbytes=arguments.tree_bytes, repeats=arguments.repeats)
+    _trees(found, arguments.tree_bytes, report)
     if arguments.fuzz:
         _fuzz(ranks, arguments, report)
     report.notes.append(f"to share: {arguments.json}; docs/developers/gpu.md says how to read it")
@@ -61,9 +68,10 @@ def _ranks(arguments: argparse.Namespace, report: Report) -> int:
     if arguments.device == "cpu":
         report.notes.append("on the CPU: this shows that the code runs, and says nothing about GPUs")
         return arguments.ranks or 4
-    most = next((ranks for ranks in RANKS if ranks <= len(found["devices"])), 0)
+    places = len(found["devices"]) * arguments.ranks_per_gpu
+    most = next((ranks for ranks in RANKS if ranks <= places), 0)
     if not most or (arguments.ranks or 0) > most:
-        needed = arguments.ranks or 2
+        needed = -(-(arguments.ranks or 2) // arguments.ranks_per_gpu)
         print(
             f"bench gpu: needs {needed} GPUs on this host, and torch {found['torch']} finds {len(found['devices'])}",
             file=sys.stderr,
@@ -72,9 +80,9 @@ def _ranks(arguments: argparse.Namespace, report: Report) -> int:
     return arguments.ranks or most
 
 
-def _groups(found: dict[str, dict[str, list[float]]], report: Report) -> None:
-    """Seconds and memory of a mesh with views, to the first collective on every group."""
-    where = {"part": "groups"}
+def _groups(found: dict[str, dict[str, list[float]]], bound: bool, report: Report) -> None:
+    """Seconds and memory of a mesh with views, to the first collectives on every group."""
+    where = {"part": "groups", "world": "bound to its device" if bound else "not bound"}
     for name, unit in (("groups", ""), ("seconds", "s"), ("memory", "B")):
         values = [clock.median(found[side][name]) for side in SIDES]
         title = {"groups": "groups", "seconds": "made and used once", "memory": "memory of this rank for them"}[name]
@@ -82,7 +90,7 @@ def _groups(found: dict[str, dict[str, list[float]]], report: Report) -> None:
     if all(min(found[side]["groups"]) for side in SIDES):  # two ranks have no group but the world's
         each = [clock.median(found[side]["memory"]) / clock.median(found[side]["groups"]) for side in SIDES]
         report.rows.append(Row("memory for each group", "B", *each, where))
-    report.facts["groups"] = found
+    report.facts.setdefault("groups", {})[where["world"]] = found
 
 
 def _moves(found: list[dict[str, Any]], sizes: list[int], report: Report) -> None:
@@ -110,6 +118,14 @@ def _overlap(found: dict[str, dict[str, list[float]]], size: int, report: Report
     report.facts["overlap"] = found
 
 
+def _trees(found: dict[str, dict[str, float]], size: int, report: Report) -> None:
+    """Many tensors in one call, peaks, and what is compiled or captured."""
+    for name, both in found.items():
+        unit = "B" if name.endswith("peak") else "s"
+        report.rows.append(Row(name, unit, *(both[side] for side in SIDES), {"part": "trees", "bytes": size}))
+    report.facts["trees"] = found
+
+
 def _fuzz(ranks: int, arguments: argparse.Namespace, report: Report) -> None:
     """The random search on the same backend, on both sides, in a process of its own."""
     tool = process.TOOLS / "fuzz_redistribute.py"
@@ -121,6 +137,8 @@ def _fuzz(ranks: int, arguments: argparse.Namespace, report: Report) -> None:
             arguments.backend,
             "--device",
             arguments.device,
+            "--ranks-per-gpu",
+            arguments.ranks_per_gpu,
             "--alone",
             "--limit",
             60,

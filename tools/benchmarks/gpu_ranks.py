@@ -23,13 +23,18 @@ def devices() -> dict[str, Any]:
     return {"devices": names, "torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}
 
 
-def _open(store: Any, turn: object, rank: int, size: int, backend: str, device: str) -> None:
+def _open(
+    store: Any, turn: object, rank: int, size: int, backend: str, device: str, share: int = 1, bound: bool = False
+) -> None:
+    """A world in which so many ranks in a row share a device; bound to that, or not."""
     import torch
     import torch.distributed as dist
 
+    how: dict[str, Any] = {}
     if device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(backend, store=dist.PrefixStore(str(turn), store), rank=rank, world_size=size)
+        torch.cuda.set_device(rank // share)
+        how = {"device_id": torch.device("cuda", rank // share)} if bound else {}
+    dist.init_process_group(backend, store=dist.PrefixStore(str(turn), store), rank=rank, world_size=size, **how)
 
 
 def _store(port: int) -> Any:
@@ -41,10 +46,13 @@ def _store(port: int) -> Any:
 # --- groups
 
 
-def groups(rank: int, size: int, port: int, backend: str, device: str, repeats: int) -> dict[str, dict[str, list]]:
+def groups(
+    rank: int, size: int, port: int, backend: str, device: str, share: int, repeats: int, bound: bool
+) -> dict[str, dict[str, list]]:
     """Groups of this rank, seconds and bytes for making a mesh with views and using each group once, by side.
 
-    Every turn is a world made anew. Used once, for NCCL makes a communicator with the first collective on a group.
+    Every turn is a world made anew. Used once, for NCCL makes a communicator with the first collective on a group, and
+    what it exchanges by with the first all-to-all.
     """
     import torch.distributed as dist
 
@@ -54,7 +62,7 @@ def groups(rank: int, size: int, port: int, backend: str, device: str, repeats: 
     store = _store(port)
     for turn in range(repeats * 2 + 1):
         side = TURNS[turn % 4 - 1] if turn else OVERLAY  # the first warms up
-        _open(store, turn, rank, size, backend, device)
+        _open(store, turn, rank, size, backend, device, share, bound)
         with on(side):
             _use(dist.group.WORLD, device)
             before, begun = memory(device), _now(device)
@@ -87,6 +95,8 @@ def _use(group: Any, device: str) -> None:
     import torch.distributed as dist
 
     dist.all_reduce(torch.ones(1, device=device), group=group)
+    given = torch.ones(group.size(), device=device)
+    dist.all_to_all_single(torch.empty_like(given), given, group=group)
 
 
 def memory(device: str) -> int:
@@ -115,14 +125,16 @@ def _now(device: str) -> float:
 # --- moves
 
 
-def moves(rank: int, size: int, port: int, backend: str, device: str, sizes: list[int], count: int | None) -> list:
+def moves(
+    rank: int, size: int, port: int, backend: str, device: str, share: int, sizes: list[int], count: int | None
+) -> list:
     """As `bench redistribute` measures each pair: both sides in turns, every result checked on every rank."""
     import torch
     import torch.distributed as dist
 
     from . import pairs, redistribute
 
-    _open(_store(port), 0, rank, size, backend, device)
+    _open(_store(port), 0, rank, size, backend, device, share)
     chosen = (pairs.fixed(size) or pairs.fewer(size))[:count]
     meshes: dict[str, dict] = {}
     for side in SIDES:
@@ -138,7 +150,9 @@ def moves(rank: int, size: int, port: int, backend: str, device: str, sizes: lis
 # --- overlap
 
 
-def overlap(rank: int, size: int, port: int, backend: str, device: str, **how: int) -> dict[str, dict[str, list]]:
+def overlap(
+    rank: int, size: int, port: int, backend: str, device: str, share: int, **how: int
+) -> dict[str, dict[str, list]]:
     """Seconds of a reduce-scatter over ``fsdp`` and an all-gather over ``ep``, two axes over the same ranks.
 
     On stock each axis has a group. Under the overlay they have two under ``share_groups="names"`` and one under
@@ -148,7 +162,7 @@ def overlap(rank: int, size: int, port: int, backend: str, device: str, **how: i
 
     store, found = _store(port), {key: {name: [] for name in BOTH_WAYS} for key in (STOCK, NAMES, SHARED)}
     for turn, key in enumerate([*found, *reversed(found)]):  # so that a machine that gets slower is fair to all
-        _open(store, turn, rank, size, backend, device)
+        _open(store, turn, rank, size, backend, device, share)
         with on(STOCK) if key == STOCK else on(OVERLAY, share_groups=key):
             for name, seconds in _both_ways(device, size, **how).items():
                 found[key][name] += seconds

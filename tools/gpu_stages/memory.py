@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import pairs
+from benchmarks.gpu_trees import peak
 
 from . import RANKS, Check, Found, Run, asked, figures
 from .groups import communicators
@@ -35,21 +36,5 @@ def peaks(mesh: Any, rank: int, shape: tuple[int, int]) -> dict[str, int]:
     for pair in pairs.fewer(RANKS):
         source, target = pairs.source_tensor(pair, flat, shape), pairs.placements(pair.target)
         with torch.no_grad():
-            found[str(pair)] = _peak(functools.partial(source.redistribute, flat, target), mesh.device_type)
+            found[str(pair)] = peak(functools.partial(source.redistribute, flat, target), mesh.device_type)
     return found
-
-
-def _peak(call: Any, device: str) -> int:
-    if device == "cpu":
-        from benchmarks.allocations import allocated
-
-        return allocated([call])[0].peak
-    import torch
-
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before

@@ -47,8 +47,8 @@ def compiled(run: Run) -> Iterator[Found]:
     """A compiled redistribution against eager, with a second shape; and a CUDA graph around one."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # ranks are daemons, which have no children
     os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
-    graph = Check(cuda_graph, needs_gpu=True)
-    yield from asked(run._replace(seconds=90.0), [Check(compiled_against_eager), graph], run.best)
+    checks = [Check(compiled_against_eager), Check(async_tensor_parallelism), Check(cuda_graph, needs_gpu=True)]
+    yield from asked(run._replace(seconds=90.0), checks, run.best)
 
 
 def times(run: Run) -> Iterator[Found]:
@@ -101,6 +101,16 @@ def compiled_against_eager(mesh: Any, rank: int) -> str | None:
             if not torch.allclose(fast(local), eager(local)):
                 wrong.append(f"{source} -> {target}, {rows} rows")
     return "; ".join(wrong) or None
+
+
+def async_tensor_parallelism(mesh: Any, rank: int) -> str | None:
+    """Inductor finds its patterns in a sequence-parallel MLP, forward and backward; running what it makes of them needs
+    several GPUs with links."""
+    import test_async_tp
+
+    wanted = {"fused_all_gather_matmul": 1, "fused_matmul_reduce_scatter": 1}
+    found = test_async_tp.trained(mesh["b"], 0, 2)
+    return None if found == [wanted, wanted] else f"{found}"
 
 
 def cuda_graph(mesh: Any, rank: int) -> str | None:

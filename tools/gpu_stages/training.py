@@ -50,5 +50,9 @@ def losses(mesh: Any, rank: int, steps: int) -> dict[str, list[float]]:
         dist.all_reduce(total, group=data.get_group())
         found.append(total.item() / data.size())
     state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
+    offloaded = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    for name, value in offloaded.items():  # on the first rank
+        if value.device.type != "cpu" or not value.equal(state[name].cpu()):
+            raise AssertionError(f"{name} is another one when it is offloaded")
     found.append(sum(value.double().square().sum().item() for value in state.values()))
     return {"losses": found[:-1], "squares of the weights": found[-1:]}

@@ -21,7 +21,12 @@ BYTES = ("float8_e4m3fn", "float8_e5m2", "bool", "complex64", "complex128", "int
 
 def transfer(run: Run, backend: str = "gloo") -> Iterator[Found]:
     checks = [Check(casts), Check(plain_tensors), Check(subsets), Check(pieces), Check(budgets), Check(pending_sums)]
-    checks += [Check(used_and_freed_at_once), Check(on_a_stream, needs_gpu=True), Check(part_of_the_mesh)]
+    checks += [
+        Check(wrong_on_one_rank),
+        Check(used_and_freed_at_once),
+        Check(on_a_stream, needs_gpu=True),
+        Check(part_of_the_mesh),
+    ]
     yield from asked(run, checks, backend)
 
 
@@ -183,6 +188,22 @@ def pending_sums(mesh: Any, rank: int) -> str | None:
     with Transfer({"w": source}, {"w": target}, budget=30_000) as sync:
         sync.run()
     return None if _same(target.to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
+
+
+def wrong_on_one_rank(mesh: Any, rank: int) -> str | None:
+    """Said on all ranks, before anything is sent, where they ask one another how many exchanges there are."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    import torch_overlay
+
+    local = torch.ones(65 if rank == 1 else 64, 32, device=mesh.device_type)
+    placed = (Shard(0), Shard(0))
+    bad = DTensor.from_local(local, mesh, placed, run_check=False, shape=(256, 32), stride=(32, 1))
+    try:
+        torch_overlay.redistribute([bad], placements=Replicate(), budget=10_000)
+    except (RuntimeError, ValueError) as error:
+        return None if "has shape (65, 32) on rank 1" in str(error) else str(error)
+    return "no error"
 
 
 def used_and_freed_at_once(mesh: Any, rank: int) -> str | None:
