@@ -303,14 +303,15 @@ class TransferCases:
         store.set("they gave up", "")
 
     def test_large_pieces_are_not_packed(self):
-        """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones."""
+        """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones, and in the
+        memory of the tensors, whatever device is the default."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         wholes = [torch.arange(1 << 20).reshape(1 << n, -1) + n for n in (8, 10, 12)]
         for before, after in (((S(0), S(1)), (R, R)), ((S(0), R), (S(1), S(1))), ((R, S(1)), (S(0), S(0)))):
             source = [distribute_tensor(whole, mesh, before, src_data_rank=None) for whole in wholes]
             target = [distribute_tensor(whole * 0, mesh, after, src_data_rank=None) for whole in wholes]
             for budget in (1 << 28, 1 << 24):
-                with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+                with torch_overlay.Transfer(source, target, budget=budget) as transfer, torch.device("meta"):
                     (memory,) = allocated([transfer.run])
                 self.assertTrue(memory.peak < 1 << 24 and memory.kept == 0, (memory, transfer.staging))
                 for found, whole in zip(target, wholes, strict=True):
