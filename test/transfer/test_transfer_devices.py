@@ -47,6 +47,18 @@ def test_a_transfer_asks_where_its_own_tensors_are():
     assert route._device == torch.device("cuda")
 
 
+def test_nobody_is_called_silent_where_others_hear_of_no_failure(monkeypatch):
+    """Where `wait()` orders a stream, as on a GPU, ranks whose peer failed go on, and answer no question about it."""
+    route = object.__new__(Route)
+    route._sources, route._targets, route.ranks, route._runs = [], [], [0, 1], 0
+    route._team, route._meeting = SimpleNamespace(name="team"), object()
+    monkeypatch.setattr("torch_overlay.transfers.route.silent_ranks", lambda *asked: [1])
+    for device, said in (("cpu", "no answer any more from rank 1; "), ("cuda", "")):
+        route.tensors = [SimpleNamespace(source=SimpleNamespace(device=device))]
+        text = f"A Transfer over ranks 0, 1 failed, and no target was written: {said}out of memory."
+        assert str(route._failed(torch.OutOfMemoryError("out of memory"))) == text
+
+
 def test_the_timeout_is_that_of_the_devices_that_a_group_has(monkeypatch):
     """A group for GPUs alone is asked for these, and not for what the host has, or doesn't show yet."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **how: None)

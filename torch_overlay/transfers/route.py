@@ -279,7 +279,9 @@ class Route:
             cause = cause.__cause__
         # Of a fault of its own a rank tells the others, and waits for nobody.
         others = self.ranks if isinstance(cause, RuntimeError) else []
-        silent = [] if self._meeting is None else silent_ranks(self._meeting, others, self._failure)
+        silent: list[int] = []
+        if self._meeting is not None and self._device.type == "cpu":  # else the others met no failure, and say nothing
+            silent = silent_ranks(self._meeting, others, self._failure)
         who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
         return RuntimeError(
             f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
