@@ -303,8 +303,8 @@ class TransferCases:
         store.set("they gave up", "")
 
     def test_large_pieces_are_not_packed(self):
-        """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones, and on the
-        device of the tensors, whatever the default is."""
+        """Whether they lie in one stretch of memory or not, on either side; in exchanges like the small ones, and on
+        the device of the tensors, whatever the default is."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         wholes = [torch.arange(1 << 20).reshape(1 << n, -1) + n for n in (8, 10, 12)]
         for before, after in (((S(0), S(1)), (R, R)), ((S(0), R), (S(1), S(1))), ((R, S(1)), (S(0), S(0)))):

@@ -17,6 +17,7 @@ from torch_overlay.transfers._planner.schedule import Load
 from torch_overlay.transfers.groups import timeout_of
 from torch_overlay.transfers.route import Route
 from torch_overlay.transfers.runs import runs_of
+from torch_overlay.transfers.teams import Team
 from way import needs_package
 
 pytestmark = needs_package
@@ -157,3 +158,6 @@ def test_the_host_waits_at_most_once_in_a_redistribution(monkeypatch, budget, wa
         for _ in range(2):
             found = waited(lambda: torch_overlay.redistribute(tree, other, [Replicate(), Shard(1)], budget=budget))
             waited(torch.stack([each.to_local().sum() for each in found]).sum().backward)
+        said.clear(), reads.clear()
+        assert Team.of(dist.group.WORLD).told("words", torch.device("cpu")) == dict.fromkeys(range(4), "words")
+        assert len(reads) == 2  # how long they are, and what they are

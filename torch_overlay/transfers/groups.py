@@ -137,10 +137,7 @@ def agreed_counts(
         except ValueError as error:
             least, problem = -1, problem or str(error)
         words += [schedule.sent, schedule.received, least]
-    own = torch.tensor(words, device=device)
-    every = own.new_empty(len(team.ranks), len(words))
-    dist.all_gather([*every.unbind()], own, group=team.group)
-    said: list[list[int]] = every.tolist()
+    said: list[list[int]] = team.gathered(torch.tensor(words, device=device)).tolist()
     wrong = [rank for rank, (first, *_) in zip(team.ranks, said) if first]
     if wrong:
         raise RuntimeError(f"Nothing was redistributed: {of_ranks(wrong)} can't.")

@@ -39,15 +39,18 @@ class Team(NamedTuple):
         """Whether nothing is sent, by torch's fake backend."""
         return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
 
+    def gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """The vectors of all ranks, a row each, in the order of their places. Collective."""
+        every = own.new_empty(len(self.ranks), len(own))
+        dist.all_gather([*every.unbind()], own, group=self.group)
+        return every
+
     def told(self, said: Any, device: torch.device) -> dict[int, Any]:
-        """What each rank says, by rank: what JSON takes. Collective."""
+        """What each rank says, by rank: what JSON takes. Collective; the host waits for the device twice."""
         data = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(device)
-        sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in self.ranks]
-        dist.all_gather(sizes, torch.tensor([len(data)], device=device), group=self.group)
-        lengths = [int(size) for size in sizes]
+        lengths = [length for (length,) in self.gathered(torch.tensor([len(data)], device=device)).tolist()]
         padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
         padded[: len(data)] = data
-        every = [torch.empty_like(padded) for _ in self.ranks]
-        dist.all_gather(every, padded, group=self.group)
-        texts = [bytes(each[:length].tolist()) for each, length in zip(every, lengths)]
+        every = self.gathered(padded).tolist()
+        texts = [bytes(each[:length]) for each, length in zip(every, lengths)]
         return {rank: json.loads(text) for rank, text in zip(self.ranks, texts)}
