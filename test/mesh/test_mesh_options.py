@@ -118,3 +118,22 @@ def test_an_axis_for_gpus_beside_a_gloo_world_has_the_backend_that_stock_gives_i
     for asked in (*others, ("gloo", None, "cuda", [0, 1]), (None, Chosen(), "cuda", [0, 1])):
         assert found(*asked) == asked[0]
         assert groups.chosen_backend(*asked) == asked[0]
+
+
+@needs_package
+@pytest.mark.skipif(not hasattr(dist, "ProcessGroupNCCL"), reason="a build of torch without NCCL")
+def test_all_classes_of_nccl_are_torchs_own_and_their_options_are_copied_and_compared():
+    """Those of 2.15, nccl2 and nccl-lazy, too. No GPU is needed to look at them."""
+    from torch_overlay.distributed._group_kind import Kind
+    from torch_overlay.distributed._process_groups import _own
+
+    names = [name for name in dir(dist.distributed_c10d) if name.startswith("ProcessGroupNCCL")]
+    assert all(getattr(dist.distributed_c10d, name).__module__.startswith("torch.") for name in names)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=5)
+    copied = _own(options)
+    assert copied is not options and copied._timeout == options._timeout
+    with fake_world():
+        assert Kind.of(("nccl", copied)) == Kind.of(("nccl", options))
+        copied._timeout = timedelta(seconds=6)
+        assert Kind.of(("nccl", copied)) != Kind.of(("nccl", options))
