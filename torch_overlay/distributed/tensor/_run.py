@@ -179,7 +179,7 @@ def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> L
     """Each member's piece, padded to the length of the longest, in the order of the group."""
     chunk = step.chunk
     pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(coordinate)]
-    blocks, end = in_runs(sorted(pieces)), step.ranks * chunk
+    blocks, end = [(at, box) for at, box in in_runs(sorted(pieces)) if at is not None], step.ranks * chunk
 
     def run(local: torch.Tensor) -> torch.Tensor:
         packed: list[torch.Tensor] = []

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-
-At = TypeVar("At", int, "int | None")
 
 
 class Box(NamedTuple):
@@ -57,14 +54,14 @@ class Box(NamedTuple):
         return None
 
 
-def in_runs(placed: Iterable[tuple[At, Box]]) -> list[tuple[At, Box]]:
+def in_runs(placed: Iterable[tuple[int | None, Box]]) -> list[tuple[int | None, Box]]:
     """The same boxes and where each begins in a flat tensor, with those as one that follow one another there and are
     one box; what has no place stays as it is.
 
     >>> in_runs([(0, Box((0, 0), (2, 3))), (6, Box((2, 0), (1, 3))), (10, Box((3, 0), (1, 3)))])
     [(0, Box(start=(0, 0), length=(3, 3))), (10, Box(start=(3, 0), length=(1, 3)))]
     """
-    found: list[tuple[At, Box]] = []
+    found: list[tuple[int | None, Box]] = []
     end: int | None = None
     for at, box in placed:
         both = found[-1][1].then(box) if at is not None and at == end else None
