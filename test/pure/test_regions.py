@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._planner.boxes import Box, chunk, lengths
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.regions import Box, NotPlanned, Regions, chunk, lengths
 from twins_tensor import cells, coordinates, held, placed, regions
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple).filter(lambda s: math.prod(s) <= 32)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leaving
-from torch_overlay.distributed.tensor._planner.rounds import parts
+from torch_overlay.distributed.tensor._planner.plan import parts
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, ReduceScatter
 from twins_tensor import Case
 

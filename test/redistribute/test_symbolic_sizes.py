@@ -22,7 +22,7 @@ import torch_overlay
 from mesh_harness import fake_world, needs_overlay
 from torch_overlay.distributed.tensor import _symbolic
 from torch_overlay.distributed.tensor._answers import find_answer
-from torch_overlay.distributed.tensor._planner.forms import without_sizes
+from torch_overlay.distributed.tensor._planner.plan import without_sizes
 from torch_overlay.distributed.tensor._program import Program
 from way import merges
 

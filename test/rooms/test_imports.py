@@ -131,7 +131,7 @@ TRIED = [
     (beyond_pure, "distributed/tensor/_planner/cost.py", "from .._redistribute import run\nimport torch", 2),
     (beyond_pure, "distributed/tensor/_planner/new.py", "import torch", 1),
     (beyond_pure, "transfers/_planner/lines.py", "import torch\nfrom ..trees import leaves", 2),
-    (beyond_pure, "transfers/_planner/lines.py", "from ...distributed.tensor._planner.boxes import Box", 0),
+    (beyond_pure, "transfers/_planner/lines.py", "from ...distributed.tensor._planner.regions import Box", 0),
     (beyond_pure, "distributed/device_mesh.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/placement_types.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/_new.py", "import torch", 0),

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import fake_world
-from torch_overlay.distributed.tensor._planner.boxes import Box
+from torch_overlay.distributed.tensor._planner.regions import Box
 from torch_overlay.transfers import full_state
 from torch_overlay.transfers._planner.schedule import Load
 from torch_overlay.transfers.groups import timeout_of

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from flow_twin import least_sent
-from torch_overlay.distributed.tensor._planner.boxes import Box
-from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.regions import Box, Regions
 from torch_overlay.transfers._planner.balance import balance, filled
 from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Large, Load, Schedule, blocks

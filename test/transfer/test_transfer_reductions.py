@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from torch_overlay.distributed.tensor._planner.boxes import Box
-from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.regions import Box, Regions
 from torch_overlay.transfers._planner.reductions import Reduction, phases, place_in
 from twins_tensor import coordinates
 from width import NIGHTLY

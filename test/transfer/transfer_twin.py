@@ -12,8 +12,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from torch_overlay.distributed.tensor._planner.boxes import Box
-from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.regions import Box, Regions
 from torch_overlay.transfers._planner.routes import Move
 from torch_overlay.transfers._planner.schedule import Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side

@@ -139,14 +139,14 @@ def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str
 @contextlib.contextmanager
 def _nothing_known():
     """No plan of another shape is remembered."""
-    from torch_overlay.distributed.tensor._planner import forms
+    from torch_overlay.distributed.tensor._planner import plan as planner_plan
 
-    remembered = forms._forms
-    forms._forms = remembered.__wrapped__
+    remembered = planner_plan._forms
+    planner_plan._forms = remembered.__wrapped__
     try:
         yield
     finally:
-        forms._forms = remembered
+        planner_plan._forms = remembered
 
 
 def _source(pair, mesh, whole: tuple[int, ...]):

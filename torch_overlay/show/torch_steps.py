@@ -24,8 +24,7 @@ from ..compat._mesh_layout import flattened_layout
 from ..compat.tensor import merged, shards_become_terms
 from ..compat.tensor_mesh import without_groups
 from ..distributed._torch_layout import from_torch
-from ..distributed.tensor._planner.boxes import chunk
-from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.regions import Regions, chunk
 from ..distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,

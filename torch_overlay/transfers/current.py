@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from ..distributed.tensor._planner.boxes import Box
+    from ..distributed.tensor._planner.regions import Box
     from .descriptions import Layout
     from .place import Place
     from .teams import Team

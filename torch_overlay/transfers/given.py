@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ..distributed.tensor._planner.boxes import Box
+from ..distributed.tensor._planner.regions import Box
 from .trees import leaves
 
 if TYPE_CHECKING:

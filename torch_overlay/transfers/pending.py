@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ..distributed.tensor._planner.boxes import Box
-    from ..distributed.tensor._planner.regions import Regions
+    from ..distributed.tensor._planner.regions import Box, Regions
     from ._planner.reductions import Reduction
 
 _OPS = {

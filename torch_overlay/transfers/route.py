@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from ..distributed.tensor._planner.boxes import Box
+    from ..distributed.tensor._planner.regions import Box
     from .given import Given, Names
     from .meeting import Meeting
     from .runs import Locals

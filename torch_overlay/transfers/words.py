@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..distributed.tensor._planner.boxes import Box
-from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.regions import Box, Regions
 from .descriptions import SIDES, Description, Layout
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._answers import Answer, Fallback, find_answer
-from torch_overlay.distributed.tensor._planner.forms import without_sizes
+from torch_overlay.distributed.tensor._planner.plan import without_sizes
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather
 from torch_overlay.distributed.tensor._question import Question

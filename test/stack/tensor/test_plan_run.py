@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_overlay.distributed.tensor._joint_groups import Group
 from torch_overlay.distributed.tensor._pack import assembled, part
-from torch_overlay.distributed.tensor._planner.boxes import Box
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,

@@ -19,8 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from .._mesh_state import shared_state
 from .._shared_state import Remembered, states
 from ._planner.cost import collectives
-from ._planner.forms import shared_plan
-from ._planner.plan import flatten_call
+from ._planner.plan import flatten_call, shared_plan
 from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
 from ._program import Program, make_program, tell

@@ -29,14 +29,14 @@ from ._pack import (
     unpacking,
     view_of,
 )
-from ._planner.boxes import in_runs
 from ._planner.grids import grids
+from ._planner.regions import in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ._joint_groups import Group
-    from ._planner.boxes import Box
+    from ._planner.regions import Box
     from ._planner.steps import AllToAll, Piece
 
 _functional = torch.ops._c10d_functional

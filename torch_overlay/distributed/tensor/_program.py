@@ -16,10 +16,8 @@ from .._torch_profiler import profiler, spanned  # overlay only
 from ._joint_groups import AtHand, Group, at_hand, gone
 from ._pack import MOVED
 from ._planner.cost import Cost, collectives
-from ._planner.forms import shared_plan
-from ._planner.plan import line
+from ._planner.plan import in_one_round, line, shared_plan
 from ._planner.regions import NotPlanned
-from ._planner.rounds import in_one_round
 from ._planner.steps import (
     AllGather,
     AllReduce,
@@ -42,8 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
     from ._pack import Local
-    from ._planner.boxes import Box
-    from ._planner.regions import Regions
+    from ._planner.regions import Box, Regions
     from ._question import Question
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from ._exchange import (
     swap,
 )
 from ._pack import Local, Place, joined, part
-from ._planner.boxes import Box
-from ._planner.rounds import parts
+from ._planner.plan import parts
+from ._planner.regions import Box
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

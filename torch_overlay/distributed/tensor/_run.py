@@ -30,8 +30,8 @@ from ._pack import (
     part,
     unpacking_in_place,
 )
-from ._planner.boxes import in_runs
 from ._planner.grids import grids
+from ._planner.regions import in_runs
 from ._planner.steps import (
     AllGather,
     AllReduce,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ._joint_groups import Group
-    from ._planner.boxes import Box
+    from ._planner.regions import Box
 
 _functional = torch.ops._c10d_functional
 

@@ -16,14 +16,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from ._pack import MOVED, Local
-from ._planner.boxes import chunk
-from ._planner.regions import cut_last
+from ._planner.regions import chunk, cut_last
 from ._planner.steps import AllGather, AllToAll, Collective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._planner.boxes import Box
+    from ._planner.regions import Box
     from ._planner.steps import ReduceScatter, Step
     from ._question import Question
 

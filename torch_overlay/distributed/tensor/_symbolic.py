@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ._planner.forms import on_shape, plan_and_parts, rounded_parts, step_on_shape, without_sizes
+from ._planner.plan import in_one_round, on_shape, plan_and_parts, rounded_parts, step_on_shape, without_sizes
 from ._planner.regions import NotPlanned
-from ._planner.rounds import in_one_round
 from ._planner.steps import AllToAll
 from ._program import Program, make_program, tell
 from ._question import SYMBOLIC, Question
@@ -158,7 +157,7 @@ def _guard_kind(trace: Trace, rounded: Sequence[int]) -> None:
     """Ask for guards that only sizes of the traced kind meet.
 
     Multiples of `rounded` have the plan of their bytes rounded to a power of two, others that of their own bytes (see
-    forms.py). So with more elements the plan may change, and change back at the next multiple. For example, (R, S0, S1)
+    plan.py). So with more elements the plan may change, and change back at the next multiple. For example, (R, S0, S1)
     to (S1, R, R) on (2, 2, 2), whose plans cut evenly what is a multiple of (2, 4), and where multiples of (8, 8) are
     rounded: 64 x 3076 and 64 x 6148 have one plan, and 64 x 6144 between them that of 64 x 8192. So a trace for
     64 x 3072 is guarded on both sizes being multiples of 8, and on at most the elements of 120 x 3072, since 128 x 3072

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ...distributed.tensor._planner.boxes import Box
+    from ...distributed.tensor._planner.regions import Box
     from .routes import Move
     from .sides import Coordinate
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ...distributed.tensor._planner.boxes import Box
+from ...distributed.tensor._planner.regions import Box
 from .lines import grain_of
 from .routes import Piece, Routes
 

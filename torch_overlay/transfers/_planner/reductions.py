@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...distributed.tensor._planner.boxes import Box
 from ...distributed.tensor._planner.moves import cut_toward
+from ...distributed.tensor._planner.regions import Box
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...distributed.tensor._planner.boxes import Box
+from ...distributed.tensor._planner.regions import Box
 from .balance import Class
 from .lines import Line
 

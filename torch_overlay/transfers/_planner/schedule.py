@@ -18,7 +18,7 @@ from bisect import bisect_right
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...distributed.tensor._planner.boxes import Box
+from ...distributed.tensor._planner.regions import Box
 from .balance import balance
 from .routes import Move
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ...distributed.tensor._planner.boxes import Box
-    from ...distributed.tensor._planner.regions import Regions
+    from ...distributed.tensor._planner.regions import Box, Regions
 
 Coordinate = tuple[int, ...]
 

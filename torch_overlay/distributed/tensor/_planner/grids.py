@@ -19,7 +19,7 @@ from .steps import AllGather, AllToAll, ReduceScatter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .boxes import Box
+    from .regions import Box
 
 
 class Grid(NamedTuple):

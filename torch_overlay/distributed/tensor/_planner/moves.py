@@ -11,16 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .boxes import lengths, longest, same_pieces
 from .cost import EXCHANGE, arriving, arriving_by, collectives
+from .regions import lengths, longest, same_pieces
 from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from .cost import Cost
-    from .groups import Groups
+    from .cost import Cost, Groups
     from .regions import Regions
 
 Parts = Sequence[frozenset[int]]

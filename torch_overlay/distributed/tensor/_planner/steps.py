@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .boxes import Box
+from .regions import Box
 from .senders import Diagonal, Exchange
 
 if TYPE_CHECKING:
