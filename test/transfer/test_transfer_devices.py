@@ -79,8 +79,8 @@ def test_one_strided_block_slows_no_dense_one(monkeypatch):
     its own. On the CPU, which copies one by one, all go by one call."""
     lists = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda *both: lists.append(both))
-    loads = [Load(number, Box((0, 0), length), at) for number, length, at in ((0, (2, 4), 0), (1, (4, 2), 32))]
-    loads.append(Load(2, Box((1, 0), (3, 4)), 64))
+    loads = [Load((number,), Box((0, 0), length), at, 0) for number, length, at in ((0, (2, 4), 0), (1, (4, 2), 32))]
+    loads.append(Load((2,), Box((1, 0), (3, 4)), 64, 0))
     for device, dense in (("meta", [[True, True], [False]]), ("cpu", [[True, False, True]])):
         locals_ = [torch.zeros(4, 4, dtype=torch.int32, device=device) for _ in range(3)]
         (run,) = runs_of(loads, locals_, [None] * 3)
