@@ -98,7 +98,10 @@ class VllmCases:
 
             door.register()
             door.register()  # vLLM may load a plugin again
-            store = dist.FileStore(os.path.join(tempfile.gettempdir(), f"calls{address.rpartition(':')[2]}"), 8)
+            path = os.path.join(tempfile.gettempdir(), f"calls{address.rpartition(':')[2]}")
+            store = dist.FileStore(path, 8)
+            if self.rank == 0:
+                self.addCleanup(os.unlink, path)  # when all have left
             store.set_timeout(timedelta(seconds=30))  # where the other side failed
             model = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
             shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}
