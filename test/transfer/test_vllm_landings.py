@@ -71,6 +71,7 @@ class Odd(torch.nn.Module):
         for name in (*names, "one", "other", "beside"):
             self.add_module(name, torch.nn.Module())
             self.get_submodule(name).weight = torch.nn.Parameter(torch.zeros(4, 4), requires_grad=False)
+        self.cast.weight.data = self.cast.weight.data.bfloat16()
         self.beside.bias = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
         self.refuses = False
 
@@ -137,6 +138,121 @@ def test_what_is_more_than_a_cut_comes_whole():
     for name, weight in got.items():
         wanted = model.get_submodule(name).weight
         assert torch.allclose(weight, wanted, rtol=1e-2) and (name == "cast" or torch.equal(weight, wanted)), name
+
+
+class Sly(torch.nn.Module):
+    """Loaders that do more than they seem to."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(4, 4), requires_grad=False) for _ in range(2))
+        self.numbers = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.int32), requires_grad=False)
+        self.kept = None
+
+    def load_weights(self, weights):
+        for name, loaded in weights:
+            getattr(self, f"load_{name}")(self.a.data, loaded)
+
+    def load_then_changed(self, a, w):
+        a.copy_(w)
+        a.copy_(-torch.exp(a))  # as composed loaders do
+
+    def load_then_scaled(self, a, w):
+        a.copy_(w)
+        a.mul_(2)
+
+    def load_then_cut(self, a, w):
+        a.copy_(w)
+        a[2:].zero_()
+
+    def load_passed_on(self, a, w):
+        a.copy_(w)
+        self.b.data.copy_(a)
+
+    def load_scaled_before(self, a, w):
+        w.mul_(2)
+        a.copy_(w)
+
+    def load_copy_changed(self, a, w):
+        w = w.clone()
+        w += 1
+        a.copy_(w)
+
+    def load_row_moved(self, a, w):
+        w[0] = w[1]
+        a.copy_(w)
+
+    def load_by_out(self, a, w):
+        torch.mul(w, 2, out=w)
+        a.copy_(w)
+
+    def load_twice(self, a, w):
+        a[:3].copy_(w[:3])
+        a[1:].copy_(w[1:])
+
+    def load_rounded(self, a, w):
+        a.copy_(w.half())
+
+    def load_truncated(self, a, w):
+        a.copy_(w.to(torch.int32))
+
+    def load_as_numbers(self, a, w):
+        self.numbers.data.copy_(w)
+
+    def load_as_bits(self, a, w):
+        self.numbers.data.copy_(w.view(torch.int32))
+
+    def load_kept(self, a, w):
+        self.kept = w[1:]
+
+    def load_put(self, a, w):
+        self.a = torch.nn.Parameter(w, requires_grad=False)
+
+
+@pytest.mark.parametrize("name", [name.removeprefix("load_") for name in vars(Sly) if name.startswith("load_")][1:])
+def test_what_a_loader_changes_comes_whole(name):
+    model = Sly()
+    found = landings(model.load_weights, model, metas_of({name: (4, 4)}))
+    assert not found.direct and set(found.whole) == {name}
+
+
+def test_a_padded_row_may_be_filled_beside_what_lands():
+    """But not what landed: the value there would be another one."""
+    model = Sly()
+
+    def load(weights, rows):
+        for _, loaded in weights:
+            model.a.data[:3].copy_(loaded)
+            model.a.data[rows:].fill_(0)
+
+    for rows, direct in ((3, True), (2, False)):
+        found = landings(lambda weights, rows=rows: load(weights, rows), model, metas_of({"w": (3, 4)}))
+        assert bool(found.direct) == direct
+
+
+def test_places_that_overlap_come_whole_and_so_do_all_modules_concerned():
+    model = torch.nn.ModuleDict({name: Sly() for name in ("one", "two", "three")})
+
+    def load(weights):
+        for name, loaded in weights:
+            if name == "x":  # in two modules
+                model.one.a.data.copy_(loaded)
+                model.two.a.data.copy_(loaded)
+            elif name == "y":
+                model.one.b.data.copy_(loaded * 2)
+            elif name == "z":
+                model.two.b.data.copy_(loaded)
+            elif name in ("top", "low"):
+                model.three.a.data[slice(0, 3) if name == "top" else slice(2, 4)].copy_(loaded)
+            else:  # columns beside one another share rows of memory, and no element
+                model.three.b.data[:, slice(0, 2) if name == "left" else slice(2, 4)].copy_(loaded)
+
+    shapes = {"x": (4, 4), "y": (4, 4), "z": (4, 4), "top": (3, 4), "low": (2, 4), "left": (4, 2), "right": (4, 2)}
+    found = landings(load, model, metas_of({name: shapes[name] for name in ("left", "right")}))
+    assert set(found.direct) == {"left", "right"}
+    found = landings(load, model, metas_of(shapes))
+    assert not found.direct and set(found.whole) == set(shapes)
+    assert found.whole["top"] == "another tensor goes to the same memory"
 
 
 @pytest.mark.parametrize("name", ["looked_at", "refused"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
@@ -48,9 +48,20 @@ def _aborted_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
     The abort of one communicator may wait for work that only the abort of another one ends. A group call of the caller
     (ncclGroupStart) doesn't help: it is of its thread, and ProcessGroupNCCL aborts in another one.
     """
-    with ThreadPoolExecutor(max(len(groups), 1)) as pool:
-        ended = [pool.submit(group.abort) for group in groups]
-    return [error for error in [each.exception() for each in ended] if error is not None]
+    failed: list[BaseException] = []
+
+    def abort(group: ProcessGroup) -> None:
+        try:
+            group.abort()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=abort, args=(group,)) for group in groups]  # no pool: it ends before exit handlers run
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failed
 
 
 def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:

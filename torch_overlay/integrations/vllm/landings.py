@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _COPIES = (_aten._to_copy.default, _aten.clone.default)
+_FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
+_CASTS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # which a transfer makes of one another
 
 
 class Meta(NamedTuple):
@@ -54,12 +56,16 @@ class Landings(NamedTuple):
     direct: dict[str, tuple[Landing, ...]]
     whole: dict[str, str]
 
-    def without(self, memory: set[int], why: str) -> None:
-        """Let all come whole of which some lands in this memory, as `keys` gives it."""
+    def without(self, memory: set[int], why: str) -> set[int]:
+        """Let all come whole of which some lands in this memory, as `keys` gives it; returns all memory of these."""
+        also = set[int]()
         for name, boxes in list(self.direct.items()):
-            if memory.intersection([_key(view) for _, view in boxes]):
+            its = {_key(view) for _, view in boxes}
+            if memory & its:
                 self.whole[name] = why
                 del self.direct[name]
+                also |= its
+        return also
 
 
 class _Source(NamedTuple):
@@ -78,47 +84,71 @@ def landings(load: Load, model: torch.nn.Module, metas: Iterable[Meta]) -> Landi
     """
     memory, found, written = keys(model), Landings({}, {}), set[int]()
     for meta in metas:
-        tensor = torch.empty(meta.shape, dtype=meta.dtype, device="meta")
-        recorder = _Recorder(tensor, memory)
+        recorder = _Recorder(torch.empty(meta.shape, dtype=meta.dtype, device="meta"), memory)
         try:
             with recorder, torch.no_grad():
-                load([(meta.name, tensor)])
+                load([(meta.name, recorder.tensor)])
         except Exception as error:
             recorder.why = recorder.why or f"its loader ends with {type(error).__name__}: {error}"
+            written |= memory
+        if recorder.is_kept or keys(model) != memory:
+            recorder.why = recorder.why or "its loader keeps it"
             written |= memory
         if recorder.why is not None:
             found.whole[meta.name] = recorder.why
             written |= recorder.written
         elif recorder.landings:
             found.direct[meta.name] = tuple(recorder.landings)
-    for name in _shared(found.direct):
-        found.whole[name] = "another tensor goes to the same memory"
-        written |= {_key(view) for _, view in found.direct.pop(name)}
+    written |= found.without(_shared(found.direct), "another tensor goes to the same memory")
     beside(found, model, written)
     return found
 
 
 def beside(found: Landings, model: torch.nn.Module, written: set[int]) -> None:
-    """Let come whole what goes to a module of which some memory is written by what comes whole."""
-    for module in model.modules():
-        own = keys(module, recurse=False)
-        if own & written:
-            found.without(own, "another tensor of its module comes whole")
+    """Let come whole what goes to a module of which some memory is written by what comes whole, and so on."""
+    modules = [keys(module, recurse=False) for module in model.modules()]
+    more = written
+    while more:
+        own = set().union(*[each for each in modules if each & more])
+        more = found.without(own, "another tensor of its module comes whole")
+
+
+def _shared(direct: dict[str, tuple[Landing, ...]]) -> set[int]:
+    """The memory of which some place belongs to two landings: the loader says in which order."""
+    found = set[int]()
+    open_: list[torch.Tensor] = []
+    views = [view for boxes in direct.values() for _, view in boxes]
+    for view in sorted(views, key=lambda view: (_key(view), view.storage_offset())):
+        open_ = [other for other in open_ if _key(other) == _key(view) and _end(other) > view.storage_offset()]
+        if any(_meet(other, view) for other in open_):
+            found.add(_key(view))
+        open_.append(view)
+    return found
+
+
+def _end(view: torch.Tensor) -> int:
+    """Where a view ends in its memory, in elements."""
+    return view.storage_offset() + 1 + sum([(n - 1) * step for n, step in zip(view.shape, view.stride())])
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two views have an element in common, or may have."""
+    if _key(one) != _key(other) or _end(one) <= other.storage_offset() or _end(other) <= one.storage_offset():
+        return False
+    if one.stride() != other.stride():
+        return True
+    left = [one.storage_offset(), other.storage_offset()]
+    for step, *lengths in sorted(zip(one.stride(), one.shape, other.shape), reverse=True):
+        starts = [at // step if step else 0 for at in left]
+        left = [at - start * step for at, start in zip(left, starts)]
+        if starts[0] + lengths[0] <= starts[1] or starts[1] + lengths[1] <= starts[0]:
+            return False
+    return True
 
 
 def keys(module: torch.nn.Module, recurse: bool = True) -> set[int]:
     """The memory of a module."""
     return {_key(tensor) for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
-
-
-def _shared(direct: dict[str, tuple[Landing, ...]]) -> set[str]:
-    """The tensors of which some land where others do: the loader says in which order."""
-    owners: dict[object, set[str]] = {}
-    for name, boxes in direct.items():
-        for _, view in boxes:
-            place = _key(view), view.storage_offset(), tuple(view.shape), view.stride()
-            owners.setdefault(place, set()).add(name)
-    return set().union(*[names for names in owners.values() if len(names) > 1])
 
 
 class _Recorder(TorchDispatchMode):
@@ -132,36 +162,47 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, tensor: torch.Tensor, memory: set[int]) -> None:
         super().__init__()
+        self.tensor = tensor
         self.landings: list[Landing] = []
         self.why: str | None = None
         self.written: set[int] = set()
         self._shape, self._memory = tuple(tensor.shape), memory
-        self._alive = [tensor]  # else its memory might be another tensor's
+        self._copies: list[torch.Tensor] = []  # alive, else their memory might be another tensor's
         self._whole = _Source(self._shape, tensor.stride(), 0)
         self._known = {_key(tensor): self._whole}
+        self._users = _users(tensor)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the loader still has a view of the tensor or of a copy."""
+        return any(_users(tensor) > self._users for tensor in (self.tensor, *self._copies))
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        known = [tensor for tensor in tensors if _key(tensor) in self._known]
-        written = args[0] if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) else None
-        if written is not None:
-            self.written.add(_key(written))
-        if func is _aten.copy_.default and known and written is not known[0]:
-            self._copied(written, args[1])  # type: ignore[arg-type]
-            return written
-        if written is not None and _key(written) in self._memory:
-            if known:
-                self.why = self.why or f"its loader calls {func}"
-            return written  # nothing of the model changes now
+        known = any(_key(leaf) in self._known for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf))
+        written = _written(func, args, kwargs)
+        self.written |= {_key(tensor) for tensor in written}
+        if func is _aten.copy_.default and _key(args[1]) in self._known and _key(args[0]) not in self._known:
+            self._copied(args[0], args[1])
+            return args[0]
+        if any(_key(tensor) in self._known for tensor in written):
+            self._unknown(func)  # it changes what comes
+        elif any(_key(tensor) in self._memory for tensor in written):
+            if known or func not in _FILLS or any(_meet(args[0], view) for _, view in self.landings):
+                self._unknown(func)
+            return written[0]  # nothing of the model changes now
         if func in _COPIES and known:
             return self._copy(args[0], kwargs.get("dtype"))
         result = func(*args, **kwargs)
-        if known and not all(_key(leaf) in self._known for leaf in tree_leaves(result) if _is_tensor(leaf)):
-            self.why = self.why or f"its loader calls {func}"
+        made = [leaf for leaf in tree_leaves(result) if _is_tensor(leaf)]
+        if known and (func is _aten.view.dtype or not all(_key(leaf) in self._known for leaf in made)):
+            self._unknown(func)
         return result
+
+    def _unknown(self, func: Any) -> None:
+        self.why = self.why or f"its loader calls {func}"
 
     def _copy(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         """A copy, of another type or on another device perhaps, stands for what it was made from."""
@@ -172,15 +213,19 @@ class _Recorder(TorchDispatchMode):
         else:
             self.why = self.why or "its loader copies it twice"
             self._known[_key(made)] = source
-        self._alive.append(made)
+        self._copies.append(made)
         return made
 
     def _copied(self, target: torch.Tensor, view: torch.Tensor) -> None:
-        box = self._box(view)
+        box, types = self._box(view), (self.tensor.dtype, target.dtype)
         if _key(target) not in self._memory:
             self.why = self.why or "its loader copies it to memory that isn't the model's"
+        elif view.dtype not in types or (types[0] != types[1] and not set(types).issubset(_CASTS)):
+            self.why = self.why or "its loader makes another type of it"
         elif box is None or target.shape != view.shape:
             self.why = self.why or "its loader takes elements that make no box"
+        elif any(_meet(target, other) for _, other in self.landings):
+            self.why = self.why or "its loader writes one place twice"
         elif view.numel():
             start, dims = box
             self.landings.append(Landing(start, _in_order(torch.Tensor.detach(target), dims, len(self._shape))))
@@ -220,9 +265,24 @@ def _in_order(view: torch.Tensor, dims: Sequence[int | None], ndim: int) -> torc
     return view
 
 
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a function changes, as its schema says."""
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            found += [leaf for leaf in tree_leaves(given) if _is_tensor(leaf)]
+    return found
+
+
 def _is_tensor(leaf: object) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _users(tensor: torch.Tensor) -> int:
+    """How many tensors have its memory, and a constant more."""
+    return int(torch._C._storage_Use_Count(_key(tensor)))

@@ -100,7 +100,11 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
             self.client.start_weight_update()
 
         def send() -> None:
-            transfer.bind(source=self._pieces())
+            try:
+                transfer.bind(source=self._pieces())
+            except BaseException:
+                self.shutdown()  # else the others would wait for this rank until their timeout
+                raise
             transfer.run()
 
         self._beside(lambda: self.client.update_weights({}), send)
@@ -120,15 +124,18 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         if not self.is_sender:
             work()
             return
+        failed: Exception | None = None
         with ThreadPoolExecutor(1, "torch_overlay vllm") as pool:
             called: Future[object] = pool.submit(call)
             try:
                 work()
             except Exception as error:
-                if called.done() and called.exception() is not None:
-                    raise called.exception() from error  # type: ignore[misc]
-                raise
-            called.result()
+                failed = error
+        if failed is not None and called.exception() is None:
+            raise failed
+        if failed is not None:
+            raise called.exception() from failed  # type: ignore[misc]
+        called.result()
 
     def _pieces(self) -> dict[str, Any]:
         metas = {meta.name: meta for meta in self.source.metadata}  # type: ignore[union-attr]

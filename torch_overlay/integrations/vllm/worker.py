@@ -85,6 +85,13 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Meet the trainers and plan; called once on each worker, while the trainers' engines are made."""
         if self._transfer is not None:
             raise RuntimeError("The engine 'torch_overlay' is initialized already; shut it down before.")
+        try:
+            self._join(init_info)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _join(self, init_info: InitInfo) -> None:
         metas = init_info.metas
         self._found = self._landings(metas)
         self._whole = {
@@ -107,9 +114,12 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             return Landings({}, {meta.name: "the model is quantized" for meta in metas})
         found = landings(self.model.load_weights, self.model, metas)  # type: ignore[operator, arg-type]
         anew = [keys(module) for module in self.model.modules() if lays_out_anew(module)]
-        for memory in anew:
-            found.without(memory, "vLLM makes something of it after loading")
-        beside(found, self.model, set().union(*anew))
+        written = set().union(*anew)
+        written |= found.without(written, "vLLM makes something of it after loading")
+        params = (*self.model.parameters(), *self.model.buffers())
+        away = {tensor.untyped_storage()._cdata for tensor in params if tensor.device.type != self.device.type}
+        written |= found.without(away, f"it belongs to another device than {self.device}")
+        beside(found, self.model, written)
         return found
 
     def _say(self, metas: list[Meta]) -> None:
