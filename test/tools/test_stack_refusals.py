@@ -205,7 +205,7 @@ def test_a_name_that_no_new_file_of_ours_has_is_refused(tmp_path):
     pure = dataclasses.replace(MESSAGES[0], name="pure", rows=(), tests=(), files=("tensor/_planner/regions.py",))
     tree = Tree.at(small_tree(tmp_path))
     files = Prefix(tree, [pure]).files()
-    assert {"boxes.py", "__init__.py"} == {pathlib.PurePath(path).name for path in files}
+    assert {"regions.py", "__init__.py"} == {pathlib.PurePath(path).name for path in files}
     with pytest.raises(StackError, match=r"pure\.md: 'Files:' names nowhere\.py"):
         Prefix(tree, [dataclasses.replace(pure, files=("nowhere.py",))]).files()
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import pathlib
 import tempfile
 import types
 from datetime import timedelta
@@ -101,7 +102,7 @@ class VllmCases:
             path = os.path.join(tempfile.gettempdir(), f"calls{address.rpartition(':')[2]}")
             store = dist.FileStore(path, 8)
             if self.rank == 0:
-                self.addCleanup(os.unlink, path)  # when all have left
+                self.addCleanup(pathlib.Path(path).unlink, missing_ok=True)  # when all have left, who may do so, too
             store.set_timeout(timedelta(seconds=30))  # where the other side failed
             model = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
             shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}
