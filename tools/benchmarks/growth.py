@@ -50,7 +50,7 @@ def _first(count: int, processes: int, report: Report) -> None:
             found[side].append(process.fresh("growth:first", side=side, count=count))
     best = {side: [min(times) for times in zip(*rounds)] for side, rounds in found.items()}
     slow = []
-    for cut, number in zip(SHAPES, itertools.count()):
+    for number, cut in enumerate(SHAPES):
         some = {side: best[side][number :: len(SHAPES)] for side in SIDES}
         for what, pick in (("median", lambda times: sorted(times)[len(times) // 2]), ("worst", max)):
             report.rows.append(Row(f"{FIRST}, {what}", "s", *[pick(some[side]) for side in SIDES], {"shards": cut}))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -52,7 +53,28 @@ class Block(NamedTuple):
         return there(locals_[self.tensor]).as_strided(*self[1:])
 
 
-class Run(NamedTuple):
+class _Copies:
+    """Blocks that one call copies, and where they lie in a buffer of bytes."""
+
+    __slots__ = ()
+    blocks: list[Block]
+
+    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks into the buffer."""
+        views = [block.of(locals_) for block in self.blocks]
+        copy_all(self._inside(buffer, views), views, self.blocks)
+
+    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks out of the buffer."""
+        views = [block.of(locals_) for block in self.blocks]
+        copy_all(views, self._inside(buffer, views), self.blocks)
+
+    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Run(_Copies):
     """Blocks of one width that follow one another in a buffer.
 
     Attributes:
@@ -65,41 +87,26 @@ class Run(NamedTuple):
     width: torch.dtype
     blocks: list[Block]
 
-    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
-        """Copy the blocks into the buffer."""
-        views, inside = self._both(locals_, buffer)
-        copy_all(inside, views, self.blocks)
-
-    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
-        """Copy the blocks out of the buffer."""
-        views, inside = self._both(locals_, buffer)
-        copy_all(views, inside, self.blocks)
-
-    def _both(self, locals_: Locals, buffer: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        views = [block.of(locals_) for block in self.blocks]
+    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
         flat = buffer.narrow(0, self.at, self.size).view(self.width)
-        return views, torch._C._nn.unflatten_dense_tensors(flat, views)
+        return torch._C._nn.unflatten_dense_tensors(flat, views)  # type: ignore[no-any-return]
 
 
-class Spread(NamedTuple):
-    """Blocks of one width whose parts lie in several messages: each pair shows one in its tensor and in the buffer."""
+@dataclass(slots=True)
+class Spread(_Copies):
+    """Blocks of one width whose parts lie in several messages.
+
+    Attributes:
+        places: of each block, where its parts lie in the buffer, as one that has elements of this width.
+    """
 
     width: torch.dtype
-    pairs: list[tuple[Block, Block]]
+    blocks: list[Block]
+    places: list[Block]
 
-    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
-        """Copy the blocks into the buffer."""
-        views, inside = self._both(locals_, buffer)
-        torch._foreach_copy_(inside, views)
-
-    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
-        """Copy the blocks out of the buffer."""
-        views, inside = self._both(locals_, buffer)
-        torch._foreach_copy_(views, inside)
-
-    def _both(self, locals_: Locals, buffer: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        flat = buffer.view(self.width)
-        return [block.of(locals_) for block, _ in self.pairs], [inside.of([flat]) for _, inside in self.pairs]
+    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        flat = [buffer.view(self.width)]
+        return [place.of(flat) for place in self.places]
 
     @staticmethod
     def pair(load: Load, number: int, local: torch.Tensor, width: torch.dtype) -> tuple[Block, Block]:
@@ -176,7 +183,7 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
             last = found[-1] if found else None
             if last is not None and last.width == width and last.at + last.size == at:
                 last.blocks.append(block)
-                found[-1] = last._replace(size=last.size + size)
+                last.size += size
             else:
                 found.append(Run(at, size, width, [block]))
-    return [*found, *[Spread(width, pairs) for width, pairs in spread.items()]]
+    return [*found, *[Spread(width, *map(list, zip(*pairs))) for width, pairs in spread.items()]]

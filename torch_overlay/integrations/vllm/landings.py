@@ -14,6 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torch_overlay.transfers.descriptions import CASTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 _COPIES = (_aten._to_copy.default, _aten.clone.default)
 _FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
-_CASTS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # which a transfer makes of one another
 
 
 class Meta(NamedTuple):
@@ -220,7 +221,9 @@ class _Recorder(TorchDispatchMode):
         box, types = self._box(view), (self.tensor.dtype, target.dtype)
         if _key(target) not in self._memory:
             self.why = self.why or "its loader copies it to memory that isn't the model's"
-        elif view.dtype not in types or (types[0] != types[1] and not set(types).issubset(_CASTS)):
+        elif view.dtype not in types or (
+            types[0] != types[1] and not CASTS.issuperset([str(each)[6:] for each in types])
+        ):
             self.why = self.why or "its loader makes another type of it"
         elif box is None or target.shape != view.shape:
             self.why = self.why or "its loader takes elements that make no box"

@@ -11,6 +11,7 @@ from vllm.distributed.weight_transfer.base import Shard, TrainerInitInfo, Traine
 import torch_overlay
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfer import BUDGET
+from torch_overlay.transfers._planner.sides import Ranks
 
 from . import BACKEND
 
@@ -27,7 +28,7 @@ class TrainerInfo(TrainerInitInfo):
 
     Attributes:
         rank: of this trainer, from 0.
-        address: where all meet, "host:port": the first trainer listens there, and nowhere else.
+        address: where all meet, "tcp://host:port": the first trainer listens there, and nowhere else.
         trainers, workers: how many there are; workers of all data-parallel replicas together.
         timeout: seconds that they wait for one another.
         budget: bytes that buffers may take on a rank.
@@ -147,9 +148,6 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         if meta.placements is not None:
             dims = [placement.dim if isinstance(placement, Shard) else None for placement in meta.placements]
             regions = Regions.of(dims, [None] * len(dims), meta.shape, meta.mesh_shape)
-            place, coordinate = meta.owners.index(self.rank), []
-            for size in reversed(meta.mesh_shape):
-                place, at = divmod(place, size)
-                coordinate.append(at)
-            start = regions.box(coordinate[::-1]).start
+            coordinate = Ranks.of(meta.owners, meta.mesh_shape).coordinate(self.rank)
+            start = regions.box(coordinate).start  # type: ignore[arg-type]
         return torch_overlay.piece(tensor.detach(), meta.shape, start)

@@ -31,7 +31,7 @@ class InitInfo(WeightTransferInitInfo):
     """What a worker has to know; the trainer's engine sends it.
 
     Attributes:
-        address: where all meet, "host:port" of the first trainer. The key, if there is one, is in each process's
+        address: where all meet, "tcp://host:port" of the first trainer. The key, if there is one, is in each process's
             environment (TORCH_OVERLAY_MEET_KEY), and never sent.
         trainers, workers: how many there are; workers are numbered after the trainers.
         timeout: seconds that they wait for one another.
