@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._planner.grids import Grid, grids
+from torch_overlay.distributed.tensor._planner.grids import Grid, grids, talkers
+from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllReduce, AllToAll, Collective
 from twins_tensor import Case, cells, coordinates
 
@@ -26,9 +27,12 @@ def packed(pieces, lengths):
 
 
 def unpacked(pieces, lengths):
-    """Where each element of the wire is in the new tensor, turned round: the wire's place of each element."""
-    places = {cell: i for i, cell in enumerate(packed(pieces, lengths))}
-    return [places[i] for i in range(math.prod(lengths))]
+    """Where each element of the wire is in the new tensor, turned round: the wire's place of each element, of all
+    first terms, then of all second ones, and so on."""
+    places = {cell: [] for cell in range(math.prod(lengths))}
+    for i, cell in enumerate(packed(pieces, lengths)):
+        places[cell].append(i)
+    return [i for terms in zip(*places.values(), strict=True) for i in terms]
 
 
 def check(step, coordinate):
@@ -41,9 +45,13 @@ def check(step, coordinate):
         pieces = step.sends(coordinate) if isinstance(step, AllToAll) else step.pieces(coordinate)
         assert permuted(grid, list(range(math.prod(held)))) == packed(pieces, held)
         found += 1
+    if pack and isinstance(step, AllToAll):
+        for pieces in (step.sends(coordinate), step.receives(coordinate)):
+            members = [piece.member for piece in pieces]
+            assert [number for number, talks in enumerate(talkers(step, coordinate)) if talks] == members
     if grid := unpack:
         pieces = step.receives(coordinate) if isinstance(step, AllToAll) else step.pieces(coordinate)
-        assert permuted(grid, list(range(math.prod(wanted)))) == unpacked(pieces, wanted)
+        assert permuted(grid, list(range(math.prod(grid.lengths)))) == unpacked(pieces, wanted)
         found += 1
     return found
 
@@ -94,6 +102,34 @@ def test_even_steps_have_grids(source, target, shape, count):
     steps = Case(read(source), read(target), shape, (2, 2)).steps()
     step, *_ = [s for s in steps if isinstance(s, Collective) and not isinstance(s, AllReduce)]
     assert {check(step, c) for c in coordinates((2, 2))} == {count}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shape", "count"),
+    [
+        ("R S0 P", "R S1 S1", (4, 8), 2),  # the terms of one axis, and the cut of another goes
+        ("P P S1", "S0 S0 S0", (16, 4), 2),
+        ("P S0 P", "R R S1", (8, 4), 2),  # two of the four want the same
+        ("P S0 S0", "S1 S0 R", (8, 6), 2),  # axis 1 takes no part
+        ("R S0 S0", "R R S0", (8, 6), 0),
+        ("P S0 P", "S0 R S1", (8, 4), 0),  # the cuts of dim 0 part
+        ("P S0 P", "R R S1", (8, 3), 0),
+        ("R P R", "S0 R R", (8, 3), 0),  # axis 0 cuts what a rank sends
+        ("S1 P S0", "S1 S0 R", (8, 5), 0),
+    ],
+)
+def test_reductions_and_axes_that_take_no_part(source, target, shape, count):
+    """By the group over all axes."""
+    sizes = (2, 2, 2)
+    before, after = (Regions.of(*_read(words), shape, sizes) for words in (source, target))
+    ended = tuple(sorted(before.pending - after.pending))
+    step = AllToAll(before, after, (0, 1, 2), "sum" if ended else None, ended)
+    assert {check(step, c) for c in coordinates(sizes)} == {count}
+
+
+def _read(words):
+    dims = [int(word[1]) if word[0] == "S" else None for word in words.split()]
+    return dims, ["sum" if word == "P" else None for word in words.split()]
 
 
 def test_where_not_all_members_exchange_there_is_no_grid():

@@ -358,6 +358,31 @@ class TestTerms(DTensorOpTestBase):
         self.assertTrue(land(torch.zeros(0, requires_grad=True)).requires_grad)
 
 
+class TestReducing(TestCase):
+    """Without communication: what arrives is made up."""
+
+    @parametrize("op", ["sum", "max", "product"])
+    @parametrize("grad", [False, True])
+    def test_all_terms_at_once_are_what_they_are_piece_by_piece(self, op, grad) -> None:
+        """To the bit: in the same order."""
+        sizes, shape, members = (2, 3, 2), (6, 12), tuple(range(12))
+        before = Regions.of((None, 0, None), (op, None, op), shape, sizes)
+        after = Regions.of((1, None, 1), (None, None, None), shape, sizes)
+        step, coordinate = AllToAll(before, after, (0, 1, 2), op, (0, 2)), (1, 2, 0)
+        place = Place(coordinate, before.box(coordinate), after.box(coordinate))
+        flat = torch.randn(12 * 6, generator=torch.Generator().manual_seed(0)).requires_grad_(grad)
+        lands = []
+        for in_order in (True, False):
+            _, _, land = all_to_all(step, place, Group("", members, in_order=in_order), lambda tensor: tensor)
+            lands.append(land(flat.clone()))
+        by_grid, by_pieces = lands
+        self.assertEqual(by_grid, by_pieces, rtol=0, atol=0)
+        self.assertEqual((by_grid.is_contiguous(), by_grid.requires_grad), (True, grad))
+
+
+instantiate_parametrized_tests(TestReducing)
+
+
 class TestOwnPart(DTensorOpTestBase):
     """Four threads play the ranks; every message counts as large."""
 

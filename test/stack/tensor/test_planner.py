@@ -13,7 +13,7 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 
 from torch_overlay.distributed.tensor._planner import plan as planner_plan
 from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.grids import grids
+from torch_overlay.distributed.tensor._planner.grids import grids, talkers
 from torch_overlay.distributed.tensor._planner.moves import move
 from torch_overlay.distributed.tensor._planner.plan import (
     _embed_first,
@@ -413,9 +413,8 @@ class TestGrids(TestCase):
 
     def test_other_steps_have_none(self) -> None:
         uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (12, 6))
-        reducing = dataclasses.replace(all_to_all((0, 0), (1, 1), (12, 6)), op="sum")
         regrouped = all_to_all((0, None), (1, 1), (12, 6), axes=(0,))  # equal pieces; the other axis cuts, too
-        for step in (uneven, crossed, reducing, regrouped):
+        for step in (uneven, crossed, regrouped):
             self._check_has_none(step, (0, 0))
 
     def test_a_gather_that_pads_has_none(self) -> None:
@@ -430,10 +429,20 @@ class TestGrids(TestCase):
             shards = Regions.of((0, axes[1]), (None,) * 2, (length,), TWO_BY_THREE)
             self._check_has_none(ReduceScatter(pending, shards, (0,), "sum"), (0, 0))
 
-    def test_where_some_members_exchange_nothing_there_is_none(self) -> None:
-        """Those that differ along an axis whose cut stays, and along one that doesn't cut the source."""
-        self._check_has_none(all_to_all((0, 1), (0, None), (12, 6)), (0, 0))
+    def test_members_that_exchange_nothing(self) -> None:
+        """Those that differ along an axis whose cut stays have nothing for each other; along one that doesn't cut the
+        source and cuts the target, there is no grid."""
+        stays = all_to_all((0, 1), (0, None), (12, 6))
+        self.assertEqual(talkers(stays, (1, 0)), [0, 0, 0, 1, 1, 1])
+        pack, unpack = grids(stays, stays.before.box((1, 0)), stays.after.box((1, 0)))
+        self.assertEqual((pack.expanded, unpack.lengths), ((3, 6, 2), (3, 6, 2)))
         self._check_has_none(all_to_all((None, 0), (1, None), (12, 6)), (0, 0))
+
+    def test_terms_come_first_where_they_are_reduced(self) -> None:
+        before = Regions.of((None, 0), ("sum", None), (12, 6), TWO_BY_THREE)
+        after = Regions.of((1, 1), (None, None), (12, 6), TWO_BY_THREE)
+        _, unpack = grids(AllToAll(before, after, (0, 1), "sum", (0,)), before.box((0, 0)), after.box((0, 0)))
+        self.assertEqual((unpack.lengths, unpack.order), ((2, 3, 4, 1), (0, 1, 2, 3)))
 
     def _check_has_none(self, step, place) -> None:
         self.assertEqual(grids(step, step.before.box(place), step.after.box(place)), (None, None), msg=f"{step}")

@@ -29,13 +29,14 @@ from ._pack import (
     unpacking,
     view_of,
 )
-from ._planner.grids import grids
+from ._planner.grids import grids, talkers
 from ._planner.regions import in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ._joint_groups import Group
+    from ._planner.grids import Grid
     from ._planner.regions import Box
     from ._planner.steps import AllToAll, Piece
 
@@ -60,10 +61,12 @@ def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Sta
     coordinate, held, wanted = place
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     if to_pack is not None and to_unpack is not None:
-        ranks = len(group.places)
-        sent, received = (elements // ranks for elements in (math.prod(to_pack.expanded), wanted.elements))
-        exchange = swap([sent] * ranks, [received] * ranks, group, finish)
-        return packing(to_pack), exchange, unpacking(to_unpack, wanted.length)
+        talks = talkers(step, coordinate)
+        sent, received = (math.prod(grid.expanded) // sum(talks) for grid in (to_pack, to_unpack))
+        exchange = swap([sent * n for n in talks], [received * n for n in talks], group, finish)
+        if step.op is None:
+            return packing(to_pack), exchange, unpacking(to_unpack, wanted.length)
+        return packing(to_pack), exchange, reducing(to_unpack, len(step.reduced), step.op, wanted.length)
     sends, receives = step.sends(coordinate), step.receives(coordinate)
     send_splits, receive_splits = splits(sends, group), splits(receives, group)
     pack = never_nothing(
@@ -117,6 +120,23 @@ def landing(
         blocks = in_runs([(at, box) for at, box, _ in pieces])
         return lambda flat, kept=None: assembled(flat, blocks, shape, kept)
     return lambda flat, kept=None: _reduced(flat, pieces, shape, op, kept)
+
+
+def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
+    """From the terms that came, of which the first `axes` dims of the grid are, to the local tensor. All ranks reduce
+    them in one order."""
+    reduce, (lengths, _, order) = _REDUCE[op], grid
+    places = list(itertools.product(*[range(lengths[dim]) for dim in order[:axes]]))
+
+    def run(flat: torch.Tensor) -> torch.Tensor:
+        terms = flat.view(lengths).permute(order)
+        total = terms[places[0]].clone(memory_format=torch.contiguous_format)
+        out = may_change(flat)
+        for place in places[1:]:
+            total = reduce(total, terms[place], out=total) if out else reduce(total, terms[place])
+        return total.reshape(shape)
+
+    return run
 
 
 def offsets(receives: Sequence[Piece], receive_splits: Sequence[int], group: Group, own: int | None) -> list[Landing]:

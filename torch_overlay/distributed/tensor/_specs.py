@@ -9,8 +9,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 from .._torch_spec import order_beside
-from ._planner.moves import common
-from ._planner.regions import Cuts, NotPlanned
+from ._planner.regions import Cuts, NotPlanned, common
 from ._planner.steps import Divide
 
 if TYPE_CHECKING:

@@ -14,12 +14,14 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from .regions import common
 from .steps import AllGather, AllToAll, ReduceScatter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .regions import Box
+    from .steps import Coordinate
 
 
 class Grid(NamedTuple):
@@ -52,13 +54,12 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     came from them to the new local tensor. Both are None where there is no grid.
 
     An all-gather sends its local tensor as it is, so its pack is None; a reduce-scatter receives its result as it is,
-    so its unpack is None.
+    so its unpack is None. Of an all-to-all that reduces, the unpack has the terms first, as many dims as `step.reduced`
+    has axes.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.
     """
-    if isinstance(step, AllToAll) and step.op is not None:
-        return None, None  # what arrives is reduced
     cuts = _gone_and_new(step)
     if cuts is None:
         return None, None
@@ -66,7 +67,7 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
     sizes = step.before.sizes
     # The lengths of what is sent or received, in this order: the members by axis, then the dims of a piece. In the
     # module's example: {"a0": 3, "d0": 2, "d1": 4}.
-    wire = {f"a{axis}": sizes[axis] for axis in step.axes}
+    wire = {f"a{axis}": sizes[axis] for axis in (_talking(step) if isinstance(step, AllToAll) else step.axes)}
     for dim, (length, wanted_length) in enumerate(zip(held.length, wanted.length)):
         # A dim has new axes or gone ones, never both, so that on one side the group doesn't cut it. That length is the
         # same for all members, since the axes outside the group cut alike for them; so they all decide alike.
@@ -77,10 +78,33 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
         wire[f"d{dim}"] = longer // parts
     if not isinstance(step, AllToAll) and min(held.elements, wanted.elements) != step.chunk:
         return None, None  # there is padding
+    terms = [f"a{axis}" for axis in step.reduced] if isinstance(step, AllToAll) else []
     return (
         None if isinstance(step, AllGather) else _grid(wire, _names(new), [*wire]),
-        None if isinstance(step, ReduceScatter) else _grid(wire, [*wire], _names(gone)),
+        None if isinstance(step, ReduceScatter) else _grid(wire, [*wire], [*terms, *_names(gone)]),
     )
+
+
+def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
+    """For each member 1 if it exchanges something with this rank by a grid, else 0."""
+    found, axes = [1], _talking(step)
+    for axis in step.axes:
+        size, own = step.before.sizes[axis], coordinate[axis]
+        along = [1] * size if axis in axes else [int(at == own) for at in range(size)]
+        found = [one * other for one in found for other in along]
+    return found
+
+
+def _talking(step: AllToAll) -> tuple[int, ...]:
+    """The axes of its group along which a rank gets something from others, where there is a grid: those whose cut goes,
+    and those with terms. Along the others, if the group has more, each member exchanges with those at its own
+    coordinate."""
+    gone = itertools.chain.from_iterable(before[len(after) :] for before, after in _orders(step))
+    return tuple(sorted({*gone, *step.reduced}))
+
+
+def _orders(step: AllGather | ReduceScatter | AllToAll) -> zip[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return zip(step.before.orders, step.after.orders)
 
 
 def _gone_and_new(
@@ -88,16 +112,16 @@ def _gone_and_new(
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
     """For each dim the axes by which only the source is cut, and those by which only the target is; None where these
     allow no grid."""
-    gone, new = [], []
-    for before, after in zip(step.before.orders, step.after.orders):
-        gone.append(before[len(after) :])
-        new.append(after[len(before) :])
-    all_gone, all_new = ({*itertools.chain(*axes)} for axes in (gone, new))
-    # Along an axis whose cut stays, or that doesn't cut the source, some members exchange nothing.
-    if not isinstance(step, ReduceScatter) and all_gone != {*step.axes}:
+    if any(common(before, after) < min(len(before), len(after)) for before, after in _orders(step)):
+        return None  # some members exchange nothing
+    gone = [before[len(after) :] for before, after in _orders(step)]
+    new = [after[len(before) :] for before, after in _orders(step)]
+    # Along an axis whose cut stays, or that doesn't cut the source, members of an all-gather have the same.
+    if isinstance(step, AllGather) and {*itertools.chain(*gone)} != {*step.axes}:
         return None
-    # An axis outside the group may cut the target as well; then a rank sends only some of its elements.
-    return (gone, new) if all_new.issubset(step.axes) else None
+    # An axis that doesn't talk may cut the target as well; then a rank sends only some of its elements.
+    axes = _talking(step) if isinstance(step, AllToAll) else step.axes
+    return (gone, new) if {*itertools.chain(*new)}.issubset(axes) else None
 
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .cost import EXCHANGE, arriving, arriving_by, collectives
-from .regions import lengths, longest, same_pieces
+from .regions import common, lengths, longest, same_pieces
 from .senders import Exchange
 from .steps import AllGather, AllToAll, Narrow, Step
 
@@ -210,11 +210,3 @@ def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
             depth -= 1
         orders.append(old[:depth])
     return now.cut(orders)
-
-
-def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
-    """How many axes from the outermost on two orders have in common."""
-    depth, most = 0, min(len(old), len(new))
-    while depth < most and old[depth] == new[depth]:
-        depth += 1
-    return depth

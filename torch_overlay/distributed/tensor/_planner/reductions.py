@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .cost import arriving_by, collectives
-from .moves import all_to_alls, common, crossed, cut_toward, misplaced, move, next_collective
-from .regions import Regions
+from .moves import all_to_alls, crossed, cut_toward, misplaced, move, next_collective
+from .regions import Regions, common
 from .senders import Exchange
 from .steps import AllReduce, Divide, Narrow, ReduceScatter, Step
 

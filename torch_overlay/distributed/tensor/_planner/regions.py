@@ -288,11 +288,14 @@ class Regions(NamedTuple):
         """The length along `dim` of the biggest box: of the first chunk of the first chunk."""
         return longest(self.shape[dim], [self.sizes[axis] for axis in self.orders[dim]])
 
-    def parts(self, box: Box, ranges: Sequence[range]) -> Iterator[tuple[list[int], Box]]:
-        """Who holds some of a box, row-major by where it lies: the coordinate, and what it has of the box. Of each axis
-        only the coordinates in its range take part, of one that cuts nothing the first of them. Takes time in
-        proportion to what is found."""
-        dims = [self._along(dim, start, length, ranges) for dim, (start, length) in enumerate(zip(*box))]
+    def parts(
+        self, box: Box, ranges: Sequence[range], origin: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[int], Box]]:
+        """Who holds some of a box, row-major by where it lies: the coordinate, and what it has of the box, counted
+        from `origin` if that is given. Of each axis only the coordinates in its range take part, of one that cuts
+        nothing the first of them. Takes time in proportion to what is found."""
+        zero = (0,) * len(self.shape) if origin is None else origin
+        dims = [self._along(dim, *span, ranges, zero[dim]) for dim, span in enumerate(zip(*box))]
         first = [coordinates.start for coordinates in ranges]
         for some in itertools.product(*dims):
             there = first.copy()
@@ -301,10 +304,14 @@ class Regions(NamedTuple):
                     there[axis] = at
             yield there, Box(tuple([part[0] for part in some]), tuple([part[1] for part in some]))
 
-    def _along(self, dim: int, start: int, length: int, ranges: Sequence[range]) -> list[Part]:
+    def _along(self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int) -> list[Part]:
         """The chunks of a dim that meet an interval, ascending, cut down to it."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
-        return list(_chunks(0, self.shape[dim], cuts, start, start + length)) if length else []
+        if not length:
+            return []
+        return [
+            (at - zero, some, places) for at, some, places in _chunks(0, self.shape[dim], cuts, start, start + length)
+        ]
 
     @property
     def is_even(self) -> bool:
@@ -370,6 +377,14 @@ def _chunks(start: int, length: int, cuts: Sequence[tuple[int, int, range]], low
             continue
         for part_start, part_length, places in _chunks(begin, end - begin, inner, max(low, begin), min(high, end)):
             yield part_start, part_length, ((axis, at), *places)
+
+
+def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
+    """How many axes from the outermost on two orders have in common."""
+    depth, most = 0, min(len(old), len(new))
+    while depth < most and old[depth] == new[depth]:
+        depth += 1
+    return depth
 
 
 def least_overlap(before: Regions, after: Regions) -> int:

@@ -212,15 +212,19 @@ class AllToAll(Collective):
         From R·S0 to S0·R on (2, 2), the peers of (0, 1) are (0, 0) and itself; on the diagonal, (1, 0) and itself. A
         rank is a peer of its peers: to be on one diagonal is an equivalence.
         """
-        cut = [axis for axis in self.axes if axis in self.exchange.shards]
+        shards = self.exchange.shards
+        cut = [axis for axis in self.axes if axis in shards]
         moved = {diagonal.replica.axis for diagonal in self.diagonals} & theirs.sharded
         found = []
         for there, box in _shared(mine.box(coordinate), theirs, self._ranges(coordinate, moved.union(cut))):
-            peer = [there[axis] if axis in cut else at for axis, at in enumerate(coordinate)]
-            for diagonal in self.diagonals:
-                diagonal.follow(peer, coordinate)
-            if all(peer[axis] == there[axis] for axis in moved):
-                found.append((peer, box))
+            peer = there
+            if self.diagonals:
+                peer = [there[axis] if axis in cut else at for axis, at in enumerate(coordinate)]
+                for diagonal in self.diagonals:
+                    diagonal.follow(peer, coordinate)
+                if any(peer[axis] != there[axis] for axis in moved):
+                    continue
+            found.append((peer, box))
         return sorted(found, key=lambda shared: [shared[0][axis] for axis in cut])
 
 
@@ -228,11 +232,16 @@ def _shared(mine: Box, theirs: Regions, ranges: list[range]) -> Iterator[tuple[l
     """What the coordinates in these ranges have (or will have, by `theirs`) of my box, counted from its first element.
     Those with no part of it are left out."""
     alike = [axis for axis, some in enumerate(ranges) if len(some) > 1 and axis not in theirs.sharded]
-    for there, box in theirs.parts(mine, ranges):
+    some = theirs.parts(mine, ranges, mine.start)
+    if not alike:
+        yield from some
+        return
+    for there, box in some:
         for places in itertools.product(*[ranges[axis] for axis in alike]):
+            each = there.copy()
             for axis, at in zip(alike, places):
-                there[axis] = at
-            yield there.copy(), box.inside(mine)
+                each[axis] = at
+            yield each, box
 
 
 Step = Narrow | Embed | Divide | Collective
