@@ -50,6 +50,9 @@ class Transfer:
         names: from a path of the source to the path of the target that it goes to, or a tuple of several: a function,
             or a dict of those that differ.
         strict: whether a name that only one side has is an error; else it is `left_out`.
+        keep_buffers: keep the buffers of a run for the next, on the CPU: as many bytes as the budget at most, until
+            `close`. A run takes less CPU time then, since fresh memory is dear. Where a reduction is pending none are
+            kept.
 
     Raises:
         ValueError: the sides don't fit, pieces of a source leave something out, or ranks that are gone had what nobody
@@ -67,6 +70,7 @@ class Transfer:
         names: Names = None,
         gone: Sequence[int] = (),
         strict: bool = True,
+        keep_buffers: bool = False,
     ) -> None:
         from .overlay import require_recognised
         from .transfers.plan_log import tell
@@ -74,7 +78,7 @@ class Transfer:
 
         require_recognised()
         self.budget = budget
-        self._route = Route(source, target, budget, group, names, gone, strict)
+        self._route = Route(source, target, budget, group, names, gone, strict, keep_buffers)
         tell("transfer_plan", lambda: str(self))
 
     @property

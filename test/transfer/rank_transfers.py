@@ -140,9 +140,12 @@ class TransferCases:
             ]
             with (
                 mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
-                torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2]) as transfer,
+                torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2], keep_buffers=seed % 5 < 2) as transfer,
             ):
-                transfer.run()
+                for _ in range(1 + (seed % 5 < 2)):
+                    for found in target:
+                        found.to_local().zero_()
+                    transfer.run()
                 self.assertTrue(transfer.staging <= transfer.budget)
             if self.rank in tensors[0].target.ranks:
                 for number, (found, want) in enumerate(zip(target, wanted, strict=True)):
@@ -318,6 +321,27 @@ class TransferCases:
                     want = distribute_tensor(whole, mesh, after, src_data_rank=None)
                     self.assertTrue(torch.equal(found.to_local(), want.to_local()))
                     found.to_local().zero_()
+
+    def test_buffers_are_kept_if_asked(self):
+        """All that a run needs, or all but one buffer where exchanges differ in length; nothing after `close`."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        wholes = [torch.arange(1 << 17).reshape(1 << n, -1) + n for n in (7, 8, 9, 10)]
+        source = [distribute_tensor(whole, mesh, [S(0)], src_data_rank=None) for whole in wholes]
+        target = [distribute_tensor(whole * 0, mesh, [S(1)], src_data_rank=None) for whole in wholes]
+        for budget, exchanges in ((1 << 28, 1), (200_000, 5)):
+            transfer = torch_overlay.Transfer(source, target, budget=budget, keep_buffers=True)
+            self.assertTrue(transfer.exchanges >= exchanges and transfer.staging <= budget)
+            (again,) = allocated([transfer.run])
+            self.assertTrue(again.peak < transfer.staging // 2, (again, transfer.staging))
+            buffers = transfer._route._buffers
+            kept = sum(map(len, buffers.kept))
+            self.assertTrue(transfer.staging // 2 < kept <= budget, (kept, transfer.staging))
+            self.assertEqual(buffers._used, 0)
+            transfer.close()
+            self.assertEqual(buffers.kept, [])
+            for found, whole in zip(target, wholes, strict=True):
+                self.assertTrue(torch.equal(found.to_local(), whole.chunk(WORLD, 1)[self.rank]))
+                found.to_local().zero_()
 
     def test_a_rank_that_fails_in_the_middle(self):
         """The others hear of it within the timeout, and all of them whether targets were written: whole before, whole

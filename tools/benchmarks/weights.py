@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TRAIN, SERVE = range(4), range(4, 8)
-OURS = "Transfer.run"
-WAYS = ("gather, broadcast, cut", "one packed message a peer", "redistribute and copy", OURS)
+OURS, KEEPING = "Transfer.run", "Transfer.run, buffers kept"
+WAYS = ("gather, broadcast, cut", "one packed message a peer", "redistribute and copy", KEEPING, OURS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     report.facts["weights"] = found
     report.notes.append(f"{found['tensors']} tensors of {found['bytes'] / 1e6:.0f} MB; stock is the way by hand")
     report.targets.append(Target("wrong results", found["wrong"], 0))
-    for way in WAYS[:-1]:
+    for way in WAYS[:-2]:
         report.targets.append(Target(f"wall of {way}", found[way]["wall"] / found[OURS]["wall"], 1, gain=True))
 
 
@@ -129,7 +129,8 @@ def _ways(
 
     sends, between = rank in TRAIN, dist.new_group([0, *SERVE])
     serve = next(iter(target.values())).device_mesh
-    sync = torch_overlay.Transfer(source if sends else None, None if sends else target)
+    own = (source, None) if sends else (None, target)
+    sync, keeping = (torch_overlay.Transfer(*own, keep_buffers=keep) for keep in (False, True))
 
     def by_hand() -> None:
         for name, each in source.items():
@@ -145,7 +146,8 @@ def _ways(
         for name, each in new.items() if not sends else ():
             target[name].to_local().copy_(each.to_local())
 
-    return dict(zip(WAYS, (by_hand, _packed(_parts(source, target, rank), sends), redistributed, sync.run)))
+    packed = _packed(_parts(source, target, rank), sends)
+    return dict(zip(WAYS, (by_hand, packed, redistributed, keeping.run, sync.run)))
 
 
 def _summed(value: float) -> float:

@@ -42,6 +42,51 @@ class InFlight(NamedTuple):
     finish: Callable[[], None]
 
 
+class Buffers:
+    """Flat buffers of bytes. One that is given back is free at once; or kept for one that is as large at most, as long
+    as all that are kept or in use take no more than a limit.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.kept: list[torch.Tensor] = []
+        self._limit = self._used = 0
+
+    def keep(self, limit: int) -> None:
+        """Keep from now on, up to so many bytes. On a GPU none is kept: torch's allocator keeps them, and knows which
+        stream still reads them."""
+        self._limit = limit if self.device.type == "cpu" else 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """One of so many bytes."""
+        fit = min([each for each in self.kept if len(each) >= size], key=len, default=None)
+        if fit is not None:
+            self.kept = [each for each in self.kept if each is not fit]
+        else:
+            while self.kept and self._used + self._idle + size > self._limit:
+                self.kept.pop(0)
+            fit = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._used += len(fit)
+        return fit.narrow(0, 0, size)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """It isn't used any more; nor are views of it."""
+        whole = buffer.as_strided((buffer.untyped_storage().nbytes(),), (1,))
+        self._used -= len(whole)
+        if self._used + self._idle + len(whole) > self._limit:
+            free(whole)
+        else:
+            self.kept.append(whole)
+
+    def forget(self) -> None:
+        """Let go of all: of those in use, too, which a backend may write into after an error."""
+        self.kept, self._used = [], 0
+
+    @property
+    def _idle(self) -> int:
+        return sum(map(len, self.kept))
+
+
 class Torn(RuntimeError):
     """An exchange failed, and some of the targets were written before."""
 
@@ -51,15 +96,23 @@ class Exchanges:
 
     Args:
         wires: the types in which tensors travel that change theirs, by the number of the tensor; none do if not given.
+        buffers: where its buffers come from; none is kept if not given.
 
     Attributes:
         count: how many there are, the same on every rank.
     """
 
     def __init__(
-        self, schedule: Schedule, count: int, team: Team, device: torch.device, wires: Wires | None = None
+        self,
+        schedule: Schedule,
+        count: int,
+        team: Team,
+        device: torch.device,
+        wires: Wires | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
-        self.count, self.team, self.device = count, team, device
+        self.count, self.team = count, team
+        self._buffers = Buffers(device) if buffers is None else buffers
         large = large_on(team.group, device)
         self._place = {rank: place for place, rank in enumerate(team.ranks)}
         self.schedule = schedule = schedule.in_order(self._place)
@@ -98,6 +151,7 @@ class Exchanges:
             self._exchange(sources, targets)
             self._copy_kept(sources, targets)
         except Exception as error:
+            self._buffers.forget()
             said = f"exchange {self._landed + 1} of {self.count} failed: {error}"
             if self._is_written:
                 raise Torn(said) from error
@@ -115,12 +169,12 @@ class Exchanges:
             self._is_written = True
             self._land(number - 1, came, targets)
             self._landed = number
-            free(came)
+            self._buffers.give(came)
 
     def _packed(self, number: int, sources: Locals) -> torch.Tensor:
         way = self._ways[number][0]
         with self._span(number, "pack"):
-            buffer = torch.empty(sum(way.splits), dtype=torch.uint8, device=self.device)
+            buffer = self._buffers.take(sum(way.splits))
             for run in way.runs:
                 run.pack(sources, buffer)
         return buffer
@@ -129,7 +183,7 @@ class Exchanges:
         out, into = self._ways[number]
         self._is_written |= self._mail[number].writes
         finish = self._mail[number].start(self.team.group, sources, targets)
-        came = torch.empty(sum(into.splits), dtype=torch.uint8, device=self.device)
+        came = self._buffers.take(sum(into.splits))
         work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
 
@@ -148,7 +202,7 @@ class Exchanges:
         with self._span(number, "wait"):
             running.finish()
             running.work.wait()
-        free(running.sent)
+        self._buffers.give(running.sent)
         return running.came
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:

@@ -17,7 +17,7 @@ from ._planner.schedule import Schedule
 from .background import Running, copies
 from .current import Current, Word, locals_of, names_of, whole_number
 from .descriptions import SIDES, Description, agreed, describe, unlike
-from .exchanges import Exchanges, Torn
+from .exchanges import Buffers, Exchanges, Torn
 from .given import Pieces, digest, own_tensors
 from .groups import Traffic, agreed_counts, new_group
 from .legs import Leg, legs_of
@@ -62,6 +62,7 @@ class Route:
         names: Names,
         gone: Sequence[int] = (),
         strict: bool = True,
+        keep_buffers: bool = False,
     ) -> None:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
@@ -89,8 +90,11 @@ class Route:
         self._names = names
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         self._sources, self._targets = map(self._current, SIDES, sides)
+        self._buffers = Buffers(self._device)
         self._phases[None] = self._planned(range(len(self.legs)))
         self.staging = self._staging(self._phases[None])
+        if keep_buffers and all(leg.reduction is None for leg in self.legs):  # else results of reductions have the room
+            self._buffers.keep(budget)
 
     def _new_team(self, meeting: Meeting) -> Team | None:
         if self._place is not None:
@@ -161,7 +165,7 @@ class Route:
         for parts, (schedule, _), (count, traffic) in zip(every, asked, agreed_counts(asked, team, device)):
             tensors = [self.legs[part.number].tensor for part in parts]
             wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
-            found.append((parts, Exchanges(schedule, count, team, device, wires)))
+            found.append((parts, Exchanges(schedule, count, team, device, wires, self._buffers)))
             if None in self._phases:
                 continue  # of a part: the whole is what is told of
             self.count += count
@@ -347,6 +351,8 @@ class Route:
         with self._running:
             if self._team is not None and self._place is None and dist.is_initialized():
                 dist.destroy_process_group(self._team.group)
+            if self.traffic:
+                self._buffers.forget()
             self._is_closed, self._team = True, None
             self._sources, self._targets, self._phases = [], [], {}
             self._last = self._meeting = None

@@ -8,6 +8,7 @@ made in inference mode can't be written outside of it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class Spread(_Copies):
     """Blocks of one width whose parts lie in several messages.
 
     Attributes:
-        places: of each block, where its parts lie in the buffer, as one that has elements of this width.
+        places: where the parts of some blocks lie in the buffer, as one that has elements of this width: one block, and
+            the parts of another, along each row of its first dim.
     """
 
     width: torch.dtype
@@ -106,24 +108,32 @@ class Spread(_Copies):
 
     def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
         flat = [buffer.view(self.width)]
-        return [place.of(flat) for place in self.places]
+        return [view for place in self.places for view in place.of(flat).unbind()]
 
     @staticmethod
-    def pair(load: Load, number: int, local: torch.Tensor, width: torch.dtype) -> tuple[Block, Block]:
-        """The block of one of the load's tensors."""
-        view = part(local, load.box)
-        size, stride = list(view.shape), view.stride()
-        size[load.dim] //= load.parts
-        inner = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
-        at = load.at + number * load.step
-        here = Block(
-            load.tensors[number],
-            (load.parts, *size),
-            (size[load.dim] * stride[load.dim], *stride),
-            view.storage_offset(),
-        )
-        there = Block(0, here.size, (load.apart // width.itemsize, *inner), at // width.itemsize)
-        return here, there
+    def blocks_of(load: Load, locals_: Locals) -> list[Block]:
+        """Where the load's blocks lie, part by part."""
+        found = []
+        for tensor in load.tensors:
+            view = part(there(locals_[tensor]), load.box)
+            size, stride = _in_parts(load), view.stride()
+            apart = size[1 + load.dim] * stride[load.dim]
+            found.append(Block(tensor, size, (apart, *stride), view.storage_offset()))
+        return found
+
+    @staticmethod
+    def place(load: Load, numbers: range, width: torch.dtype) -> Block:
+        """Where those of some of its tensors lie in the buffer."""
+        size = _in_parts(load)
+        inner = [math.prod(size[dim + 1 :]) for dim in range(1, len(size))]
+        step, apart, at = (n // width.itemsize for n in (load.step, load.apart, load.at + numbers.start * load.step))
+        return Block(0, (len(numbers), *size), (step, apart, *inner), at)
+
+
+def _in_parts(load: Load) -> tuple[int, ...]:
+    size = list(load.box.length)
+    size[load.dim] //= load.parts
+    return load.parts, *size
 
 
 def copy_all(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor], blocks: Sequence[Block]) -> None:
@@ -154,7 +164,9 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     width = _BY_WIDTH[local.element_size()]
-    plain = local.detach().resolve_conj().resolve_neg()
+    plain = local.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
     return plain if plain.dtype == width else plain.view(width)
 
 
@@ -169,15 +181,20 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
     """Blocks in the order in which they lie in a buffer, joined as far as their widths are equal; and those whose parts
     lie apart."""
     found: list[Run] = []
-    spread: dict[torch.dtype, list[tuple[Block, Block]]] = {}
+    spread: dict[torch.dtype, Spread] = {}
     for load in loads:
-        for number, tensor in enumerate(load.tensors):
-            local = there(locals_[tensor])
-            width = wires[tensor] or local.dtype
-            if load.parts > 1:
-                spread.setdefault(width, []).append(Spread.pair(load, number, local, width))
-                continue
-            view, at = part(local, load.box), load.at + number * load.step
+        widths = [wires[tensor] or there(locals_[tensor]).dtype for tensor in load.tensors]
+        if load.parts > 1:
+            blocks, at = Spread.blocks_of(load, locals_), 0
+            for width, some in itertools.groupby(widths):
+                numbers = range(at, at + len([*some]))
+                one = spread.setdefault(width, Spread(width, [], []))
+                one.blocks += blocks[numbers.start : numbers.stop]
+                one.places.append(Spread.place(load, numbers, width))
+                at = numbers.stop
+            continue
+        for number, (tensor, width) in enumerate(zip(load.tensors, widths)):
+            view, at = part(there(locals_[tensor]), load.box), load.at + number * load.step
             block = Block.at(tensor, view, view.is_contiguous())
             size = load.box.elements * width.itemsize
             last = found[-1] if found else None
@@ -186,4 +203,4 @@ def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | 
                 last.size += size
             else:
                 found.append(Run(at, size, width, [block]))
-    return [*found, *[Spread(width, *map(list, zip(*pairs))) for width, pairs in spread.items()]]
+    return [*found, *spread.values()]
