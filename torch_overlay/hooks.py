@@ -40,8 +40,8 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     let it compare all that makes two meshes unequal, and their groups, before it runs code of one with the other."""
     from torch.distributed.device_mesh import DeviceMesh
 
+    from torch_overlay.distributed._mesh_caches import whose_views
     from torch_overlay.distributed._mesh_state import whose_groups
-    from torch_overlay.distributed._mesh_traced import whose_views
     from torch_overlay.distributed._universe import making_private
 
     try:

@@ -120,7 +120,7 @@ def test_an_error_of_another_kind_stays_that_kind(mesh, monkeypatch):
 
 
 def test_mpi_beside_another_backend_is_mpi(mesh):
-    from torch_overlay.distributed._group_makers import members_create
+    from torch_overlay.distributed._settings import members_create
 
     world = distributed_c10d._get_default_group()
     assert members_create(world, "gloo") and not members_create(world, "cpu:mpi,cuda:nccl")

@@ -124,7 +124,7 @@ def test_an_axis_for_gpus_beside_a_gloo_world_has_the_backend_that_stock_gives_i
 @pytest.mark.skipif(not hasattr(dist, "ProcessGroupNCCL"), reason="a build of torch without NCCL")
 def test_all_classes_of_nccl_are_torchs_own_and_their_options_are_copied_and_compared():
     """Those of 2.15, nccl2 and nccl-lazy, too. No GPU is needed to look at them."""
-    from torch_overlay.distributed._group_kind import Kind
+    from torch_overlay.distributed._group_table import Kind
     from torch_overlay.distributed._process_groups import _own
 
     names = [name for name in dir(dist.distributed_c10d) if name.startswith("ProcessGroupNCCL")]

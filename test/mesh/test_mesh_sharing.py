@@ -21,16 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, joint_group, needs_overlay, open_groups, overlay
 from torch_overlay.distributed import _mesh_state
-from torch_overlay.distributed._group_kind import Kind, _by_value
-from torch_overlay.distributed._group_table import find_group
+from torch_overlay.distributed._group_table import Kind, _by_value, find_group
 from torch_overlay.distributed._mesh_check import MESH, _verdict
 from torch_overlay.distributed._mesh_groups import _describe
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._mesh_state import shared_state, view_of
 from torch_overlay.distributed._process_groups import Request, _default_serves
-from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._rank_map import RankMap, View
 from torch_overlay.distributed._universe import current_world, universe_of
-from torch_overlay.distributed._view import View
 from torch_overlay.distributed.tensor._joint_groups import joint_axes
 from way import needs_package
 

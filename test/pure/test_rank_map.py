@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._view import View
+from torch_overlay.distributed._rank_map import RankMap, View
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=12))

@@ -12,14 +12,7 @@ PACKAGE = house.sources("torch_overlay")
 UPSTREAM = "torch_overlay.distributed"
 # Where torch comes in, of the rooms for meshes and groups: those named as torch's public files, and these. What else is
 # new there is pure: plain ints and tuples, tested in milliseconds without torch. Naming one more is a decision.
-TORCH_ROOMS = (
-    "_torch_",
-    "_mesh_",
-    "_shared_state",
-    "_universe",
-    "_group_",
-    "_process_groups",
-)  # meshes and groups
+TORCH_ROOMS = ("_torch_", "_mesh_", "_universe", "_group_", "_process_groups")  # meshes and groups
 TORCH_ROOMS += ("_kept", "_settings")
 LAYOUTS = "_mesh_layout"  # named as in torch
 PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
@@ -121,7 +114,7 @@ TRIED = [
     (beyond_pure, "distributed/_mesh_layout.py", "def f():\n  import numpy.linalg", 1),
     (beyond_pure, "distributed/_mesh_layout.py", "import math\nfrom collections.abc import Iterator", 0),
     (beyond_pure, "distributed/_rank_map.py", "from ._mesh_layout import _FlatLayout\nfrom . import _mesh_layout", 0),
-    (beyond_pure, "distributed/_rank_map.py", "from ._shared_state import SharedState", 1),
+    (beyond_pure, "distributed/_rank_map.py", "from ._mesh_state import SharedState", 1),
     (
         beyond_pure,
         "distributed/tensor/_planner/cost.py",

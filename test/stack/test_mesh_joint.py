@@ -20,9 +20,8 @@ from torch_overlay.distributed._mesh_groups import joint_group_name, joint_group
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._mesh_state import shared_state
 from torch_overlay.distributed._process_groups import Request, axis_group
-from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._rank_map import RankMap, View
 from torch_overlay.distributed._universe import current_world, private_groups, universe_of
-from torch_overlay.distributed._view import View
 
 
 class TestJointNames(TestCase):

@@ -14,13 +14,12 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import _mesh_check, config
-from torch_overlay.distributed._group_kind import Kind
+from torch_overlay.distributed._group_table import Kind
 from torch_overlay.distributed._member_names import MemberNames
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 from torch_overlay.distributed._process_groups import Request, axis_group, new_groups
-from torch_overlay.distributed._rank_map import RankMap
+from torch_overlay.distributed._rank_map import RankMap, View
 from torch_overlay.distributed._universe import current_world
-from torch_overlay.distributed._view import View
 
 
 class TestGroupKinds(TestCase):

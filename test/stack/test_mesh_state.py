@@ -6,12 +6,10 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._group_kind import Kind
-from torch_overlay.distributed._group_makers import makes_communicators, members_create
-from torch_overlay.distributed._group_table import GroupTable, Key
+from torch_overlay.distributed._group_table import GroupTable, Key, Kind
 from torch_overlay.distributed._member_names import compact
 from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._settings import get_settings
+from torch_overlay.distributed._settings import get_settings, makes_communicators, members_create
 from torch_overlay.distributed._universe import current_world
 
 

@@ -10,8 +10,7 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch_overlay.distributed._mesh_input import read_names, read_sizes
 from torch_overlay.distributed._mesh_layout import _FlatLayout, _MeshLayout
 from torch_overlay.distributed._mesh_ranks import read_mesh
-from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._view import View
+from torch_overlay.distributed._rank_map import RankMap, View
 
 
 class TestMeshLayouts(TestCase):

@@ -127,7 +127,8 @@ def _measure_one(found: dict[str, Any], what: str, wholes: list[Any], meshes: tu
         call()
     counted = _bytes_handed(runs[RUN].run)
     found["bytes"] = max(found["bytes"], counted / (total / size * (size - 1) / size))
-    wrong = sum(not torch.equal(each.to_local(), whole.chunk(size, 1)[(rank + 1) % size]) for each, whole in zip(target, wholes))
+    place = (rank + 1) % size
+    wrong = sum(not torch.equal(each.to_local(), whole.chunk(size, 1)[place]) for each, whole in zip(target, wholes))
     found["wrong"] += int(_summed(wrong))
     best = {way: {"wall": float("inf"), "cpu": float("inf")} for way in ways}
     for way in [*ways, *reversed(ways)] * rounds:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from torch.distributed import distributed_c10d
 
 from ._group_table import find_group
-from ._mesh_caches import forget_shardings
-from ._mesh_group_names import group_names
-from ._mesh_state import shared_state
-from ._mesh_traced import forget_views
+from ._mesh_caches import forget_shardings, forget_views
+from ._mesh_state import group_names, shared_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""What is remembered by the value of a mesh, where two equal meshes are two: each has groups of its own.
+"""Where one mesh stands for another: in caches, in which two equal meshes are one although each has groups of its own,
+and in traces, which copy a mesh.
 
 The sharding caches give results with the mesh that was there first. So an entry is found only by a mesh that is as
 good as the one in it, and caches are emptied before equal meshes, one built after the other, pile up in them.
@@ -6,21 +7,83 @@ good as the one in it, and caches are emptied before equal meshes, one built aft
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed import device_mesh
 
-from ._mesh_group_names import group_names
-from ._mesh_state import shared_state
-from ._mesh_traced import real_mesh
+from ._mesh_state import group_names, shared_state
 from ._torch_caches import clear_sharding_caches
+from ._universe import making_private
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._shared_state import SharedState
+    from ._mesh_state import SharedState
+
+
+def real_mesh(mesh: Any) -> DeviceMesh:
+    """The mesh itself: under tracing a wrapper may come, whose attributes aren't all the mesh's."""
+    return getattr(mesh, "real_obj", mesh)
+
+
+def is_traced() -> bool:
+    """Whether dynamo reads this code. Dynamo can't make meshes; a view must be an attribute that it can guard."""
+    return torch.compiler.is_dynamo_compiling()
+
+
+def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
+    """What a method of the mesh gives, as an input of the graph: made once, when the code is compiled."""
+    name = mesh._trace_view(method, *map(_fixed, arguments))
+    return getattr(mesh._get_root_mesh()._traced_views, name)
+
+
+def whose_views(mesh: DeviceMesh) -> tuple[Any, ...]:
+    """What compiled code is guarded by beside the mesh's value: it may have names of groups in it, of views that it
+    made, too. Those of an equal mesh may be others, and are after abort()."""
+    universe = shared_state(mesh).universe
+    return group_names(mesh), universe.serial if universe is not None else None
+
+
+def _fixed(argument: Any) -> Any:
+    """The same, with numbers that the compiler would leave open: each other number makes another view."""
+    if isinstance(argument, dict):
+        return {name: _fixed(value) for name, value in argument.items()}
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_fixed, argument))
+    return operator.index(argument) if isinstance(argument, int) else argument
+
+
+def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
+    """Make a view for compiled code and keep it with the universe; returns the name by which `_traced_views` has it.
+
+    It is made once, however often the code is compiled: another rank may compile once more, or less, and a view may
+    need groups.
+    """
+    traced = shared_state(mesh).traced
+    said = f"{method}{_said(arguments)} of {mesh._stable_hash()} on {group_names(mesh)}, {making_private.get()}"
+    name = f"view_{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+    if not hasattr(traced, name):
+        setattr(traced, name, getattr(mesh, method)(*arguments))
+    return name
+
+
+def forget_views(shared: SharedState) -> None:
+    """Let compiled code make its views anew."""
+    vars(shared.traced).clear()
+
+
+def _said(argument: Any) -> str:
+    if isinstance(argument, (list, tuple)):
+        return f"({', '.join(map(_said, argument))})"
+    return (
+        f"{argument._stable_hash()} on {group_names(argument)}" if hasattr(argument, "_stable_hash") else repr(argument)
+    )
+
 
 # The root that was built last over some ranks, by these, while anybody holds it: maybe the caches alone.
 _latest: weakref.WeakValueDictionary[tuple[Any, ...], SharedState] = weakref.WeakValueDictionary()

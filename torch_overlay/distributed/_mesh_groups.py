@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh, distributed_c10d
 
-from ._group_kind import Kind
-from ._group_makers import makes_communicators
-from ._group_table import find_group
+from ._group_table import Kind, find_group
 from ._mesh_check import check_same_mesh
-from ._mesh_group_names import group_names
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import UNBOUND
-from ._mesh_state import axis_names, is_apart, shared_state, view_of
+from ._mesh_state import axis_names, group_names, is_apart, shared_state, view_of
 from ._mesh_waits import leave_line
 from ._process_groups import Request, axis_group
 from ._rank_map import short
-from ._settings import get_settings
+from ._settings import get_settings, makes_communicators
 from ._universe import (
     Universe,
     current_world,
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
 
     from ._mesh_input import Override
     from ._mesh_layout import _FlatLayout
-    from ._shared_state import SharedState
+    from ._mesh_state import SharedState
 
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:

@@ -9,10 +9,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
 from ._group_table import find_group
-from ._mesh_group_names import group_names
 from ._mesh_layout import _MeshLayout
 from ._mesh_state import (
     axis_names,
+    group_names,
     is_apart,
     lay_aside,
     saved_universe,
@@ -22,9 +22,9 @@ from ._mesh_state import (
     view_of,
     wait_for_world,
 )
+from ._rank_map import View
 from ._torch_layout import as_here, from_torch
 from ._universe import current_world, find_universe, join_universe
-from ._view import View
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -12,14 +12,12 @@ from torch.distributed import DistError, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
 from . import config
-from ._group_kind import Kind
-from ._group_makers import makes_communicators, members_create
-from ._group_table import Entry, GroupTable, Key, describe
+from ._group_table import Entry, GroupTable, Key, Kind, describe
 from ._member_names import compact
 from ._mesh_layout import _FlatLayout
 from ._mesh_waits import SWITCH, explained
 from ._rank_map import of_ranks
-from ._settings import get_settings
+from ._settings import get_settings, makes_communicators, members_create
 from ._torch_backend import chosen_backend
 from ._torch_groups import for_mesh
 from ._universe import Universe, making_private
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from ._mesh_input import Override
-    from ._view import View
+    from ._rank_map import View
 
 
 logger = logging.getLogger(__name__)

@@ -1,11 +1,18 @@
-"""The choices in torch.distributed.config, checked, as one frozen value."""
+"""The choices in torch.distributed.config, checked, as one frozen value; and what follows from them for who makes a
+group of a mesh: its members alone, or all ranks of the world.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.distributed import distributed_c10d
 
 from . import config
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import ProcessGroup
 
 
 class Settings(NamedTuple):
@@ -68,3 +75,20 @@ def _describes(row: tuple[Any, ...]) -> bool:
     if len(row) != 3 or not isinstance(row[0], str):
         return False
     return all(isinstance(number, (int, float)) for number in row[1:]) and row[1] > 0 and row[2] >= 0
+
+
+def members_create(world: ProcessGroup, backend: str | None) -> bool:
+    """Whether the members of a group can make it without the others.
+
+    MPI can't; a device-bound NCCL world splits, in which all ranks take part; torchcomms has its own way. With it, the
+    members make groups of the fake backend, whatever is chosen.
+    """
+    asked = (backend or distributed_c10d.get_backend(world)).lower()
+    if config.use_torchcomms and backend == "fake":
+        return True  # compiled code can't resolve numbered names beside those of splits
+    return get_settings().mesh_create_groups == "members" and not makes_communicators(world) and "mpi" not in asked
+
+
+def makes_communicators(world: ProcessGroup) -> bool:
+    """Whether a group has its communicator, and the memory of one, from the moment it is made."""
+    return world.bound_device_id is not None or config.use_torchcomms

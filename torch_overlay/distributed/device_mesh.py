@@ -17,28 +17,46 @@ from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initia
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._mesh_abort import abort_groups
-from ._mesh_apart import mark_apart, mark_beside, mark_slice
-from ._mesh_axes import ascending, cut_axis, dim_of, is_flattened, select, select_groups, side_by_side, start_at
-from ._mesh_caches import note_root
-from ._mesh_group_names import group_names
+from ._mesh_axes import (
+    ascending,
+    cut_axis,
+    dim_of,
+    is_flattened,
+    mark_apart,
+    mark_beside,
+    mark_slice,
+    select,
+    select_groups,
+    side_by_side,
+    start_at,
+)
+from ._mesh_caches import is_traced, keep_view, note_root, real_mesh, traced_view
 from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups
 from ._mesh_input import check_device_type, check_names, normalize_overrides, read_names, read_overrides, read_sizes
 from ._mesh_layout import _MeshLayout
 from ._mesh_pickle import OfTheRank, load_state, saved_state
 from ._mesh_ranks import check_in_world, read_view
-from ._mesh_state import copy_mesh, join_state, make_view, make_window, shared_state, thread_id, view_of, whose_groups
-from ._mesh_traced import is_traced, keep_view, real_mesh, traced_view
+from ._mesh_state import (
+    copy_mesh,
+    group_names,
+    join_state,
+    make_view,
+    make_window,
+    shared_state,
+    thread_id,
+    view_of,
+    whose_groups,
+)
 from ._process_groups import Request, axis_group
-from ._rank_map import RankMap, Window
+from ._rank_map import RankMap, View, Window
 from ._torch_layout import axis_from_torch, from_torch, to_torch
 from ._universe import current_world
-from ._view import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ._mesh_input import Override
-    from ._shared_state import TracedViews
+    from ._mesh_state import TracedViews
 
 _Names = tuple[str, ...]
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from .. import options
 from ..choices import Choices
 from ..compat.tensor_mesh import as_views
-from ..distributed._mesh_traced import real_mesh
+from ..distributed._mesh_caches import real_mesh
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._specs import read_cuts

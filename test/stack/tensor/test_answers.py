@@ -19,7 +19,7 @@ from torch_overlay.distributed.tensor._planner.plan import without_sizes
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather
 from torch_overlay.distributed.tensor._question import Question
-from torch_overlay.distributed.tensor._spelling import pads_step_by_step
+from torch_overlay.distributed.tensor._specs import pads_step_by_step
 
 
 class TestAnswers(TestCase):

@@ -21,9 +21,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_overlay.distributed import config
 from torch_overlay.distributed._universe import private_groups
 from torch_overlay.distributed.tensor import _pack
-from torch_overlay.distributed.tensor._exchange import all_to_all, landing
-from torch_overlay.distributed.tensor._joint_groups import Group, at_hand
-from torch_overlay.distributed.tensor._own_part import Apart, all_to_all_by_size
+from torch_overlay.distributed.tensor._exchange import (
+    Apart,
+    all_to_all,
+    all_to_all_by_size,
+    all_to_all_in_rounds,
+    landing,
+)
+from torch_overlay.distributed.tensor._joint_groups import Group, Site, at_hand
 from torch_overlay.distributed.tensor._pack import (
     Place,
     assembled,
@@ -37,8 +42,6 @@ from torch_overlay.distributed.tensor._planner.grids import Grid
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import AllToAll
 from torch_overlay.distributed.tensor._question import Question, why_not
-from torch_overlay.distributed.tensor._rounds import all_to_all_in_rounds
-from torch_overlay.distributed.tensor._site import Site
 
 
 class TestSite(TestCase):

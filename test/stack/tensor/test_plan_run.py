@@ -26,9 +26,8 @@ from torch_overlay.distributed.tensor._planner.steps import (
     Narrow,
     ReduceScatter,
 )
-from torch_overlay.distributed.tensor._run import runners
-from torch_overlay.distributed.tensor._specs import norm_ended, norm_made, read_cuts
-from torch_overlay.distributed.tensor._spelling import gathered, scattered
+from torch_overlay.distributed.tensor._program import runners
+from torch_overlay.distributed.tensor._specs import gathered, norm_ended, norm_made, read_cuts, scattered
 
 
 class TestSpecs(TestCase):

@@ -21,8 +21,7 @@ from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Region
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from torch_overlay.distributed.tensor._program import Program, make_program
 from torch_overlay.distributed.tensor._question import Question
-from torch_overlay.distributed.tensor._specs import gathers_step_by_step
-from torch_overlay.distributed.tensor._spelling import same_step_by_step
+from torch_overlay.distributed.tensor._specs import gathers_step_by_step, same_step_by_step
 
 
 class TestProgram(DTensorOpTestBase):

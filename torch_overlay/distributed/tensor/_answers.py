@@ -16,15 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from .._mesh_state import shared_state
-from .._shared_state import Remembered, states
+from .._mesh_state import Remembered, shared_state, states
 from ._planner.cost import collectives
 from ._planner.plan import flatten_call, shared_plan
 from ._planner.regions import NotPlanned
 from ._planner.steps import Collective
 from ._program import Program, make_program, tell
 from ._question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
-from ._spelling import pads_step_by_step
+from ._specs import pads_step_by_step
 from ._symbolic import only_reduces, plan_open_sizes
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from torch.distributed.tensor import _dtensor_spec as torch_spec
 
 from .. import config
 from .._kept import keep
-from .._mesh_caches import as_good_as
-from .._mesh_group_names import group_names
+from .._mesh_caches import as_good_as, real_mesh
 from .._mesh_groups import joint_group_name
-from .._mesh_traced import real_mesh
+from .._mesh_state import group_names
 from .._settings import get_settings
 from ._joint_groups import joint_axes
 

@@ -2,13 +2,18 @@
 
 For example, rows of a 4 x 4 tensor become columns on four ranks: each packs its row, four pieces of one element, sends
 one to each member of the group, itself included, and makes a column of the four that arrive.
+
+Of a large one a rank's own part stays where it is until the others' parts have come: it is copied once, and takes no
+memory in what is sent and in what arrives. A very large one goes in rounds: one part of each piece is packed, sent and
+put in its place before the next one. The result is made first, and each part goes straight where it belongs.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
@@ -21,6 +26,7 @@ from ._pack import (
     Stages,
     as_bytes,
     assembled,
+    is_large,
     joined,
     may_change,
     nothing_of,
@@ -30,15 +36,16 @@ from ._pack import (
     view_of,
 )
 from ._planner.grids import grids, talkers
-from ._planner.regions import in_runs
+from ._planner.plan import parts
+from ._planner.regions import Box, in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ._joint_groups import Group
+    from ._pack import Local, Place, Stages
     from ._planner.grids import Grid
-    from ._planner.regions import Box
-    from ._planner.steps import AllToAll, Piece
+    from ._planner.steps import AllToAll, Piece, ReduceScatter
 
 _functional = torch.ops._c10d_functional
 
@@ -182,3 +189,125 @@ def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
     for piece in pieces:
         counts[group.places[piece.member]] += piece.box.elements
     return counts
+
+
+class Apart(NamedTuple):
+    """What goes to the others, or came from them; the rank's own part, a view of the local tensor, which must not
+    change until `land` has it; and what to do with both."""
+
+    flat: torch.Tensor
+    own: torch.Tensor
+    exchange: Local
+    land: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def all_to_all_by_size(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
+    """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
+    pack, exchange, land = all_to_all(step, place, group, finish)
+    elements = max(place.held.elements, place.wanted.elements)
+    others = functools.cache(lambda: _others(step, place, group, finish))  # made for the first large one
+
+    def start(local: torch.Tensor) -> torch.Tensor | Apart:
+        apart = others() if is_large(local, elements) else None
+        return pack(local) if apart is None else apart(local)
+
+    def send(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
+        return sent._replace(flat=sent.exchange(sent.flat)) if isinstance(sent, Apart) else exchange(sent)
+
+    def end(came: torch.Tensor | Apart) -> torch.Tensor:
+        return came.land(came.flat, came.own) if isinstance(came, Apart) else land(came)
+
+    return start, send, end
+
+
+def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
+    """Packs all but the rank's own part; None where it has none, or has only this to send or to get."""
+    own = step.member(place.coordinate)
+    sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
+    sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
+    if not sent or not received or len(received) == len(receives):
+        return None
+    (kept,) = [piece.box for piece in sends if piece.member == own]
+    exchanged = splits(sent, group), splits(received, group)
+    pack, exchange = pack_pieces(sent, group), swap(*exchanged, group, finish)
+    land = landing(step, receives, exchanged[1], group, place.wanted.length, own)
+    return lambda local: Apart(pack(local), part(local, kept), exchange, land)
+
+
+class _Round(NamedTuple):
+    """What one round does.
+
+    Attributes:
+        exchange: from the local tensor, and the result so far, to what arrived.
+        land: into the result, what arrived and what stays of the local tensor.
+    """
+
+    exchange: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    land: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def all_to_all_in_rounds(step: AllToAll, place: Place, group: Group) -> Local:
+    """The whole of an all-to-all."""
+    own = step.member(place.coordinate)
+    sends = _in_parts(step.sends(place.coordinate), step.rounds)
+    receives = _in_parts(step.receives(place.coordinate), step.rounds)
+    rounds = [_one_round(step, *pieces, own, group) for pieces in zip(sends, receives, strict=True)]
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        whole = local.new_empty(place.wanted.length)
+        for exchange, land in rounds:
+            land(whole, exchange(local, whole), local)
+        return whole
+
+    return run
+
+
+def _in_parts(pieces: Sequence[Piece], rounds: int) -> list[list[Piece]]:
+    """What each round moves of these pieces, in their order; pieces without elements are left out."""
+    found: list[list[Piece]] = [[] for _ in range(rounds)]
+    for piece in pieces:
+        for number, box in enumerate(parts(piece.box.length, rounds)):
+            if 0 not in box.length:
+                found[number].append(piece._replace(box=_placed(box, piece.box)))
+    return found
+
+
+def _placed(box: Box, outer: Box) -> Box:
+    """A box that was counted from the first element of another, counted as that one is."""
+    return Box(tuple([start + at for start, at in zip(outer.start, box.start, strict=True)]), box.length)
+
+
+def _one_round(step: AllToAll, sends: Sequence[Piece], receives: Sequence[Piece], own: int, group: Group) -> _Round:
+    sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
+    kept = next((piece.box for piece in sends if piece.member == own), None)
+    outgoing, incoming = splits(sent, group), splits(received, group)
+    pack = never_nothing(pack_pieces(sent, group), outgoing, incoming, group, group.places[own])
+    send = swap(outgoing, incoming, group, _functional.wait_tensor)
+    landing = offsets(receives, incoming, group, own)
+
+    def exchange(local: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        return send(pack(local, whole))
+
+    def land(whole: torch.Tensor, came: torch.Tensor, local: torch.Tensor) -> None:
+        combine(whole, came, landing, step.op, None if kept is None else part(local, kept))
+
+    return _Round(exchange, land)
+
+
+def reduce_scatter_in_rounds(step: ReduceScatter, place: Place, group: Group) -> Local:
+    """The whole of a reduce-scatter whose pieces are all alike."""
+    pieces = sorted(step.pieces(place.coordinate), key=lambda piece: group.places[piece.member])
+    rounds = parts(place.wanted.length, step.rounds)
+    op, size, name = step.op, step.ranks, group.name
+
+    def reduced(pieces: list[torch.Tensor]) -> torch.Tensor:
+        return _functional.wait_tensor(_functional.reduce_scatter_tensor(joined(pieces), op, size, name))
+
+    def run(local: torch.Tensor) -> torch.Tensor:
+        whole = local.new_empty(place.wanted.length)
+        for some in rounds:
+            target = part(whole, some)
+            target.copy_(reduced([part(local, _placed(some, piece.box)) for piece in pieces]).view(target.shape))
+        return whole
+
+    return run

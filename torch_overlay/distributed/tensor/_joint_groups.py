@@ -3,28 +3,63 @@
 All ranks answer alike, since the answer follows from the mesh calls of the universe and the options; which groups other
 meshes have, or which are still alive, has no part in it. In which order a group holds its ranks is its own affair;
 `Group` says at which place each member of the joint axes sits.
+
+A mesh stands in caches as its site: the mesh as one rank sees it, as a value, so that the mesh may go.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
 from .._group_table import find_group
-from .._mesh_group_names import group_names
-from .._mesh_groups import joint_group_name, sets_of_axes
+from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
 from .._mesh_pickle import UNBOUND
-from .._mesh_state import axis_names, shared_state, view_of
+from .._mesh_state import axis_names, group_names, shared_state, view_of
+from .._settings import Settings, get_settings
 from ._planner.regions import NotPlanned
-from ._site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
+    from .._rank_map import View
+
+
+class Site(NamedTuple):
+    """Where a redistribution happens: a mesh as this rank sees it.
+
+    Attributes:
+        view: the mesh's layout over the ranks of its universe.
+        names: of its axes, or None.
+        coordinate: of this rank.
+        groups: the names of this rank's groups, by axis.
+        joint: which groups over several axes its universe has, see `joint_groups_known`.
+        settings: the options in force.
+    """
+
+    view: View
+    names: tuple[str, ...] | None
+    coordinate: tuple[int, ...]
+    groups: tuple[str, ...]
+    joint: tuple[Any, ...]
+    settings: Settings
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> Site:
+        """Of a mesh that has groups and this rank."""
+        return Site(
+            view_of(mesh),
+            mesh._mesh_dim_names,
+            tuple(mesh._coordinate_on_dim or ()),
+            tuple(group_names(mesh) or ()),
+            joint_groups_known(mesh),
+            get_settings(),
+        )
 
 
 REMEMBERED = 1024  # meshes of one universe

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from .._mesh_traced import real_mesh
+from .._mesh_caches import real_mesh
 from ._answers import remembered, why_not_planned
 from ._program import Program
 from ._question import Question

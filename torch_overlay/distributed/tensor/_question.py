@@ -14,8 +14,8 @@ from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute
 
 from .. import config
-from .._mesh_group_names import group_names
-from ._site import Site
+from .._mesh_state import group_names
+from ._joint_groups import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .._kept import keep
-from .._mesh_caches import as_good_as
-from .._mesh_traced import real_mesh
+from .._mesh_caches import as_good_as, real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._program import NOT_OF_COMPLEX
