@@ -126,7 +126,8 @@ class Transfer:
             check: compare the values of plain tensors, and of pieces with one place, that several ranks give, as when
                 the Transfer was made; reads all of them. The same on all ranks.
             async_op: go on in the background, and return what to `wait()` for: until then the targets are undefined,
-                and until its `sent()` is true the sources are read. Errors come from `wait()`. On the CPU.
+                and until its `sent()` is true the sources are read. Errors come from `wait()`. On a thread, and on a
+                GPU by a stream of its own.
             snapshot: send the sources' values of now, from copies that the budget has room for, so that they may
                 change at once.
 
@@ -138,6 +139,15 @@ class Transfer:
             RuntimeError: the Transfer is closed, or is running; or a rank failed: says whether targets were written.
         """
         return self._route.run(only, version, check, async_op, snapshot)
+
+    def refuse(self, why: str) -> None:
+        """Say in place of `run` that this rank can't, since its step failed for example. The run of the others is a
+        ValueError on all of them that names this rank and says why; nothing was sent, and the next run is as any.
+
+        Raises:
+            RuntimeError: the Transfer is closed, or is running; or a rank didn't come within the timeout.
+        """
+        self._route.refuse(why)
 
     def bind(self, source: Any = None, target: Any = None) -> None:
         """Take the tensors of these trees from now on, for those that were given before; a side that is None stays.

@@ -1,7 +1,8 @@
-"""Runs in the background: the program goes on, and its changes of the sources are seen."""
+"""Runs in the background: the program goes on, and its changes of the sources are seen. What a rank refuses."""
 
 import gc
 import threading
+import time
 import weakref
 from unittest import mock
 
@@ -68,6 +69,54 @@ class BackgroundCases:
         gc.collect()
         self.assertEqual([each() for each in kept], [None])
 
+    def test_sources_may_change_when_they_are_sent_before_the_end(self):
+        """Servers that take their time to land hold no trainer's step up. A large piece goes from tensor to tensor."""
+        mesh = make_root(range(4), (4,), ("dp",))
+        weights = {
+            name: distribute_tensor(torch.ones(rows, 256), mesh, [Shard(0)], src_data_rank=None)
+            for name, rows in (("small", 8), ("large", 1024))
+        }
+        source, target = weights, {name: torch.zeros(tensor.shape) for name, tensor in weights.items()}
+        source, target = (source, None) if self.rank < 4 else (None, target)
+        go, land = threading.Event(), Exchanges._land
+
+        def waits(exchanges, *given):
+            assert go.wait(20)
+            land(exchanges, *given)
+
+        with torch_overlay.Transfer(source, target) as sync, mock.patch.object(Exchanges, "_land", waits):
+            self.assertEqual(sync.exchanges, 1)
+            work, until = sync.run(async_op=True), time.monotonic() + 20
+            while source and not work.sent() and time.monotonic() < until:
+                time.sleep(0.01)
+            if source:
+                self.assertTrue(work.sent() and not work.is_completed())
+                for tensor in weights.values():
+                    tensor.add_(1.0)
+            dist.barrier()
+            go.set()
+            work.wait()
+        for tensor in (target or {}).values():
+            self.assertTrue(bool((tensor == 1).all()))
+
+    def test_a_rank_that_refuses_a_run_is_named_with_its_reason(self):
+        _, source, target = self.sides()
+        with torch_overlay.Transfer(source, target) as sync:
+            for async_op in (False, True):
+                if self.rank == 1:
+                    sync.refuse("out of memory in step 7")
+                else:
+                    words = "nothing was sent: rank 1: out of memory in step 7. It runs"
+                    with self.assertRaisesRegex(ValueError, words):
+                        work = sync.run(version=7 if source else None, async_op=async_op)
+                        if work is not None:
+                            work.wait()
+            sync.run()
+        if target:
+            self.assertEqual(target["w"], torch.arange(24.0).reshape(8, 3))
+        with self.assertRaisesRegex(RuntimeError, "This Transfer is closed"):
+            sync.refuse("late")
+
     def test_a_step_meanwhile_is_seen_on_all_ranks(self):
         weight, source, target = self.sides()
         go = threading.Event()
@@ -110,6 +159,7 @@ class BackgroundCases:
         go = threading.Event()
         with torch_overlay.Transfer(source, target) as sync, held(go):
             work = sync.run(async_op=True, snapshot=True)
+            self.assertTrue(work.sent())
             if source:
                 (weight * weight).sum().backward()
                 optimizer.step()

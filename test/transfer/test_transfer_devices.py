@@ -1,5 +1,6 @@
 """What ranks tell one another lies where their tensors lie, whatever accelerator the host has."""
 
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from mesh_harness import fake_world
 from torch_overlay.distributed.tensor._planner.regions import Box
 from torch_overlay.transfers import full_state
 from torch_overlay.transfers._planner.schedule import Load
+from torch_overlay.transfers.background import Running
 from torch_overlay.transfers.groups import timeout_of
 from torch_overlay.transfers.route import Route
 from torch_overlay.transfers.runs import runs_of
@@ -46,6 +48,55 @@ def test_a_transfer_asks_where_its_own_tensors_are():
     assert route._device == torch.device("cuda", 1)
     route._targets = [None]
     assert route._device == torch.device("cuda")
+
+
+def test_a_run_in_the_background_of_a_gpu_has_a_stream_of_its_own(monkeypatch):
+    """It begins after what the program's stream has, and this one goes on after it; the sources are read as long as
+    the stream isn't that far, whatever the thread does."""
+    said, reached, here = [], set(), threading.local()
+
+    class Stream:
+        def __init__(self, device, name="own"):
+            self.device, self.name = device, name
+
+        def wait_stream(self, other):
+            said.append(f"{self.name} after {other.name}")
+
+        def wait_event(self, event):
+            said.append(f"{self.name} after {event.name}")
+
+        def record_event(self):
+            name = f"{self.name} {len(said)}"
+            said.append(name)
+            return SimpleNamespace(name=name, query=lambda: name in reached)
+
+        def __enter__(self):
+            here.stream = self.name
+
+        def __exit__(self, *error):
+            here.stream = None
+
+    program = Stream(torch.device("cuda:1"), "program")
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: program)
+
+    def job(sent):
+        said.append(f"runs on {here.stream}")
+        sent()
+
+    work = Running(job, lambda: said.append("ended"), torch.device("cuda:1"))
+    work.wait()
+    events = ["own 2", "own 3", "ended", "program after own 3"]
+    assert said == ["own after program", "runs on own", *events]
+    for event, state in ((None, (False, False)), ("own 2", (True, False)), ("own 3", (True, True))):
+        reached.add(event)
+        assert (work.sent(), work.is_completed()) == state
+    work.precede()
+    assert said[-1] == "program after own 3"
+    copied = Running(job, lambda: None, torch.device("cuda:1"), is_sent=True)
+    assert copied.sent() and not copied.is_completed()
+    copied.wait()
+    assert copied.sent()
 
 
 def test_nobody_is_called_silent_where_others_hear_of_no_failure(monkeypatch):

@@ -136,8 +136,11 @@ class Exchanges:
             most = max(most, out.size + into.size + following[0], into.size + sum(following))
         return most
 
-    def run(self, sources: Locals, targets: Locals) -> None:
+    def run(self, sources: Locals, targets: Locals, sent: Callable[[], None] = lambda: None) -> None:
         """Write what the targets lack, and copy what they have in their sources.
+
+        Args:
+            sent: called as soon as no source is read any more.
 
         Raises:
             Torn: an exchange failed when something was written.
@@ -148,8 +151,10 @@ class Exchanges:
         self._find_blocks(sources, targets, wires)
         self._landed, self._is_written = 0, False
         try:
-            self._exchange(sources, targets)
+            self._exchange(sources, targets, sent)
             self._copy_kept(sources, targets)
+            if self._kept or not self.count:
+                sent()
         except Exception as error:
             self._buffers.forget()
             said = f"exchange {self._landed + 1} of {self.count} failed: {error}"
@@ -159,11 +164,11 @@ class Exchanges:
                 raise RuntimeError(said) from error
             raise
 
-    def _exchange(self, sources: Locals, targets: Locals) -> None:
+    def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
         running = self._start(0, self._packed(0, sources), sources, targets) if self.count else None
         for number in range(1, self.count + 1):
             packed = self._packed(number, sources) if number < self.count else None
-            came = self._came(number - 1, running)  # what was sent is free before more is asked for
+            came = self._came(number - 1, running, sent)  # what was sent is free before more is asked for
             if packed is not None:
                 running, packed = self._start(number, packed, sources, targets), None
             self._is_written = True
@@ -195,12 +200,14 @@ class Exchanges:
             into, out = [size + one for size, one in zip(into, own, strict=True)], own
         return dist.all_to_all_single(came, packed, [*into], [*out], group=self.team.group, async_op=True)
 
-    def _came(self, number: int, running: InFlight | None) -> torch.Tensor:
+    def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
         """What an exchange brought in its buffer, when it is done."""
         if running is None:
             raise AssertionError("an exchange runs until its successor has begun")
         with self._span(number, "wait"):
             running.finish()
+            if number == self.count - 1 and not self._kept:
+                sent()  # what this rank gets comes later
             running.work.wait()
         self._buffers.give(running.sent)
         return running.came

@@ -14,7 +14,7 @@ from ..show.words import counted
 from ._planner.flow import Flow, held, moves_of
 from ._planner.reductions import Part, phases
 from ._planner.schedule import Schedule
-from .background import Running, copies
+from .background import Running, copies, keep_for_this_stream
 from .current import Current, Word, locals_of, names_of, whole_number
 from .descriptions import SIDES, Description, agreed, describe, unlike
 from .exchanges import Buffers, Exchanges, Torn
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..distributed.tensor._planner.regions import Box
+    from .background import Job
     from .given import Given, Names
     from .meeting import Meeting
     from .runs import Locals
@@ -184,43 +185,61 @@ class Route:
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Running | None:
         """Read the sources and write the targets. Raises as `Transfer.run`."""
-        if not self._running.acquire(blocking=False):
-            raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
+        self._take_turn()
         begun = None
         try:
-            if self._is_closed:
-                raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
             if async_op:
-                self._refuse_async()
+                self._refuse_pending()
             job = self._begin(only, version, check, async_op, snapshot)
             if async_op:
-                begun = self._last = Running(job, self._running.release)
+                device = self._device if self.traffic else torch.device("cpu")
+                begun = self._last = Running(job, self._running.release, device, is_sent=snapshot)
                 return begun
-            job()
+            job(lambda: None)
         finally:
             if begun is None:
                 self._running.release()
         return None
 
-    def _refuse_async(self) -> None:
-        """ValueError, on all ranks, where a run in the background would do what it may not."""
+    def refuse(self, why: str) -> None:
+        """Say in place of a run that this rank can't take part. See `Transfer.refuse`."""
+        self._take_turn()
+        try:
+            if self.traffic:
+                self._run(Word([why]), (), [], [], lambda: None)
+        except ValueError:
+            pass  # as all ranks have it
+        finally:
+            self._running.release()
+
+    def _take_turn(self) -> None:
+        """RuntimeError if it runs in another thread, or is closed; else nobody else runs it until `_running` is
+        released."""
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError("This Transfer is running, and runs go one at a time. Wait for that one to end.")
+        if self._is_closed:
+            self._running.release()
+            raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
+
+    def _refuse_pending(self) -> None:
+        """ValueError, on all ranks, where a run in the background would need groups that the program uses."""
         pending = [leg.tensor.name for leg in self.legs if leg.reduction is not None]
         if pending:
             raise ValueError(
                 f"The sources {', '.join(map(repr, pending))} are pending, and are reduced by the groups of their "
                 "mesh, which the program uses meanwhile: redistribute them before, or run without async_op."
             )
-        if self.tensors and self.tensors[0].source.device != "cpu":
-            raise NotImplementedError("Runs in the background are for tensors on the CPU. Run without async_op.")
 
     def _begin(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
-    ) -> Callable[[], None]:
+    ) -> Job:
         """Look at the tensors of this moment; returns what is to be done with them. What is wrong goes into the word,
         so that all ranks hear of it."""
         if not self.traffic:
-            return lambda: None
+            return lambda sent: None
         last, self._last = self._last, None
+        if last is not None:
+            last.precede()
         names, problems = names_of(only)
         version, odd = whole_number(version)
         numbers, unknown = self._numbers(names)
@@ -233,11 +252,19 @@ class Route:
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         word = Word(problems, names, version, check, async_op)
 
-        def job() -> None:
+        def job(sent: Callable[[], None]) -> None:
+            changed: list[str] = []
+
+            def are_read() -> None:
+                changed.extend([each.changed for each, before in read if each.versions != before])
+                sent()
+
+            if async_op:
+                keep_for_this_stream((*sources, *targets))
             with span(f"Transfer of {counted(len(numbers), 'tensor')}"):
-                is_background = self._run(word, numbers, sources, targets)
+                is_background = self._run(word, numbers, sources, targets, are_read)
             if is_background:
-                self._check_unchanged([each.changed for each, before in read if each.versions != before])
+                self._check_unchanged(changed)
 
         return job
 
@@ -251,8 +278,10 @@ class Route:
             )
 
     @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
-    def _run(self, word: Word, numbers: Sequence[int], sources: Locals, targets: Locals) -> bool:
-        """Whether some rank runs in the background."""
+    def _run(
+        self, word: Word, numbers: Sequence[int], sources: Locals, targets: Locals, sent: Callable[[], None]
+    ) -> bool:
+        """Whether some rank runs in the background. Calls `sent` when no source is read any more."""
         problems: list[str] = []
         try:
             problems, said, is_background = word.agree(self._member, self._device)
@@ -261,7 +290,7 @@ class Route:
             if not problems:
                 if word.only not in self._phases:
                     self._phases[word.only] = self._planned(numbers)
-                self._carry_out(self._phases[word.only], sources, targets)
+                self._carry_out(self._phases[word.only], sources, targets, sent)
                 self.version = said
         except Exception as error:
             raise self._failed(error) from error
@@ -332,13 +361,14 @@ class Route:
         """What ranks call a failure of the run that is under way."""
         return f"{self._member.name}/run {self._runs} failed"
 
-    def _carry_out(self, phases: Phases, sources: Locals, targets: Locals) -> None:
+    def _carry_out(self, phases: Phases, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
         meshes = [None if current is None else current.mesh for current in self._sources]
         is_written = False
-        for parts, exchanges in phases:
+        for number, (parts, exchanges) in enumerate(phases, 1):
             try:
                 given = reduce_parts(parts, meshes, sources)
-                exchanges.run(given, [targets[part.number] for part in parts])
+                last = sent if number == len(phases) else lambda: None
+                exchanges.run(given, [targets[part.number] for part in parts], last)
             except Exception as error:
                 if is_written:
                     raise Torn(str(error)) from error
