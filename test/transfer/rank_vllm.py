@@ -30,7 +30,7 @@ class Source:
     """Weights on a (2, 2) mesh, FSDP x TP: rows over both, or columns over the second; norms replicated."""
 
     def __init__(self, shapes):
-        self.shapes, self.round = shapes, 0
+        self.shapes, self.round, self.fails = shapes, 0, False
         self.mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
         self.metadata = []
         for name, shape in shapes.items():
@@ -49,6 +49,8 @@ class Source:
         return True
 
     def iter_local(self):
+        if self.fails:
+            raise ArithmeticError("the weights are NaN")
         for number, (name, shape) in enumerate(self.shapes.items()):
             whole = values(shape, 100 * self.round + number)
             yield name, distribute_tensor(whole, self.mesh, self._lies(shape)[0], src_data_rank=None).to_local()
@@ -62,8 +64,10 @@ class Client:
 
     def _call(self, name, info=None):
         self.store.set(f"call {self.calls}", json.dumps([name, info]))
-        self.store.wait([f"done {self.calls} {rank}" for rank in range(self.workers)])
+        said = [self.store.get(f"done {self.calls} {rank}").decode() for rank in range(self.workers)]
         self.calls += 1
+        if any(said):
+            raise RuntimeError(f"workers failed: {said}")
 
     def init_weight_transfer_engine(self, info):
         self._call("init", info)
@@ -79,21 +83,29 @@ class Client:
 
 
 def serve(engine, store, rank, calls):
-    """What a worker does when it is called."""
+    """What a worker does when it is called; its errors."""
+    errors = []
     for number in range(calls):
         name, info = json.loads(store.get(f"call {number}"))
-        if name == "init":
-            engine.init_transfer_engine(engine.init_info_cls(**info))
-        else:
-            getattr(engine, name)(*() if info is None else (info,))
-        store.set(f"done {number} {rank}", "")
+        said = ""
+        try:
+            if name == "init":
+                engine.init_transfer_engine(engine.init_info_cls(**info))
+            else:
+                getattr(engine, name)(*() if info is None else (info,))
+        except ValueError as error:
+            said = str(error)
+            errors.append(said)
+        store.set(f"done {number} {rank}", said)
+    return errors
 
 
 class VllmCases:
     """Cases for ``EightRanks``."""
 
-    def _run(self, quantization, reloads):
-        """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights."""
+    def _run(self, quantization, reloads, fails=None):
+        """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights. Before the
+        second, one in which this trainer fails."""
         with installed(reloads), self.worlds(4, 4) as (world, rank, address):
             from torch_overlay.integrations import vllm as door
 
@@ -113,6 +125,8 @@ class VllmCases:
                 engine = kind.trainer_init(info, client=Client(store, 4), source=source)
                 for number in range(ROUNDS):
                     source.round = number
+                    if number and fails is not None:
+                        self._check_a_failure(engine, source, rank == fails)
                     engine.send_weights()
                 engine.shutdown()
                 return None
@@ -121,13 +135,20 @@ class VllmCases:
                 parallel_config=parallel, model_config=types.SimpleNamespace(quantization=quantization)
             )
             engine = self._made("WeightTransferEngineFactory")(None, config, torch.device("cpu"), model)
-            serve(engine, store, rank, 1 + 3 * ROUNDS)
-            came = engine._whole, engine._found
+            errors = serve(engine, store, rank, 1 + 3 * ROUNDS + 2 * (fails is not None))
+            came = engine._whole, engine._found, errors
             engine.shutdown()
             wanted = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
             last = 100 * (ROUNDS - 1)
             wanted.load_weights([(name, values(shape, last + n)) for n, (name, shape) in enumerate(shapes.items())])
             return model, wanted, came
+
+    def _check_a_failure(self, engine, source, fails):
+        source.fails = fails
+        kind, words = (ArithmeticError, "") if fails else ((ValueError, RuntimeError), "rank 1: ArithmeticError: ")
+        with self.assertRaisesRegex(kind, f"{words}the weights are NaN"):
+            engine.send_weights()
+        source.fails = False
 
     def _made(self, factory):
         import vllm.distributed.weight_transfer.factory as factories
@@ -139,7 +160,7 @@ class VllmCases:
         reloads = []
         done = self._run(None, reloads)
         if done is not None:
-            model, wanted, (whole, found) = done
+            model, wanted, (whole, found, _) = done
             self.assertEqual((whole, found.whole, reloads), ({}, {}, []))
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
@@ -148,9 +169,17 @@ class VllmCases:
         reloads = []
         done = self._run("fp8", reloads)
         if done is not None:
-            model, wanted, (whole, found) = done
+            model, wanted, (whole, found, _) = done
             self.assertEqual(reloads, ["begun", "done"] * ROUNDS)
             self.assertEqual((len(found.direct), len(whole)), (0, len(model.checkpoint())))
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_a_trainer_that_fails_is_named_to_all_and_the_next_round_is_as_any(self):
+        done = self._run(None, [], fails=1)
+        if done is not None:
+            model, wanted, (_, _, (error,)) = done
+            self.assertIn("nothing was sent: rank 1: ArithmeticError: the weights are NaN", error)
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
 

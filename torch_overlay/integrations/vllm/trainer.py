@@ -93,7 +93,13 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         return engine
 
     def send_weights(self) -> None:
-        """One round: the source's weights of now, into all workers. Called on each trainer's rank."""
+        """One round: the source's weights of now, into all workers. Called on each trainer's rank.
+
+        Raises:
+            ValueError: on all trainers and workers, before anything is sent: another trainer's source failed; says
+                whose and how. On the one that failed, its own error. The next round is as any.
+            RuntimeError: a rank didn't come within the timeout, or the engine was shut down.
+        """
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' was shut down.")
         transfer = self._transfer
@@ -103,8 +109,8 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         def send() -> None:
             try:
                 transfer.bind(source=self._pieces())
-            except BaseException:
-                self.shutdown()  # else the others would wait for this rank until their timeout
+            except Exception as error:
+                transfer.refuse(f"{type(error).__name__}: {error}")
                 raise
             transfer.run()
 
