@@ -9,6 +9,7 @@
     python tools/bench.py transfer               340 parameters made whole, one by one and all at once
     python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
     python tools/bench.py limits                 transfers beside bare collectives of the same bytes
+    python tools/bench.py steps                  a training step with its weights' way to the servers behind it
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
@@ -43,6 +44,7 @@ BENCHES = (
     "transfer",
     "weights",
     "limits",
+    "steps",
     "full_state",
     "memory",
     "overhead",

@@ -168,6 +168,14 @@ def test_memory(bench):
     assert [target["met"] for target in found["targets"]] == [True]
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="starts a job of eight ranks: only at night")
+def test_steps(bench):
+    found = bench("steps", "--layers", "1", "--width", "16", "--tokens", "4", "--rounds", "1")
+    times = found["facts"]["steps"]
+    assert times["wrong"] == 0 and times["bytes"] == 512
+    assert all(times[kind] > 0 for kind in ("no sync", "run() before the step", "behind the step"))
+
+
 def test_overhead(bench):
     found = bench("overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
     for kind in ("plan hit", "plan miss", "plan first"):

@@ -22,6 +22,7 @@ from rank_transfers import TransferCases
 from rank_trees import TreeCases
 from rank_vllm import VllmCases
 from rank_weights import WeightCases
+from rank_world_recipes import WorldRecipeCases
 from way import needs_package
 
 
@@ -46,6 +47,7 @@ class TestTransferOnEightRanks(
     VllmCases,
     StreamCases,
     WeightCases,
+    WorldRecipeCases,
     EightRanks,
 ):
     """Each method runs on all eight ranks, in a world of its own."""
