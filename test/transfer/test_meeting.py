@@ -1,10 +1,14 @@
 """What the ranks of a meeting ask of the store; one rank runs, and the words of the others are there."""
 
 import collections
+import contextlib
 import datetime
 import hashlib
 import json
+import socket
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import torch_overlay
 from torch_overlay.transfers.descriptions import describe
 from torch_overlay.transfers.given import digest
 from torch_overlay.transfers.meeting import Meeting
@@ -112,3 +117,49 @@ def test_a_digest_sees_each_bit_and_its_place(size):
 def test_a_digest_is_no_sum_of_products(one, other, dtype):
     """Of which a tensor and its negative have the same."""
     assert digest(torch.tensor(one, dtype=dtype)) != digest(torch.tensor(other, dtype=dtype))
+
+
+@contextlib.contextmanager
+def port_of(listens):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        if listens:
+            free.listen()
+            yield free.getsockname()[1]
+            return
+        port = free.getsockname()[1]
+    yield port
+
+
+def test_another_program_that_listens_there_is_no_rank_0():
+    """It takes connections and says nothing; torch's own store would wait for it without a limit."""
+    begun = time.monotonic()
+    with port_of(listens=True) as port, pytest.raises(RuntimeError, match="didn't answer as rank 0 does, within 1 s"):
+        torch_overlay.meet(f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout=1)
+    assert time.monotonic() - begun < 10
+
+
+def connected(port):
+    """To who listens there, when that has begun."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=20)
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+def test_a_stranger_who_talks_at_the_port_keeps_nobody_from_meeting():
+    with port_of(listens=False) as port, ThreadPoolExecutor(2) as ranks, contextlib.ExitStack() as strangers:
+        how = {"world_size": 2, "timeout": 20, "key": "key"}
+        coming = [ranks.submit(torch_overlay.meet, f"tcp://127.0.0.1:{port}", rank=0, **how)]
+        for _ in range(5):
+            stranger = strangers.enter_context(connected(port))
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 20)
+        coming.append(ranks.submit(torch_overlay.meet, f"tcp://127.0.0.1:{port}", rank=1, **how))
+        places = [each.result() for each in coming]
+        meetings = [place.meeting("A test") for place in places]
+        said = [*ranks.map(lambda each: each.say(each.rank), meetings)]
+        assert said == [{0: 0, 1: 1}] * 2
+        [*ranks.map(lambda place: place.close(), places)]

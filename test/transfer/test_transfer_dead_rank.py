@@ -1,69 +1,70 @@
-"""A rank that is really killed in the middle of a run: the others are told which one, in time, and what was written."""
+"""A rank that is really killed: the others are told which one, in time, and what was written."""
 
 import os
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 
 import forks
 
 RANKS, DEAD, TIMEOUT = 4, 2, 6
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
 
 
-def one_rank(rank, folder, port, answers):
+def sides(mesh):
+    """The source and the target; of many exchanges, within a small budget."""
     import torch
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    return [
+        [distribute_tensor(value, mesh, placements, src_data_rank=None)]
+        for value, placements in ((torch.ones(1 << 14), [Shard(0)]), (torch.zeros(1 << 14), [Replicate()]))
+    ]
+
+
+def killed_at(cls, name, is_time=lambda *given: True):
+    """This process ends where it calls a method, when it is time."""
+    method = getattr(cls, name)
+
+    def dies(*given):
+        if is_time(*given):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*given)
+
+    return mock.patch.object(cls, name, dies)
+
+
+def one_rank(rank, folder, answers):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     import torch_overlay
     from torch_overlay.transfers.exchanges import Exchanges
 
     torch_overlay.enable()
-    size, world = (RANKS, 0) if port is None else (RANKS // 2, rank // 2)
-    store = dist.FileStore(f"{folder}/store {world}", size)
-    dist.init_process_group("gloo", store=store, rank=rank % size, world_size=size, timeout=timedelta(seconds=TIMEOUT))
-    mesh = init_device_mesh("cpu", (size,))
-    source, target = [
-        [distribute_tensor(value, mesh, placements, src_data_rank=None)]
-        for value, placements in ((torch.ones(1 << 14), [Shard(0)]), (torch.zeros(1 << 14), [Replicate()]))
-    ]
-    place = None
-    if port is not None:
-        source, target = (source, None) if world == 0 else (None, target)
-        place = torch_overlay.meet(f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=TIMEOUT)
-    transfer = torch_overlay.Transfer(source, target, budget=1 << 15, group=place)
+    store, timeout = dist.FileStore(f"{folder}/store", RANKS), timedelta(seconds=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
+    transfer = torch_overlay.Transfer(*sides(init_device_mesh("cpu", (RANKS,))), budget=1 << 15)
     assert transfer.exchanges > 3
-    start = Exchanges._start
-
-    def dies(self, number, *given):
-        if rank == DEAD and number == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return start(self, number, *given)
-
-    Exchanges._start = dies
-    begun = time.monotonic()
-    try:
-        transfer.run()
-    except RuntimeError as error:
-        answers.put((rank, time.monotonic() - begun, str(error)))
-        if place is not None and rank == 0:  # which keeps the store by which the others find out
-            time.sleep(TIMEOUT + 6)
+    with killed_at(Exchanges, "_start", lambda _, number, *given: rank == DEAD and number == 2):
+        begun = time.monotonic()
+        try:
+            transfer.run()
+        except RuntimeError as error:
+            answers.put((rank, time.monotonic() - begun, str(error)))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
-@pytest.mark.parametrize("worlds", [1, 2])
-def test_the_living_name_the_dead(tmp_path, worlds):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1] if worlds == 2 else None
+def test_the_living_name_the_dead(tmp_path):
     context = forks.context()
     answers = context.Queue()
-    given = str(tmp_path), port, answers
-    processes = [context.Process(target=one_rank, args=(rank, *given), daemon=True) for rank in range(RANKS)]
+    processes = [
+        context.Process(target=one_rank, args=(rank, str(tmp_path), answers), daemon=True) for rank in range(RANKS)
+    ]
     for process in processes:
         process.start()
     heard = [answers.get(timeout=60) for _ in range(RANKS - 1)]
@@ -73,5 +74,86 @@ def test_the_living_name_the_dead(tmp_path, worlds):
     assert sorted(rank for rank, _, _ in heard) == [rank for rank in range(RANKS) if rank != DEAD]
     for _, seconds, said in heard:
         assert seconds < TIMEOUT + 5 + 2
-        assert worlds == 2 or "some targets are new and others not" in said
+        assert "some targets are new and others not" in said
         assert f"no answer any more from rank {DEAD}" in said
+
+
+# Two trainers with a world of their own and a server in none meet. Where one dies, and what the other two are told.
+PLACES = {
+    "in meet": r"A meeting of 3 .* and rank {} didn't come within 6 s",
+    "before it says what it has": r"A Transfer needs ranks 0-2, and rank {} didn't come within 6 s",
+    "in making the group": r"A Transfer over ranks 0-2 can't be made: no answer any more from rank {};",
+    "in a run": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {};",
+    "in the background": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {};",
+}
+TRAINERS, SERVER = 2, 2
+
+
+def killed_in(where):
+    from torch_overlay.transfers.exchanges import Exchanges
+    from torch_overlay.transfers.meeting import Meeting
+    from torch_overlay.transfers.place import Place
+
+    if where == "in meet":
+        return killed_at(Meeting, "say")
+    if where == "before it says what it has":
+        return killed_at(Meeting, "say", lambda meeting, _: meeting.purpose == "A Transfer")
+    if where == "in making the group":
+        return killed_at(Place, "team")
+    return killed_at(Exchanges, "_start", lambda _, number, *given: number == 2)
+
+
+def one_that_meets(rank, where, dead, folder, port, answers):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import torch_overlay
+
+    source, target = None, [torch.zeros(1 << 14)]
+    if rank < TRAINERS:
+        store = dist.FileStore(f"{folder}/store {where} {dead}", TRAINERS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS)
+        (source, _), target = sides(init_device_mesh("cpu", (TRAINERS,))), None
+    begun, says = time.monotonic(), "no error"
+    with ExitStack() as stack:
+        try:
+            if rank == dead:
+                stack.enter_context(killed_in(where))
+            place = torch_overlay.meet(f"tcp://127.0.0.1:{port}", rank=rank, world_size=3, timeout=TIMEOUT)
+            transfer = torch_overlay.Transfer(source, target, budget=1 << 14, group=place)
+            work = transfer.run(async_op=where == "in the background")
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            says = str(error)
+    answers.put((where, dead, rank, time.monotonic() - begun, says))
+    time.sleep(0 if rank else TIMEOUT + 6)  # rank 0 keeps the store by which the others find out
+
+
+def test_who_dies_at_a_place_is_named(tmp_path):
+    """A trainer or the server, at each point; all of these jobs at the same time."""
+    context, processes = forks.context(), {}
+    answers = context.Queue()
+    for where in PLACES:
+        for dead in (TRAINERS - 1, SERVER):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            for rank in range(3):
+                given = rank, where, dead, str(tmp_path), port, answers
+                processes[where, dead, rank] = context.Process(target=one_that_meets, args=given, daemon=True)
+    for process in processes.values():
+        process.start()
+    heard = [answers.get(timeout=90) for _ in range(4 * len(PLACES))]
+    for (_, dead, rank), process in processes.items():
+        if rank == dead:
+            process.join(5)
+            assert process.exitcode == -signal.SIGKILL
+        else:
+            process.kill()
+    assert len({told[:3] for told in heard}) == len(heard)
+    for where, dead, rank, seconds, said in heard:
+        assert rank != dead and seconds < 2 * TIMEOUT + 5 + 2, (where, dead, rank, seconds)
+        with pytest.raises(RuntimeError, match=PLACES[where].format(dead)):
+            raise RuntimeError(said)

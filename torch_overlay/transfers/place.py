@@ -10,7 +10,10 @@ import secrets
 import socket
 import time
 from collections import Counter
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -207,7 +210,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
     """The store of rank 0, which may come later, or be about to close the place that was here before.
 
     Raises:
-        RuntimeError: rank 0 didn't come in time.
+        RuntimeError: rank 0 didn't come in time, or somebody else is there.
         ValueError: the place has another process of this rank, which stays, or another size.
     """
     until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
@@ -216,7 +219,9 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
         try:
             # By a plain socket first, since torch's waits aloud.
             socket.create_connection((host, port), timeout=5 * AGAIN).close()
-            store = TCPStore(host, port, None, False, place.timeout, wait_for_workers=False)
+            store = _client(host, port, place.timeout, until)
+            if store is None:
+                raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
             if not store.check(["closed"]):
                 size = int(store.compare_set("size", "", str(place.size)))
                 if size != place.size:
@@ -227,12 +232,35 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                     f"{purpose} has a rank {place.rank} already, and it didn't leave within {limit}. Each process has "
                     "a rank of its own; after a restart rank 0 closes the place, and all meet again."
                 )
+        except _Stranger:
+            raise
         except (OSError, RuntimeError) as error:
             problem = problem or RuntimeError(f"{purpose}: nobody listened there within {limit}. Is rank 0 there?")
             problem.__cause__ = error
         if time.monotonic() > until and problem is not None:
             raise problem
         time.sleep(AGAIN)
+
+
+class _Stranger(RuntimeError):
+    """Somebody listens at the address, and it isn't rank 0."""
+
+
+def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore | None:
+    """A store of who listens there; None if that doesn't answer: torch's own waits for it without a limit."""
+    made: Future[TCPStore] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(TCPStore(host, port, None, False, timeout, wait_for_workers=False))
+        except Exception as error:
+            made.set_exception(error)
+
+    Thread(target=make, name="torch_overlay meet", daemon=True).start()
+    try:
+        return made.result(max(until - time.monotonic(), AGAIN))
+    except FutureTimeout:
+        return None
 
 
 def _world() -> tuple[str | None, int]:

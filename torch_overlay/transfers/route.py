@@ -79,17 +79,34 @@ class Route:
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.legs, left)
-        self._team = self._new_team(meeting) if self.tensors else None
+        self._team: Team | None = None
         self._is_closed, self._runs = False, 0
         self._meeting: Meeting | None = meeting
         self._running = Lock()
         self._last: Running | None = None  # in the background
         self.traffic: Traffic = {}
         self.count = self.staging = 0
+        self._names = names
+        if not self.tensors:
+            return
+        try:
+            self._make(meeting, source, target)
+        except RuntimeError as error:
+            is_asked = self.tensors[0].source.device == "cpu"  # elsewhere the others met no failure, and say nothing
+            silent = silent_ranks(meeting, self.ranks, "making failed") if is_asked else []
+            if not silent:
+                raise
+            raise RuntimeError(
+                f"A Transfer over {of_ranks(self.ranks)} can't be made: no answer any more from {of_ranks(silent)}; "
+                f"{str(error).removesuffix('.')}."
+            ) from error
+
+    def _make(self, meeting: Meeting, source: Any, target: Any) -> None:
+        """The group and the plans, which ranks make together."""
+        self._team = self._new_team(meeting)
         if self._team is None:
             return
-        self._names = names
-        sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
+        sides = own_tensors(source, SIDES[0], self._names), own_tensors(target, SIDES[1])
         self._sources, self._targets = map(self._current, SIDES, sides)
         self._buffers = Buffers(self._device)
         self._phases[None] = self._planned(range(len(self.legs)))
