@@ -64,7 +64,7 @@ STAGES = (
     Stage("isolation", 75, isolation),
     Stage("memory", 75, memory),
     Stage("compile", 90, compiled),
-    Stage("train", 75, train),
+    Stage("train", 150, train),
     Stage("times", 60, times),
 )
 

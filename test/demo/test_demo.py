@@ -190,7 +190,7 @@ def test_worker_that_raises_ends_the_run():
 
 
 def test_worker_that_is_late_ends_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(command, "run", lambda screen: World("stock", RANK, 2, 0.001, overlay=False).ask("ready"))
+    monkeypatch.setattr(command, "run", lambda screen, _: World("stock", RANK, 2, 0.001, overlay=False).ask("ready"))
     assert main([]) == 1
     assert "no answer to 'ready' in 0.001 s" in capsys.readouterr().err
 
@@ -205,6 +205,51 @@ def test_worker_that_is_late_ends_the_run(monkeypatch, capsys):
 def test_arguments_that_make_no_sense_are_refused(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_said(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(command, "run", panels.gathers)
+    assert main(["--device=cuda"]) == 1
+    assert "--device cuda needs a GPU, and torch finds none" in capsys.readouterr().err
+
+
+def test_the_device_reaches_ranks_and_meshes(monkeypatch):
+    """Of each panel, and of the training; a rank takes its GPU, and NCCL only where none is shared."""
+    import torch
+
+    from torch_overlay.demo import meshes, panel_ranks
+    from torch_overlay.demo.config import Config
+
+    asked = []
+
+    class Asked(RuntimeError):
+        pass
+
+    def made(device, *sizes, **how):
+        asked.append(device)
+        raise Asked
+
+    monkeypatch.setattr(panel_ranks, "DeviceMesh", made)
+    monkeypatch.setattr(panel_ranks, "init_device_mesh", made)
+    monkeypatch.setattr(meshes.ParallelDims, "build", lambda dims, device: made(device))
+    for make, order in (("WeightsRank", "build"), ("GatherRank", "gather"), ("MeshRank", "build")):
+        rank = object.__new__(getattr(panel_ranks, make))
+        rank.device, rank.rank = "elsewhere", 0
+        try:
+            getattr(rank, order)(*[1] * (order == "gather"))
+        except Asked:
+            pass
+    with pytest.raises(Asked):
+        meshes.build_meshes(Config(device="elsewhere"))
+    assert asked == ["elsewhere"] * 4
+    used = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(torch, "set_default_device", used.append)
+    for ranks, backend in ((2, "nccl"), (4, "gloo")):
+        rank.rank, rank.ranks = 3, ranks
+        assert rank._use_gpus() == backend and used[-2:] == [1, "cuda:1"]
 
 
 def test_ranks_that_disagree_on_the_loss_are_an_error():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from . import Check, Found, Run, asked, figures
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def train(run: Run) -> Iterator[Found]:
@@ -17,7 +22,21 @@ def train(run: Run) -> Iterator[Found]:
         apart = max(abs(a - b) / abs(a) for a, b in zip(stock, ours))
         outcome = "right" if apart <= 1e-6 and ours[-1] < ours[0] else "wrong"
         yield {"check": "losses equal", "outcome": outcome, "figures": {"steps": steps, "most apart": apart}}
-    yield {"check": "the demo", "outcome": "skipped: it runs on the CPU only"}
+    yield demo(run)
+
+
+def demo(run: Run) -> Found:
+    """Its three panels with tensors on the GPU, that ranks share."""
+    found: Found = {"check": "the demo"}
+    if run.dry:
+        return found | {"outcome": "skipped: the gate has it among its tests"}
+    command = [sys.executable, "-m", "torch_overlay", "demo", "--device", run.device]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    except subprocess.TimeoutExpired as error:
+        return found | {"outcome": "hung", "text": f"{error.stdout}"[-2000:]}
+    said = (done.stdout + done.stderr)[-2000:]
+    return found | {"outcome": "raised" if done.returncode else "right", "text": said}
 
 
 def losses(mesh: Any, rank: int, steps: int) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 def act(options: argparse.Namespace) -> int:
     """The same for arguments that have been read."""
     try:
-        config = replace(TRAINED, steps=options.steps)
+        config = replace(TRAINED, steps=options.steps, device=options.device)
         if options.json and not Path(options.json).absolute().parent.is_dir():
             raise ValueError(f"the folder of {options.json} must exist")
     except ValueError as error:
@@ -35,7 +35,7 @@ def act(options: argparse.Namespace) -> int:
         return 2
     screen, start = Screen(), time.perf_counter()
     try:
-        found = train.run(config, screen) if options.train else run(screen)
+        found = train.run(config, screen) if options.train else run(screen, options.device)
     except RuntimeError as error:  # a rank failed; no torch runs in this process
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
@@ -51,9 +51,10 @@ def act(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(screen: Screen) -> dict[str, Any]:
+def run(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """All panels, each shown as soon as it is measured; what was measured."""
-    screen.say("What torch_overlay changes, on gloo processes of this machine.", "bold")
+    where = "gloo processes of this machine" if device == "cpu" else "processes with the GPUs of this machine"
+    screen.say(f"What torch_overlay changes, on {where}.", "bold")
     screen.say()
     found: dict[str, Any] = {}
     with screen.progress(panels.STEPS):
@@ -64,7 +65,7 @@ def run(screen: Screen) -> dict[str, Any]:
         ):
             if found:
                 screen.say()
-            found[measure.__name__] = measure(screen)
+            found[measure.__name__] = measure(screen, device)
             show(found[measure.__name__], screen)
     return found
 
@@ -106,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--steps", type=int, default=TRAINED.steps, metavar="N", help="of --train (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are; ranks may share a GPU"
     )
     parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
     return parser

@@ -37,6 +37,7 @@ class Config:
     seed: int = 0
     text_bytes: int = 1_000_000
     dtype: str = "float32"
+    device: str = "cpu"
     flatten: bool = False  # make the groups that the norms and whole weights lack: see `joined`
 
     def __post_init__(self) -> None:

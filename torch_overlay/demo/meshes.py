@@ -53,7 +53,7 @@ def build_meshes(config: Config) -> Meshes:
     With `config.flatten`, the axes that weights are cut along get a group together: merged collectives can use it.
     """
     dims = ParallelDims(dp_replicate=config.dp_replicate, dp_shard=config.dp_shard, tp=config.tp, ep=config.ep)
-    meshes = Meshes(dims.build("cpu"))
+    meshes = Meshes(dims.build(config.device))
     if config.flatten:
         for axes in config.joined:
             meshes.dims[axes]._flatten("_".join(axes))  # stock's name for `flatten`, and the overlay's too

@@ -23,7 +23,8 @@ class WeightsRank(Rank):
 
     def build(self) -> float:
         """Make both sides, and the Transfer; its seconds."""
-        trainer, server = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp")), DeviceMesh("cpu", [4, 5])
+        trainer = DeviceMesh(self.device, [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp"))
+        server = DeviceMesh(self.device, [4, 5])
         self.trains, self.step = self.rank < 4, 0
         cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
         names = [f"w{number}" for number in range(WEIGHTS)]
@@ -100,7 +101,7 @@ class MeshRank(Rank):
         sizes, names = ((2, 2), ("dp", "tp")) if self.rank == 0 else ((4,), ("dp",))
         start, error = time.perf_counter(), ""
         try:
-            init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            init_device_mesh(self.device, sizes, mesh_dim_names=names)
         except RuntimeError as said:
             error = str(said)
         return time.perf_counter() - start, error
@@ -111,7 +112,7 @@ class GatherRank(Rank):
 
     def gather(self, longest: int) -> dict[int, list[int] | str]:
         """What the whole vector is on this rank, for each length; the error if there was one."""
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
         mesh._flatten("dp_tp")
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
 

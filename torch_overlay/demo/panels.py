@@ -21,11 +21,11 @@ _TIMEOUT = 60.0  # of the groups of ranks that disagree, which are ended before
 STEPS = 2 + 2 * ROUNDS + 5 + 2  # of progress, in all panels
 
 
-def weights(screen: Screen) -> dict[str, Any]:
+def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """300 weights from a trainer's mesh to two servers: by hand, and by a Transfer. Neither needs the overlay."""
     screen.now("starting 6 processes, each with its own torch")
     ways = ("loop", "transfer")
-    with World("weights", f"{_RANKS}:WeightsRank", 6, overlay=False) as world:
+    with World("weights", f"{_RANKS}:WeightsRank", 6, overlay=False, device=device) as world:
         release = world.enter()
         screen.advance()
         screen.now("making 300 weights on both sides, and the Transfer")
@@ -72,14 +72,14 @@ def show_weights(found: dict[str, Any], screen: Screen) -> None:
     )
 
 
-def meshes(screen: Screen) -> dict[str, Any]:
+def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Ranks that build different meshes: what a rank that waits says on stock, under the overlay, with check_mesh."""
     screen.now("starting 3 x 4 processes that build different meshes")
     make = f"{_RANKS}:MeshRank"
     with (
-        World("stock", make, 4, overlay=False) as stock,
-        World("overlay", make, 4, overlay=True) as overlay,
-        World("check_mesh", make, 4, overlay=True, check_mesh=True) as check,
+        World("stock", make, 4, overlay=False, device=device) as stock,
+        World("overlay", make, 4, overlay=True, device=device) as overlay,
+        World("check_mesh", make, 4, overlay=True, check_mesh=True, device=device) as check,
     ):
         for world in (stock, overlay, check):
             world.enter()
@@ -131,12 +131,12 @@ def show_meshes(found: dict[str, Any], screen: Screen) -> None:
         _words(screen, raised[0][1], "    ", "green")
 
 
-def gathers(screen: Screen) -> dict[str, Any]:
+def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Vectors of each length, cut over a mesh with a flattened view and gathered: what comes, by side and length."""
     found: dict[str, Any] = {}
     for name, on in {"stock": False, "overlay": True}.items():
         screen.now(f"{name}: gathering vectors of 1 to {LONGEST} elements")
-        with World(name, f"{_RANKS}:GatherRank", 4, overlay=on) as world:
+        with World(name, f"{_RANKS}:GatherRank", 4, overlay=on, device=device) as world:
             world.enter()
             found[name] = world.ask("gather", LONGEST)[0]
             world.ask("leave")

@@ -22,16 +22,29 @@ class Rank:
 
     Args:
         overlay: whether the overlay is on, and with which options.
+        device: where the tensors are, "cpu" or "cuda"; new ones are made there by default.
     """
 
-    def __init__(self, rank: int, ranks: int, overlay: bool, timeout: float = 120.0, **options: Any) -> None:
-        self.rank, self.ranks, self.timeout = rank, ranks, timedelta(seconds=timeout)
+    def __init__(
+        self, rank: int, ranks: int, overlay: bool, timeout: float = 120.0, device: str = "cpu", **options: Any
+    ) -> None:
+        self.rank, self.ranks, self.timeout, self.device = rank, ranks, timedelta(seconds=timeout), device
         torch.set_num_threads(1)
+        self.backend = "gloo" if device == "cpu" else self._use_gpus()
         if overlay:
             torch_overlay.enable(**options)
         elif torch_overlay.is_enabled():
             raise RuntimeError("the stock run needs stock torch, but the overlay is on: start the demo without `run`")
         self.store: dist.TCPStore | None = None
+
+    def _use_gpus(self) -> str:
+        """Take a GPU in turn, for all tensors to come; the backend that ranks can have then: NCCL wants a GPU each."""
+        count = torch.cuda.device_count()
+        if not count:
+            raise RuntimeError("--device cuda needs a GPU, and torch finds none")
+        torch.cuda.set_device(self.rank % count)
+        torch.set_default_device(f"cuda:{self.rank % count}")
+        return "nccl" if count >= self.ranks else "gloo"
 
     def ready(self) -> str:
         """Answers once torch is imported and the overlay is on or off: torch's version."""
@@ -45,7 +58,7 @@ class Rank:
     def join(self, port: int) -> None:
         """Enter the world."""
         store = self.store or dist.TCPStore(LOOPBACK, port, is_master=False, timeout=self.timeout)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=self.timeout)
+        dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.ranks, timeout=self.timeout)
         dist.barrier()
 
     def leave(self) -> None:
@@ -58,6 +71,8 @@ def timed(call: Any) -> float:
     dist.barrier()
     start = time.perf_counter()
     call()
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 

@@ -27,7 +27,8 @@ class Text:
         if len(self.data) < least:
             raise RuntimeError(f"needed {least} bytes of Python sources, found {len(self.data)} in {self.folder}")
         self.digest = hashlib.sha256(self.data).hexdigest()
-        self._bytes = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+        with torch.device("cpu"):
+            self._bytes = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
 
     def _read(self, limit: int) -> bytes:
         pieces: list[bytes] = []
@@ -41,8 +42,9 @@ class Text:
         return b"".join(pieces)
 
     def batch(self, step: int, rows: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The global batch of a step as (inputs, targets), each (rows, length) int64; equal on every rank."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(len(self.data) - length, (rows, 1), generator=generator)
-        window = self._bytes[starts + torch.arange(length + 1)].long()
+        """The global batch of a step as (inputs, targets), each (rows, length) int64; equal on every rank,
+        and on the default device."""
+        generator = torch.Generator("cpu").manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(self.data) - length, (rows, 1), generator=generator, device="cpu")
+        window = self._bytes[starts + torch.arange(length + 1, device="cpu")].long().to(torch.get_default_device())
         return window[:, :-1], window[:, 1:]

@@ -23,7 +23,8 @@ def run(config: Config, screen: Screen) -> dict[str, Any]:
     screen.say_all(
         (line, "")
         for line in wrapped(
-            f"One training job, twice: {c.ranks} gloo processes learn {c.steps} steps of {c.tokens_per_step:,} bytes "
+            f"One training job, twice: {c.ranks} {'gloo' if c.device == 'cpu' else c.device} processes learn {c.steps} "
+            f"steps of {c.tokens_per_step:,} bytes "
             f"of Python with a transformer of {c.layers} layers and {c.experts} experts, by FSDP2 ({c.dp_replicate}x"
             f"{c.dp_shard}), tensor parallelism ({c.tp}) and expert parallelism ({c.ep}).",
             width=screen.width,

@@ -18,7 +18,7 @@ class TrainingRank(Rank):
     """Trains the model of a config, and counts what that takes."""
 
     def __init__(self, rank: int, ranks: int, overlay: bool, config: Config) -> None:
-        super().__init__(rank, ranks, overlay)
+        super().__init__(rank, ranks, overlay, device=config.device)
         self.config = config
 
     def build(self) -> str:
