@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import modes
+import on_device
 from width import NIGHTLY
 
+pytest_addoption, pytest_configure = on_device.add_options, on_device.pass_on
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "ci", max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW

@@ -30,7 +30,7 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TESTS = [str(ROOT / "test" / folder) for folder in ("", "isolation", "mesh", "redistribute")]
+TESTS = [str(ROOT / "test" / folder) for folder in ("", "isolation", "mesh", "redistribute", "transfer")]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools"), *TESTS]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the ranks share the cores
 
@@ -39,8 +39,10 @@ from gpu_stages.groups import nccl_groups, nccl_smoke  # noqa: E402
 from gpu_stages.isolation import isolation  # noqa: E402
 from gpu_stages.memory import memory  # noqa: E402
 from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke, times  # noqa: E402
+from gpu_stages.suites import suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
 from gpu_stages.transfers import nccl_transfer, transfer  # noqa: E402
+from gpu_stages.worlds import worlds  # noqa: E402
 
 FORK: Any = multiprocessing.get_context("fork")  # of a process that has torch, and never asks for a device
 
@@ -61,11 +63,13 @@ STAGES = (
     Stage("nccl fuzz", 100, nccl_fuzz),
     Stage("nccl transfer", 90, nccl_transfer),
     Stage("nccl groups", 90, nccl_groups),
+    Stage("worlds", 90, worlds),
     Stage("isolation", 75, isolation),
     Stage("memory", 75, memory),
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
     Stage("times", 60, times),
+    Stage("suites", 240, suites),
 )
 
 

@@ -15,6 +15,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from on_device import DEVICE
 from way import STOCK
 from way import needs_overlay as needs_overlay
 from way import overlay as overlay
@@ -33,8 +34,8 @@ def fake_world(rank: int = 0, size: int = 8, **how):
 def make_root(ranks, sizes, names) -> DeviceMesh:
     """A root mesh, by ``init_device_mesh`` where the rank map is the identity over the world."""
     if list(ranks) == list(range(dist.get_world_size())):
-        return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
-    return DeviceMesh("cpu", nested(ranks, sizes), mesh_dim_names=tuple(names))
+        return init_device_mesh(DEVICE, tuple(sizes), mesh_dim_names=tuple(names))
+    return DeviceMesh(DEVICE, nested(ranks, sizes), mesh_dim_names=tuple(names))
 
 
 def nested(ranks, sizes):

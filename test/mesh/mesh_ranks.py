@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
 import forks
+import on_device
 from mesh_harness import make_root, permuted
 from torch_overlay.testing import OverlayContinuous
 from twins import MeshTwin
@@ -33,11 +34,11 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
 
     @classmethod
     def backend_str(cls) -> str:
-        return "gloo"
+        return on_device.BACKEND
 
     @classmethod
     def device_type(cls) -> str:
-        return "cpu"
+        return on_device.DEVICE
 
     def assertRaisesRegex(self, *args, **kwargs):
         """torch's own lets any message pass, since `device_type` is a method here and no name of a device."""
@@ -65,6 +66,7 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
         """In each rank, once: one store for all worlds, the first world."""
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
+        on_device.take(rank)
         cls._file = dist.FileStore(rdvz_file, world_size)
         if rank == 0:
             cls._store = dist.TCPStore("127.0.0.1", 0, None, True, START_TIMEOUT, wait_for_workers=False)
@@ -82,7 +84,9 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
             cls._worlds += 1
             store, lost = dist.PrefixStore(str(cls._worlds), cls._store), None
             try:
-                dist.init_process_group("gloo", rank=cls.rank, world_size=WORLD, store=store, timeout=timeout)
+                dist.init_process_group(
+                    on_device.BACKEND, rank=cls.rank, world_size=WORLD, store=store, timeout=timeout
+                )
             except RuntimeError as error:
                 lost = error
             if cls._meet(store, 2 * timeout, "lost" if lost else "open"):

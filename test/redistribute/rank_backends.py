@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from mesh_ranks import WORLD
+from on_device import DEVICE
 from twins_ranks import Case, MeshRecipe
 from way import TENSOR_MESHES, needs_package
 
@@ -81,7 +82,7 @@ class BackendCases:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             by = {"a": "few", "b": "few"}
-            return init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("a", "b"), backend_override=by)
+            return init_device_mesh(DEVICE, (2, WORLD // 2), mesh_dim_names=("a", "b"), backend_override=by)
 
     def test_a_backend_without_all_to_all(self):
         """Where a plan would need one, torch's own steps run, as on stock; what else they run is planned."""

@@ -5,6 +5,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mesh_harness import needs_overlay
+from on_device import DEVICE
 from twins_ranks import Case, MeshRecipe
 
 WORLD = tuple(range(8))
@@ -29,7 +30,7 @@ class SpellingCases:
     def test_a_short_shard_is_padded_as_on_stock(self):
         """Of 19 columns each rank has three at most. The third has two: torch adds a column of zeros to them, and the
         others, whose shards are right, find everything in its place."""
-        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("tp",))
+        mesh = init_device_mesh(DEVICE, (8,), mesh_dim_names=("tp",))
         whole = torch.arange(3.0 * 19).view(3, 19)
         mine = torch.nn.functional.pad(whole, (0, 5)).chunk(8, 1)[self.rank]
         mine = mine[:, : max(0, min(3, 19 - 3 * self.rank))]

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mesh_ranks import WORLD, make_root
+from on_device import from_host
 from way import needs_package
 from width import sample
 
@@ -29,6 +30,7 @@ def sources():
     yield from ((Partial("sum"), Partial("avg")), (Partial("avg"), Partial("sum")))
 
 
+@from_host
 def terms(dtype: torch.dtype) -> torch.Tensor:
     """What each rank has of the whole tensor, all different; of whole numbers, up to the largest. Of each rank of the
     mesh, in wide numbers."""

@@ -14,8 +14,8 @@ import pytest
 from way import needs_layouts, needs_package
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
-STAGES = ["smoke", "fuzz", "transfer", "nccl smoke", "nccl fuzz", "nccl transfer", "nccl groups", "isolation"]
-STAGES += ["memory", "compile", "train", "times"]
+STAGES = ["smoke", "fuzz", "transfer", "nccl smoke", "nccl fuzz", "nccl transfer", "nccl groups", "worlds"]
+STAGES += ["isolation", "memory", "compile", "train", "times", "suites"]
 pytestmark = [needs_package, needs_layouts]
 
 

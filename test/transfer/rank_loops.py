@@ -11,6 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from mesh_ranks import WORLD, make_root
+from on_device import DEVICE
 from torch_overlay.transfers import full_state
 
 
@@ -91,7 +92,7 @@ class LoopCases:
 
     def test_what_needs_no_gathering_stays_the_tensor_that_it_is(self):
         """As on stock: whoever writes into the full state of a model on one rank writes into the model."""
-        alone = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("dp", "tp"))["tp"]
+        alone = init_device_mesh(DEVICE, (WORLD, 1), mesh_dim_names=("dp", "tp"))["tp"]
         local = torch.ones(4)
         found = full_state.gather_state_dict({"w": DTensor.from_local(local, alone, [Shard(0)], run_check=False)})
         self.assertEqual(found["w"].data_ptr(), local.data_ptr())

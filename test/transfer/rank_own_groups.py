@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from on_device import DEVICE
 from torch_overlay.transfers.groups import new_group
 from way import TENSOR_MESHES
 from width import NIGHTLY
@@ -60,7 +61,7 @@ class GroupCases:
             self.check_random_transfers(range(400, 403))
             self.check_random_casts(range(400, 403))
             self.check_random_pieces(range(400, 403))
-            mesh, other = DeviceMesh("cpu", torch.arange(8).reshape(4, 2)), DeviceMesh("cpu", list(SHUFFLED))
+            mesh, other = DeviceMesh(DEVICE, torch.arange(8).reshape(4, 2)), DeviceMesh(DEVICE, list(SHUFFLED))
             whole = torch.arange(63.0).reshape(9, 7)
             for before, after in (((S(0), S(1)), (R, R)), ((S(0), S(0)), (S(1), R)), ((P, S(0)), (S(0), S(0)))):
                 tensor = distribute_tensor(whole, mesh, [R if p == P else p for p in before], src_data_rank=None)
@@ -121,7 +122,7 @@ class GroupCases:
             ends = members[: len(members) // 2], members[len(members) // 2 :]
             whole, source, target = torch.arange(24.0) + seed, None, None
             if self.rank in members:
-                meshes = [DeviceMesh("cpu", end, _init_backend=False) for end in ends]
+                meshes = [DeviceMesh(DEVICE, end, _init_backend=False) for end in ends]
                 if self.rank in ends[0]:
                     source = [DTensor.from_local(whole.clone(), meshes[0], [R], run_check=False)]
                 else:

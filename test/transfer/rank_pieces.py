@@ -10,6 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
+from on_device import DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
 from torch_overlay.transfers import direct
@@ -134,7 +135,7 @@ class PieceCases:
             drawn = draw(300_000 + seed)
             ends = [drawn[0].source, drawn[0].target]
             meshes = [
-                DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes), _init_backend=False) for end in ends
+                DeviceMesh(DEVICE, torch.tensor(end.ranks).reshape(end.sizes), _init_backend=False) for end in ends
             ]
             source, target, checks, torn, bytes_in = {}, {}, [], [], [0] * WORLD
             for number, tensor in enumerate(drawn):

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import torch_overlay
 from mesh_ranks import WORLD, WORLD_TIMEOUT
+from on_device import BACKEND, DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
 from torch_overlay.transfers.meeting import Meeting
@@ -44,7 +45,7 @@ class PlaceCases:
         inside = number < len(sizes)
         if inside:
             store = dist.FileStore(said[number][1], sizes[number])
-            dist.init_process_group("gloo", rank=self.rank - first, world_size=sizes[number], store=store)
+            dist.init_process_group(BACKEND, rank=self.rank - first, world_size=sizes[number], store=store)
         try:
             yield (number if inside else None), self.rank - first, f"tcp://127.0.0.1:{said[0][0]}"
         finally:
@@ -61,7 +62,7 @@ class PlaceCases:
         with self.worlds(4, 3) as (world, _, address):
             source = target = None
             if world == 0:
-                mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+                mesh = DeviceMesh(DEVICE, torch.arange(4).reshape(2, 2))
                 cut = [Shard(0), Shard(1)]
                 source = {name: distribute_tensor(t, mesh, cut, src_data_rank=None) for name, t in whole.items()}
                 source["sum"] = type(source["q"]).from_local(torch.full((3,), 2.0), mesh, [Partial(), Replicate()])
@@ -100,7 +101,7 @@ class PlaceCases:
                     drawn = draw(500_000 + seed, world=4)
                     ends = drawn[0].source, drawn[0].target
                     ranks = torch.tensor(ends[world].ranks).reshape(ends[world].sizes)
-                    mesh = DeviceMesh("cpu", ranks, _init_backend=False)
+                    mesh = DeviceMesh(DEVICE, ranks, _init_backend=False)
                     given, wanted = [], []
                     for number, tensor in enumerate(drawn):
                         before, after = (getattr(torch, rng.choice(FLOATS)) for _ in range(2))
@@ -198,7 +199,7 @@ class PlaceCases:
             if self.rank == 3:
                 return self.together("met")
             rank = self.rank - (self.rank > 3)
-            mesh = DeviceMesh("cpu", [0, 1, 2, 3], _init_backend=False)
+            mesh = DeviceMesh(DEVICE, [0, 1, 2, 3], _init_backend=False)
             tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None)
             with (
                 self.meet(address, rank, world_size=7) as place,

@@ -152,7 +152,7 @@ class RecipeCases:
         state = {}
         for name, tensor in trainer.state_dict().items() if trainer else ():
             state[name] = tensor.full_tensor()
-        sent = [{name: tensor.numpy() for name, tensor in state.items()}]
+        sent = [{name: tensor.cpu().numpy() for name, tensor in state.items()}]
         dist.broadcast_object_list(sent, 0)
         whole[0].load_state_dict({name: torch.from_numpy(array) for name, array in sent[0].items()})
         if server:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from on_device import from_host
 from rank_gradients import leaf
 from torch_overlay.transfers.pending import refusal
 from width import NIGHTLY, sample
@@ -32,6 +33,7 @@ MESHES = ((range(WORLD), (4, 2)), (SHUFFLED, (2, 4)), (range(6), (3, 2)), (range
 SPECIAL = float("inf"), -float("inf"), -0.0, float("nan")
 
 
+@from_host
 def term(dtype, shape, seed, op):
     """Small whole numbers, whose sums and products are exact; of floats, some aren't finite. Of NaN and another number
     gloo calls either the greater one."""

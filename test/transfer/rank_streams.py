@@ -16,6 +16,7 @@ from torch.futures import Future
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from on_device import DEVICE
 from torch_overlay.transfers import groups
 from way import TENSOR_MESHES
 
@@ -85,7 +86,7 @@ class StreamCases:
             dist.Backend.register_backend("later", Later, devices=["cpu"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return init_device_mesh("cpu", (WORLD,), mesh_dim_names=("a",), backend_override={"a": "later"})
+            return init_device_mesh(DEVICE, (WORLD,), mesh_dim_names=("a",), backend_override={"a": "later"})
 
     def test_what_is_wrong_on_a_rank_is_said_before_anything_is_sent(self):
         """Where ranks ask one another anyway, since not all fits the budget: at once, on all of them, on one mesh and

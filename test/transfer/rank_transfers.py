@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from on_device import DEVICE, from_host
 from torch_overlay.transfers import direct
 from torch_overlay.transfers._planner.schedule import Large
 from torch_overlay.transfers.exchanges import Exchanges
@@ -43,6 +44,7 @@ WHOLE = ("uint8", "int32", "int8", "int64", "bool")
 REDUCED = {"sum": (*FLOATS, *COMPLEX, *WHOLE), "avg": (*FLOATS, *COMPLEX), "max": (*FLOATS, *WHOLE)}  # with gloo
 
 
+@from_host
 def whole_of(tensor, number):
     """The whole tensor of a drawn one: any bits that its type has."""
     names = TYPES[tensor.itemsize]
@@ -126,7 +128,7 @@ class TransferCases:
             tensors = draw(70_000 + seed)
             # A Transfer needs no groups of the meshes, and each would keep its threads.
             meshes = [
-                DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes), _init_backend=False)
+                DeviceMesh(DEVICE, torch.tensor(end.ranks).reshape(end.sizes), _init_backend=False)
                 for end in (tensors[0].source, tensors[0].target)
             ]
             wholes = [whole_of(tensor, number) for number, tensor in enumerate(tensors)]
@@ -159,7 +161,7 @@ class TransferCases:
             drawn = [with_pending(tensor, seed + n) for n, tensor in enumerate(draw(90_000 + seed))]
             tensors = [tensor for tensor, _ in drawn]
             ends = tensors[0].source, tensors[0].target
-            meshes = [DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
+            meshes = [DeviceMesh(DEVICE, torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
             source, target, wanted = [], [], []
             for tensor, dtype in drawn:
                 whole = torch.arange(math.prod(tensor.shape)).reshape(tensor.shape)

@@ -14,6 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
+from on_device import DEVICE
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.transfers import two_meshes
 from width import NIGHTLY, sample
@@ -262,7 +263,7 @@ class TreeCases:
                     self.assertEqual(found.to_local(), want.to_local())
             self.assertEqual(made.call_count, 5 if self.rank == 3 else 4)
         # The result lies on the mesh that is asked for, though an older one is equal; a subclass is another placement.
-        again = DeviceMesh("cpu", torch.tensor(SHUFFLED).reshape(2, 4), mesh_dim_names=("a", "b"))
+        again = DeviceMesh(DEVICE, torch.tensor(SHUFFLED).reshape(2, 4), mesh_dim_names=("a", "b"))
         self.assertTrue(torch_overlay.redistribute([tensor], again, (S(1), S(0)))[0].device_mesh is again)
         odd = DTensor.from_local(tensor.to_local(), mesh, (Odd(), S(0)), shape=shape, stride=(shape[1], 1))
         with self.assertRaisesRegex(NotPlanned, "has a pending Odd"):

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from on_device import DEVICE, from_host
 from vllm_stand_in import SPARSE, Model, installed
 
 ROUNDS = 2
 
 
+@from_host
 def values(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -31,7 +33,7 @@ class Source:
 
     def __init__(self, shapes):
         self.shapes, self.round, self.fails = shapes, 0, False
-        self.mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+        self.mesh = DeviceMesh(DEVICE, torch.arange(4).reshape(2, 2))
         self.metadata = []
         for name, shape in shapes.items():
             _, owners, sizes, placements = self._lies(shape)

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
+from on_device import DEVICE, from_host
 from rank_transfers import FLOATS, placed, same_bits, terms_of, with_pending
 from torch_overlay.transfers import direct
 from torch_overlay.transfers._planner.schedule import Large
@@ -16,6 +17,7 @@ from transfer_twin import draw
 from width import NIGHTLY
 
 
+@from_host
 def any_bits(shape, dtype, seed):
     """Numbers of all sizes, infinities and NaN among them."""
     bits = torch.Generator().manual_seed(seed)
@@ -42,7 +44,7 @@ class WeightCases:
             rng = random.Random(seed)
             tensors = draw(120_000 + seed)
             ends = tensors[0].source, tensors[0].target
-            meshes = [DeviceMesh("cpu", torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
+            meshes = [DeviceMesh(DEVICE, torch.tensor(end.ranks).reshape(end.sizes)) for end in ends]
             source, target, wanted = [], [], []
             for number, tensor in enumerate(tensors):
                 before, after = (getattr(torch, rng.choice(FLOATS)) for _ in range(2))

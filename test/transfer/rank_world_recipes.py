@@ -10,16 +10,21 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
+from on_device import DEVICE, from_host
 from rank_recipes import VOCABULARY, logits, new_model, with_fsdp
 from torch_overlay.transfers import meeting
 
 STEPS, HEADS, HEAD = 3, 8, 4
 
 
+@from_host
+def tokens(seed):
+    return torch.randint(VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(seed))
+
+
 def step_of(model, optimizer, seed):
     """A training step; each rank has tokens of its own."""
-    tokens = torch.randint(VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(seed))
-    logits(model, tokens).float().log_softmax(-1)[..., 0].mean().neg().backward()
+    logits(model, tokens(seed)).float().log_softmax(-1)[..., 0].mean().neg().backward()
     optimizer.step()
     optimizer.zero_grad()
     model.reshard()
@@ -121,7 +126,7 @@ class WorldRecipeCases:
 
     def test_a_torchtitan_state_for_transformers(self):
         """Other names, and rows of q and k in another order: one rotates neighbours, the other one halves of a head."""
-        mesh = DeviceMesh("cpu", torch.arange(WORLD).reshape(4, 2))
+        mesh = DeviceMesh(DEVICE, torch.arange(WORLD).reshape(4, 2))
         width, whole = HEADS * HEAD, {}
         for number, part in enumerate(("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1")):
             whole[f"layers.0.{part}.weight"] = torch.arange(float(width * width)).reshape(width, width) + number
