@@ -42,6 +42,7 @@ from gpu_stages.moves import compiled, fuzz, nccl_fuzz, smoke, times  # noqa: E4
 from gpu_stages.suites import suites  # noqa: E402
 from gpu_stages.training import train  # noqa: E402
 from gpu_stages.transfers import nccl_transfer, transfer  # noqa: E402
+from gpu_stages.tuning import tuning  # noqa: E402
 from gpu_stages.worlds import worlds  # noqa: E402
 
 FORK: Any = multiprocessing.get_context("fork")  # of a process that has torch, and never asks for a device
@@ -69,6 +70,7 @@ STAGES = (
     Stage("compile", 90, compiled),
     Stage("train", 150, train),
     Stage("times", 60, times),
+    Stage("tuning", 60, tuning),
     Stage("suites", 240, suites),
 )
 

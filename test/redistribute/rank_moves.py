@@ -38,7 +38,7 @@ def runs_as_large(really: bool):
         return contextlib.nullcontext()
     from torch_overlay.distributed.tensor import _pack
 
-    return mock.patch.object(_pack, "LARGE", 0)
+    return mock.patch.object(_pack, "LARGE", {"cpu": 0})
 
 
 def in_rounds():
@@ -47,7 +47,7 @@ def in_rounds():
         return contextlib.nullcontext()
     from torch_overlay.distributed.tensor._planner import cost
 
-    return mock.patch.object(cost, "_ASSUMED", Cost(round_bytes=1))
+    return mock.patch.object(cost, "_ASSUMED", {"cpu": Cost(round_bytes=1)})
 
 
 class MoveCases:

@@ -86,3 +86,29 @@ def test_a_strided_shard_is_no_cheap_way_to_terms_either(mesh):
     prices = [cost(mesh, pair) for pair in pairs]
     torch_overlay.enable(cost="plan")
     assert prices[0] == float("inf") and 0 < prices[1] == cost(mesh, pairs[1]) and cost(mesh, pairs[0]) == prices[0]
+
+
+def test_constants_are_those_of_the_type_of_device(mesh, monkeypatch):
+    """Two meshes that differ in it have plans of their own; of a device without a row the CPU's hold."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from torch_overlay.distributed.tensor import _pack
+    from torch_overlay.distributed.tensor._planner import cost as planner_cost
+
+    rounds = planner_cost.Cost(round_bytes=1, latency=1e-9)
+    monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(), "meta": rounds})
+    known = planner_cost.Cost.of(("a", "b"), [("a", 1e9, 1e-6)], "meta")
+    assert (known.axes, known.round_bytes) == (((1e9, 1e-6), (rounds.bandwidth, 1e-9)), 1)
+    assert planner_cost.Cost.of(None, None, "xpu") == planner_cost.Cost()
+    counts = {}
+    for device in ("cpu", "meta"):
+        on = dist.device_mesh.init_device_mesh(device, (2, 4), mesh_dim_names=("a", "b"))
+        local = torch.ones(64, 64, device=device)
+        tensor = DTensor.from_local(local, on, (Shard(0), Shard(0)), run_check=False)
+        with CommDebugMode() as mode:
+            tensor.redistribute(placements=(Shard(1), Replicate()))
+        counts[device] = mode.get_total_counts()
+    assert counts["cpu"] == 1 < counts["meta"]
+    monkeypatch.setattr(_pack, "LARGE", {"cpu": 1 << 20, "meta": 64})
+    assert _pack.is_large(torch.ones(16, device="meta"), 16) and not _pack.is_large(torch.ones(16), 16)

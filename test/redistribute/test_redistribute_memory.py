@@ -26,8 +26,8 @@ def test_no_pair_takes_more_memory_than_stock(monkeypatch):
     from torch_overlay.distributed.tensor import _pack
     from torch_overlay.distributed.tensor._planner import cost
 
-    monkeypatch.setattr(_pack, "LARGE", 0)
-    monkeypatch.setattr(cost, "_ASSUMED", cost.Cost(round_bytes=1))
+    monkeypatch.setattr(_pack, "LARGE", {"cpu": 0})
+    monkeypatch.setattr(cost, "_ASSUMED", {"cpu": cost.Cost(round_bytes=1)})
     pairs = all_pairs()
     stock, ours = (peaks_of(side, pairs, (512, 64), rank=0, gpu=False) for side in (STOCK, OVERLAY))
     assert len(pairs) == 1701

@@ -62,7 +62,7 @@ def moves(mesh, local):
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_large_reduction_can_be_waited_for_later(mesh, async_op, monkeypatch):
     """In rounds nothing could: each is put in its place before the next one."""
-    monkeypatch.setattr(planner_cost, "_ASSUMED", planner_cost.Cost(round_bytes=1))
+    monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(round_bytes=1)})
     pending = DTensor.from_local(torch.ones(64, 64), mesh, (P, P), run_check=False)
     with CommDebugMode() as mode:
         part = pending.redistribute(placements=(S(0), S(1)), async_op=async_op)
@@ -78,7 +78,7 @@ def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypat
     """Two tensors of which this rank has no rows and wants columns or none: it takes part in each exchange, and
     in each round, as those do that send something."""
     if rounds:
-        monkeypatch.setattr(planner_cost, "_ASSUMED", planner_cost.Cost(round_bytes=1))
+        monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(round_bytes=1)})
 
     def swapped(*locals):
         shape = dict(shape=torch.Size((4, columns)), stride=(columns, 1))

@@ -40,6 +40,7 @@ class Site(NamedTuple):
         groups: the names of this rank's groups, by axis.
         joint: which groups over several axes its universe has, see `joint_groups_known`.
         settings: the options in force.
+        device: the type of device of its tensors.
     """
 
     view: View
@@ -48,6 +49,7 @@ class Site(NamedTuple):
     groups: tuple[str, ...]
     joint: tuple[Any, ...]
     settings: Settings
+    device: str
 
     @staticmethod
     def of(mesh: DeviceMesh) -> Site:
@@ -59,6 +61,7 @@ class Site(NamedTuple):
             tuple(group_names(mesh) or ()),
             joint_groups_known(mesh),
             get_settings(),
+            mesh.device_type,
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,14 +33,16 @@ MOVED = {
     torch.bool,
 }
 
-# Bytes of a message from which on a second copy of it costs more than some more calls.
-LARGE = 1 << 20
+# Bytes of a message from which on a second copy of it costs more than some more calls, by type of device; of others, as
+# on the CPU. Measured there; for GPUs taken over, until it is measured on one.
+LARGE: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
     """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed; not
     those of a subclass, a Parameter for example."""
-    return type(tensor) is torch.Tensor and elements * tensor.element_size() >= LARGE and may_change(tensor)
+    least = LARGE.get(tensor.device.type, LARGE["cpu"])
+    return type(tensor) is torch.Tensor and elements * tensor.element_size() >= least and may_change(tensor)
 
 
 def may_change(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,8 @@ Groups: which sets of mesh axes have a process group.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .regions import least_overlap
@@ -16,7 +17,7 @@ from .senders import most_sent
 from .steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,16 @@ class Cost:
     thrift: float = 1
 
     @staticmethod
-    def of(names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None) -> Cost:
-        """With what is known of the axes, as (name, bandwidth, latency); the others are as assumed."""
-        assumed = _ASSUMED
+    def of(
+        names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None, device: str = "cpu"
+    ) -> Cost:
+        """With what is known of the axes, as (name, bandwidth, latency); the others are as assumed for the device."""
+        assumed = _ASSUMED.get(device, _ASSUMED["cpu"])
         if not topology or not names:
             return assumed
         known = {name: (bandwidth, latency) for name, bandwidth, latency in topology}
-        return Cost(axes=tuple([known.get(name, (assumed.bandwidth, assumed.latency)) for name in names]))
+        axes = tuple([known.get(name, (assumed.bandwidth, assumed.latency)) for name in names])
+        return replace(assumed, axes=axes)
 
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
@@ -142,7 +146,8 @@ class Cost:
         return seconds, len(talking), arriving_by(talking)
 
 
-_ASSUMED = Cost()
+# By type of device; of others, as for the CPU. Those for GPUs are taken over, until they are measured on one.
+_ASSUMED: Mapping[str, Cost] = MappingProxyType({"cpu": Cost(), "cuda": Cost()})
 
 
 def collectives(plan: Iterable[Step]) -> int:
