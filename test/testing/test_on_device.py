@@ -1,38 +1,28 @@
 """The switch for the device of the suites: it reaches tensors, meshes and worlds of the ranks, and nothing else."""
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-# A rank of another process: torch's device without memory stands for a GPU.
-RANK = """
-import json, multiprocessing, sys
+import forks
 
-def rank(pipe):
-    import torch, on_device, mesh_harness
+
+def rank(pipe, more):
+    """A rank of another process: torch's device without memory stands for a GPU."""
+    os.environ.update(more)
+    import torch
+
+    import mesh_harness
+    import on_device
     from mesh_ranks import EightRanks
+
     on_device.take(3)
     numbers = on_device.from_host(lambda: torch.rand(2, generator=torch.Generator().manual_seed(0)))()
     with mesh_harness.fake_world(0, 2):
         mesh = mesh_harness.make_root(range(2), (2,), ("a",))
         part = mesh_harness.make_root((0,), (1,), ("a",))
-    pipe.send([str(torch.zeros(1).device), str(numbers.device), mesh.device_type, part.device_type,
-               EightRanks.backend_str(), EightRanks.device_type(), on_device.RANKS_PER_GPU])
-
-if __name__ == "__main__":
-    sys.path[:0] = sys.argv[1:]
-    import on_device
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=rank, args=(theirs,))
-    del sys.modules["on_device"]
-    process.start()
-    print(json.dumps([on_device.DEVICE, ours.recv()]))
-"""
+    kinds = [torch.zeros(1).device.type, numbers.device.type, mesh.device_type, part.device_type]
+    pipe.send([*kinds, EightRanks.backend_str(), EightRanks.device_type(), on_device.RANKS_PER_GPU])
 
 
 @pytest.mark.parametrize(
@@ -40,25 +30,29 @@ if __name__ == "__main__":
     [
         ({}, ["cpu", "cpu", "cpu", "cpu", "gloo", "cpu", 8]),
         ({"DEVICE": "meta", "SHARE": "2"}, ["meta", "meta", "meta", "meta", "nccl", "meta", 2]),
+        ({"DEVICE": "meta", "BACKEND": "gloo"}, ["meta", "meta", "meta", "meta", "gloo", "meta", 8]),
     ],
-    ids=["default", "device"],
+    ids=["default", "device", "backend"],
 )
 def test_it_reaches_what_ranks_make(more, wanted):
-    environment = os.environ | {f"OVERLAY_TESTS_{name}": value for name, value in more.items()}
-    folders = [str(TESTS.parent), str(TESTS), str(TESTS / "mesh")]
-    done = subprocess.run(
-        [sys.executable, "-c", RANK, *folders], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    here, there = json.loads(done.stdout.splitlines()[-1])
-    assert (here, there) == ("cpu", wanted)
+    context = forks.context()
+    ours, theirs = context.Pipe()
+    environment = {f"OVERLAY_TESTS_{name}": value for name, value in more.items()}
+    process = context.Process(target=rank, args=(theirs, environment), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert ours.recv() == wanted
+    finally:
+        process.join(20)
 
 
-def test_options_reach_the_ranks(monkeypatch):
+def test_options_reach_the_ranks_and_not_this_process(monkeypatch):
     import on_device
 
     for name in on_device.NAMES.values():
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     given = {"device": "cuda", "ranks_per_gpu": "4"}
 
     class Config:
@@ -68,5 +62,4 @@ def test_options_reach_the_ranks(monkeypatch):
 
     on_device.pass_on(Config)
     assert [os.environ.get(name) for name in on_device.NAMES.values()] == ["cuda", None, "4"]
-    for name in on_device.NAMES.values():
-        monkeypatch.delenv(name, raising=False)
+    assert on_device.DEVICE == "cpu" and not on_device.IS_RANK

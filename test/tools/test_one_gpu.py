@@ -37,13 +37,24 @@ def test_a_dry_run_passes(tmp_path):
     found = json.loads(file.read_text())
     assert done.returncode == 0, (done.stdout + done.stderr, file.read_text())
     assert {name: one["outcome"] for name, one in found["stages"].items()} == {
-        name: "skipped" if name == "nccl fuzz" else "passed" for name in STAGES
+        name: "skipped" if name in ("nccl fuzz", "suites") else "passed" for name in STAGES
     }
     checks = [check for one in found["stages"].values() for check in one["checks"]]
     skipped = {check["check"] for check in checks if check["outcome"] == "skipped: needs a GPU"}
     assert {"settings", "random cases on nccl", "on a stream", "cuda graph"} <= skipped
     assert sum(check["outcome"] == "right" for check in checks) >= 30
     assert socket.gethostname() not in file.read_text() and str(TOOLS.parent) not in file.read_text()
+
+
+def test_the_suites_are_found_and_take_the_device(one_gpu):
+    """By the command that runs them on a GPU, with one test of the host's; in this process' Python."""
+    from gpu_stages import suites
+
+    for name in suites.SUITES:
+        *words, file = suites.command(name, "cpu", "gloo", 8)
+        assert (TOOLS.parent / file).is_file()
+    done = suites._outcome([*words, "test/testing/test_on_device.py", "-k", "options_reach"])
+    assert done == {"outcome": "right", "figures": {"passed": 1}}, done
 
 
 def hangs(run):

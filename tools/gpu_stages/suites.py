@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from . import Found, Run
+from . import NO_GPU, Found, Run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SUITES = ("redistribute", "transfer")
@@ -16,15 +16,22 @@ SECONDS = 120.0  # for one suite
 
 
 def suites(run: Run) -> Iterator[Found]:
-    """By gloo and by NCCL. Some tests are of gloo's words or of the host's memory: those fail elsewhere, by name. In a
-    dry run the tests are only collected: the gate runs them on the CPU."""
+    """By gloo and by NCCL. Some tests are of gloo's words or of the host's memory: those fail elsewhere, by name. The
+    gate has them on the CPU, so that a dry run leaves them out."""
+    if run.dry:
+        yield {"check": "the suites", "outcome": NO_GPU}
+        return
     for backend in dict.fromkeys(("gloo", run.best)):
-        for suite in SUITES[run.dry :]:
+        for suite in SUITES:
             found: Found = {"check": f"the suite {suite}", "where": f"overlay on {backend}"}
-            command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", "-p", "no:cacheprovider"]
-            command += ["--confcutdir", "test", f"test/{suite}/test_{suite}_ranks.py"]  # the folders above need more
-            command += ["--device", run.device, "--backend", backend, "--ranks-per-gpu", str(2 * run.ranks_per_gpu)]
-            yield found | _outcome([*command, "--collect-only"] if run.dry else command)
+            yield found | _outcome(command(suite, run.device, backend, 2 * run.ranks_per_gpu))
+
+
+def command(suite: str, device: str, backend: str, ranks_per_gpu: int) -> list[str]:
+    """By pytest alone: what the conftest.py above the tests needs isn't there."""
+    words = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=line", "-p", "no:cacheprovider", "--confcutdir", "test"]
+    words += ["--device", device, "--backend", backend, "--ranks-per-gpu", str(ranks_per_gpu)]
+    return [*words, f"test/{suite}/test_{suite}_ranks.py"]
 
 
 def _outcome(command: list[str]) -> Found:
