@@ -78,6 +78,7 @@ class Meeting:
         store: for this meeting alone.
         seal: signs what is said; None where who reaches the store is trusted.
         hint: what to do if a rank doesn't come.
+        keeper: the rank whose process has the store; None if nobody knows.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class Meeting:
         purpose: str,
         seal: Seal | None = None,
         hint: str = "",
+        keeper: int | None = None,
     ) -> None:
         self.ranks, self.rank, self.store = ranks, rank, store
-        self.timeout, self.purpose, self._seal = timeout, purpose, seal
+        self.timeout, self.purpose, self._seal, self.keeper = timeout, purpose, seal, keeper
         self._hint = hint or (
             "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
         )
@@ -107,9 +109,8 @@ class Meeting:
         try:
             return self._exchange(zlib.compress(json.dumps(what).encode()))
         except dist.DistNetworkError as error:
-            raise RuntimeError(
-                f"{self.purpose}: the rank that keeps the store of these ranks left, or died."
-            ) from error
+            who = "the rank" if self.keeper is None else f"rank {self.keeper}"
+            raise RuntimeError(f"{self.purpose}: {who} that keeps the store of these ranks left, or died.") from error
 
     def _exchange(self, said: bytes) -> dict[int, Any]:
         key = hashlib.sha256(said).hexdigest()
@@ -189,7 +190,7 @@ LONGEST = 5  # seconds that ranks wait for one another after a failure
 def silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str) -> list[int]:
     """After a failure, which of these ranks don't come within a few seconds to say that they met it, too.
 
-    They died, hang, or had no part in what failed. Nobody is named if the store is gone as well.
+    They died, hang, or had no part in what failed. If the store is gone as well, only the rank that kept it is named.
     """
     try:
         store = dist.PrefixStore(f"torch_overlay/{failure}", meeting.store)
@@ -199,5 +200,5 @@ def silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str) -> list[i
         except RuntimeError:
             return [rank for rank in ranks if not store.check([f"rank {rank}"])]
     except RuntimeError:
-        pass
+        return [rank for rank in ranks if rank == meeting.keeper]
     return []

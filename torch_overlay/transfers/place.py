@@ -109,7 +109,7 @@ class Place:
         store = PrefixStore(f"meeting/{name}/{self._held[name]}", self._store)
         hint = "Each process calls meet() with a rank of its own." if purpose == self._purpose else ""
         seal = None if self._seal is None else self._seal.within(f"{name}/{self._held[name]}")
-        return Meeting(some, self.rank, store, self.timeout, purpose, seal, hint)
+        return Meeting(some, self.rank, store, self.timeout, purpose, seal, hint, keeper=0)
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
         """These ranks with a group of their own; None on a rank outside. Collective over them.
@@ -221,6 +221,7 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
             socket.create_connection((host, port), timeout=5 * AGAIN).close()
             store = _client(host, port, place.timeout, until)
             if store is None:
+                socket.create_connection((host, port), timeout=5 * AGAIN).close()  # or it left meanwhile
                 raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
             if not store.check(["closed"]):
                 size = int(store.compare_set("size", "", str(place.size)))
