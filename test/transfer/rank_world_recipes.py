@@ -1,5 +1,6 @@
 """Recipes of docs/transfer.md for a trainer and servers that were started apart, and for what goes on meanwhile."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -11,6 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import torch_overlay
 from mesh_ranks import WORLD, make_root
 from on_device import DEVICE, from_host
+from rank_background import held
 from rank_recipes import VOCABULARY, logits, new_model, with_fsdp
 from torch_overlay.transfers import meeting
 
@@ -103,17 +105,20 @@ class WorldRecipeCases:
             }
         with torch_overlay.Transfer(source if trainer else None, target) as sync:
             for step in range(STEPS):
-                work = sync.run(version=step if trainer else None, async_op=True, snapshot=True)
-                before = [tensor.full_tensor().clone() for tensor in source.values()] if trainer else []
-                if trainer:
-                    step_of(trainer, optimizer, 10 * step + self.rank)
-                work.wait()
+                stepped = threading.Event()
+                with held(stepped):  # so that the step is always the faster one
+                    work = sync.run(version=step if trainer else None, async_op=True, snapshot=True)
+                    before = self.wholes(source) if trainer else []
+                    if trainer:
+                        step_of(trainer, optimizer, 10 * step + self.rank)
+                    stepped.set()
+                    work.wait()
                 self.assertEqual(sync.version, step)
                 self.check_came(before, target, step)
                 self.assertFalse(trainer and all(map(torch.equal, before, self.wholes(source))))
 
     def wholes(self, tensors):
-        return [tensor.full_tensor() for tensor in tensors.values()]
+        return [tensor.full_tensor().clone() for tensor in tensors.values()]
 
     def check_came(self, before, target, step):
         """What the trainer had when the run began, and what the servers have."""
