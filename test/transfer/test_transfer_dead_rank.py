@@ -39,7 +39,7 @@ def killed_at(cls, name, is_time=lambda *given: True):
     return mock.patch.object(cls, name, dies)
 
 
-def one_rank(rank, folder, answers):
+def one_rank(rank, folder, ready, go, answers):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -51,6 +51,8 @@ def one_rank(rank, folder, answers):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
     transfer = torch_overlay.Transfer(*sides(init_device_mesh("cpu", (RANKS,))), budget=1 << 15)
     assert transfer.exchanges > 3
+    ready.put(rank)
+    go.wait(60)
     with killed_at(Exchanges, "_start", lambda _, number, *given: rank == DEAD and number == 2):
         begun = time.monotonic()
         try:
@@ -59,14 +61,39 @@ def one_rank(rank, folder, answers):
             answers.put((rank, time.monotonic() - begun, str(error)))
 
 
-def test_the_living_name_the_dead(tmp_path):
-    context = forks.context()
-    answers = context.Queue()
-    processes = [
-        context.Process(target=one_rank, args=(rank, str(tmp_path), answers), daemon=True) for rank in range(RANKS)
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """All jobs, which wait for their dead at the same time: processes and answers of the one world, and of places. They
+    begin when all have started, so that timeouts count no start."""
+    context, folder, places = forks.context(), str(tmp_path_factory.mktemp("dead")), {}
+    ready, answers, told = (context.Queue() for _ in range(3))
+    go = context.Event()
+    world = [
+        context.Process(target=one_rank, args=(rank, folder, ready, go, answers), daemon=True) for rank in range(RANKS)
     ]
-    for process in processes:
+    for process in world:
         process.start()
+    for _ in world:
+        ready.get(timeout=60)
+    for where, dead in JOBS:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank in range(3):
+            given = rank, where, dead, folder, port, ready, go, told
+            places[where, dead, rank] = context.Process(target=one_that_meets, args=given, daemon=True)
+    for process in places.values():
+        process.start()
+    for _ in places:
+        ready.get(timeout=60)
+    go.set()
+    yield world, answers, places, told
+    for process in (*world, *places.values()):
+        process.kill()
+
+
+def test_the_living_name_the_dead(jobs):
+    processes, answers, _, _ = jobs
     heard = [answers.get(timeout=60) for _ in range(RANKS - 1)]
     for process in processes:
         process.join(30)
@@ -109,7 +136,7 @@ def killed_in(where):
     return killed_at(Exchanges, "_start", lambda _, number, *given: number == 2)
 
 
-def one_that_meets(rank, where, dead, folder, port, answers):
+def one_that_meets(rank, where, dead, folder, port, ready, go, answers):
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -120,7 +147,10 @@ def one_that_meets(rank, where, dead, folder, port, answers):
     if rank < TRAINERS:
         store = dist.FileStore(f"{folder}/store {where} {dead}", TRAINERS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS)
-        (source, _), target = sides(init_device_mesh("cpu", (TRAINERS,))), None
+        mesh = init_device_mesh("cpu", (TRAINERS,))
+        (source, _), target = sides(mesh), None
+    ready.put(rank)
+    go.wait(60)
     begun, says = time.monotonic(), "no error"
     with ExitStack() as stack:
         try:
@@ -137,26 +167,14 @@ def one_that_meets(rank, where, dead, folder, port, answers):
     time.sleep(0 if rank else TIMEOUT + 6)  # rank 0 keeps the store by which the others find out
 
 
-def test_who_dies_at_a_place_is_named(tmp_path):
-    """A trainer or the server, at each point; all of these jobs at the same time."""
-    context, processes = forks.context(), {}
-    answers = context.Queue()
-    for where, dead in JOBS:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        for rank in range(3):
-            given = rank, where, dead, str(tmp_path), port, answers
-            processes[where, dead, rank] = context.Process(target=one_that_meets, args=given, daemon=True)
-    for process in processes.values():
-        process.start()
+def test_who_dies_at_a_place_is_named(jobs):
+    """A trainer or the server, at each point."""
+    _, _, processes, answers = jobs
     heard = [answers.get(timeout=90) for _ in range(2 * len(JOBS))]
     for (_, dead, rank), process in processes.items():
         if rank == dead:
             process.join(5)
             assert process.exitcode == -signal.SIGKILL
-        else:
-            process.kill()
     assert len({told[:3] for told in heard}) == len(heard)
     for where, dead, rank, seconds, said in heard:
         assert rank != dead and seconds < 2 * TIMEOUT + 5 + 2, (where, dead, rank, seconds)
