@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from mesh_harness import STOCK, counted_groups, fake_world, group_ranks, needs_overlay, open_groups, overlay, quiet
@@ -60,6 +61,33 @@ def test_an_axis_of_torchtitan_is_one_group_in_whatever_view():
     with overlay(share_groups="ranks"), fake_world(5, 64):
         _, loading, _, _, dense, _ = torchtitan_views(64, **DEGREES)
         assert loading.get_group("batch") is dense.get_group("dp")
+
+
+# On 16 ranks as (2, 2, 4), those of rank 7. spmd_types, on which torchtitan trains, has an axis for each layout of a
+# group's ranks, and calls it as the group is called.
+AXES = {
+    ("world",): range(16),
+    ("batch", "loss", "dp"): range(3, 16, 4),
+    ("tp", "ep"): range(4, 8),
+    ("dp_shard", "efsdp"): [3, 7],
+    ("dp_replicate",): [7, 15],
+    ("pp",): [7],
+    ("cp",): [7],
+}
+
+
+@pytest.mark.parametrize("share", ["off", "names", "ranks", "world"])
+def test_axes_of_torchtitan_have_the_ranks_and_names_of_stock(share):
+    """Where axes of several names share a group, which they don't by default, it is called by all of them."""
+    with overlay(share_groups=share), fake_world(7, 16):
+        meshes = torchtitan_views(16, pp=1, dp_replicate=2, dp_shard=2, cp=1, tp=4, ep=4)
+        found = {(name, mesh.get_group(name)) for mesh in meshes for name in mesh.mesh_dim_names}
+        ranks = {name: dist.get_process_group_ranks(group) for name, group in found}
+        said = {(name, group.group_desc) for name, group in found}
+    assert ranks == {name: list(those) for names, those in AXES.items() for name in names}
+    together = share in ("ranks", "world") and not STOCK
+    called = {(name, ",".join(names) if together else name) for names in AXES for name in names}
+    assert said == {(name, "default_pg" if name == "world" else f"mesh_{words}") for name, words in called}
 
 
 @pytest.mark.parametrize("share", SHARED)

@@ -51,6 +51,12 @@ CLIENTS = (
     Client("transformers_moe", "transformers: Qwen3-MoE, fsdp 4, tp 2, ep 4", ("transformers", "accelerate")),
     Client("accelerate_mesh", "accelerate's ParallelismConfig, dp_shard 4, tp 2", ("accelerate",)),
     Client("torchtitan_meshes", "torchtitan's ParallelDims, dp_shard 2, cp 2, tp 2, ep 4", ("torchtitan",)),
+    Client(
+        "torchtitan_spmd",
+        "torchtitan on spmd_types, dp_replicate 2, dp_shard 2, tp 4, ep 4",
+        ("torchtitan", "spmd_types"),
+        ranks=16,
+    ),
     Client("nemo_meshes", "NeMo Automodel's meshes", ("nemo-automodel",)),
     Client("megatron_fsdp_index", "Megatron-FSDP's index of meshes", ("megatron-fsdp",)),
     Client("torch_dcp", "torch.distributed.checkpoint, FSDP2 4, TP 2"),
