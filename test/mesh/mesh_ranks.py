@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import unittest
 
@@ -67,6 +68,7 @@ class EightRanks(InThisWay, OverlayContinuous, MultiProcContinuousTest):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
         on_device.take(rank)
+        gc.freeze()  # what torch brought: each full collection would go through it, and copy the pages of the fork
         cls._file = dist.FileStore(rdvz_file, world_size)
         if rank == 0:
             cls._store = dist.TCPStore("127.0.0.1", 0, None, True, START_TIMEOUT, wait_for_workers=False)

@@ -88,7 +88,7 @@ class MoveCases:
             for number, shape in enumerate(((16, 16), (9, 7), (4, 3, 2))):
                 mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
                 for pending in (False, True):
-                    for source, target in sample(pairs(3, pending), 41, number):
+                    for source, target in sample(pairs(3, pending), 71, number):
                         kind = {} if pending else {"dtype": DTYPES[number]}
                         case = Case(CUBE, source, target, shape, **kind)
                         self.assertIsNone(case.difference(case.run(mesh, case.given(here)), here), repr(case))

@@ -214,7 +214,9 @@ def test_every_size_that_the_guards_admit_has_the_traced_plan(mesh, source, targ
     form, admitted = without_sizes(found.steps), []
     guards = dict.fromkeys(guard.expr for guard in env.guards)  # in order: an earlier one keeps a divisor from being 0
     for size in range(cut, 2100, cut):
-        values = {symbol: Integer(size // cut if int(hint) == n // cut else int(hint)) for symbol, hint in hints.items()}
+        values = {
+            symbol: Integer(size // cut if int(hint) == n // cut else int(hint)) for symbol, hint in hints.items()
+        }
         if all(guard.xreplace(values) for guard in guards):
             admitted.append(size)
             known, _ = program(mesh, *ends, (4096, size), dynamic=False)

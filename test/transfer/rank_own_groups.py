@@ -22,7 +22,7 @@ from way import TENSOR_MESHES
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
-ROUNDS = 240 if NIGHTLY else 16
+ROUNDS = 240 if NIGHTLY else 12
 
 
 @contextlib.contextmanager

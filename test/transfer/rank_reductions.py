@@ -1,6 +1,5 @@
 """Pending reductions of trees and transfers on real ranks, held against torch's own steps wherever these are right."""
 
-import itertools
 import math
 import random
 
@@ -65,10 +64,10 @@ class ReductionCases:
             torch_overlay.enable(**self.overlay_options)
 
     def drawn(self, rng, mesh, seed):
-        """A tensor for each operation and type, of which a change sees a third at each seed, with placements that it is
-        to have."""
+        """A tensor for each operation and type, of which a change sees a fifth at each of five seeds, with placements
+        that it is to have."""
         sizes, here = tuple(mesh.shape), mesh.get_coordinate()
-        for op, dtype in sample(((op, dtype) for op, dtypes in OPS.items() for dtype in dtypes), 3, seed):
+        for op, dtype in sample(((op, dtype) for op, dtypes in OPS.items() for dtype in dtypes), 5, seed):
             ops = [rng.choice((op, "sum", "avg")) if op in ("sum", "avg") else op for _ in sizes]
             source = [rng.choice((P(op if dtype in WHOLE else each), R, S(0), S(1))) for each in ops]
             source[rng.randrange(len(sizes))] = P(op)
@@ -141,37 +140,42 @@ class ReductionCases:
     def test_averages_do_not_overflow(self):
         """Where every term can be said in a type, so can their average, whatever their sum would be; of a sum beside an
         average, too, if what is summed is small in the end."""
-        for (ranks, sizes), dtype in itertools.product(MESHES, (*FLOATS, *COMPLEX)):
+        for ranks, sizes in MESHES:
             mesh = make_root(ranks, sizes, ("a", "b")[: len(sizes)])
-            other = make_root(range(WORLD), (8,), ("c",))
-            most = torch.finfo(dtype).max
             if self.rank not in ranks:
                 continue
-            here = mesh.get_coordinate()
             tree, want = {}, {}
-            tree["avg"] = torch.full((6, 4), most, dtype=dtype), [P("avg")] * len(sizes), most
-            if len(sizes) > 1:
-                sign = 1 if here[1] == 0 else -1 if here[1] == 1 else 0
-                tree["beside"] = torch.full((6, 4), sign * most, dtype=dtype), [P("avg"), P("sum")], 0
-            for name, (local, placements, value) in [*tree.items()]:
-                tree[name] = DTensor.from_local(local, mesh, placements, run_check=False)
-                want[name] = torch.full((6, 4), value, dtype=dtype)
+            for dtype in (*FLOATS, *COMPLEX):
+                for name, ops, sign, average in self.averages(mesh):
+                    most, name = torch.finfo(dtype).max, f"{name} of {dtype} on {sizes}"
+                    local = torch.full((6, 4), sign * most, dtype=dtype)
+                    tree[name] = DTensor.from_local(local, mesh, [P(op) for op in ops], run_check=False)
+                    want[name] = torch.full((6, 4), average * most, dtype=dtype)
             for target in (R, S(0), S(1)):
-                found = torch_overlay.redistribute(tree, placements=target)
-                for name, tensor in found.items():
+                for name, tensor in torch_overlay.redistribute(tree, placements=target).items():
                     local = tensor.to_local()
                     self.assertTrue(
-                        torch.equal(local, want[name][: local.shape[0], : local.shape[1]]),
-                        f"{name} of {dtype} on {sizes}: {local}",
+                        torch.equal(local, want[name][: local.shape[0], : local.shape[1]]), f"{name}: {local}"
                     )
             if len(ranks) == WORLD:
-                empty = {name: DTensor.from_local(each * 0, other, [R], run_check=False) for name, each in want.items()}
-                with torch_overlay.Transfer(tree, empty) as transfer:
-                    transfer.run()
-                moved = torch_overlay.redistribute(tree, other, R)
-                for name, each in want.items():
-                    self.assertTrue(torch.equal(empty[name].to_local(), each), f"{name} of {dtype} on {sizes}")
-                    self.assertTrue(torch.equal(moved[name].to_local(), each), f"{name} of {dtype} on {sizes}")
+                self.check_averages_on_another(tree, want)
+
+    def averages(self, mesh):
+        """(name, operations by axis, the sign of this rank's terms, of the average)"""
+        yield "avg", ["avg"] * mesh.ndim, 1, 1
+        if mesh.ndim > 1:
+            here = mesh.get_local_rank(1)
+            yield "avg beside sum", ["avg", "sum"], 1 if here == 0 else -1 if here == 1 else 0, 0
+
+    def check_averages_on_another(self, tree, want):
+        other = make_root(range(WORLD), (8,), ("c",))
+        empty = {name: DTensor.from_local(each * 0, other, [R], run_check=False) for name, each in want.items()}
+        with torch_overlay.Transfer(tree, empty) as transfer:
+            transfer.run()
+        moved = torch_overlay.redistribute(tree, other, R)
+        for name, each in want.items():
+            self.assertTrue(torch.equal(empty[name].to_local(), each), name)
+            self.assertTrue(torch.equal(moved[name].to_local(), each), name)
 
     def test_what_is_refused_is_refused_as_torch_does_it(self):
         """By a tree on one mesh: torch's own steps, which refuse it or know how."""

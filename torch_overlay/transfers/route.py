@@ -86,7 +86,7 @@ class Route:
         self._last: Running | None = None  # in the background
         self.traffic: Traffic = {}
         self.count = self.staging = 0
-        self._names = names
+        self._names, self._keeps_buffers = names, keep_buffers
         if not self.tensors:
             return
         try:
@@ -111,8 +111,9 @@ class Route:
         self._buffers = Buffers(self._device)
         self._phases[None] = self._planned(range(len(self.legs)))
         self.staging = self._staging(self._phases[None])
-        if keep_buffers and all(leg.reduction is None for leg in self.legs):  # else results of reductions have the room
-            self._buffers.keep(budget)
+        # Where something is pending, results of reductions have the room.
+        if self._keeps_buffers and all(leg.reduction is None for leg in self.legs):
+            self._buffers.keep(self._budget)
 
     def _new_team(self, meeting: Meeting) -> Team | None:
         if self._place is not None:
