@@ -24,10 +24,14 @@ RANK = "torch_overlay.demo.panel_ranks:MeshRank"
 
 
 def printed(*arguments: str, folder: Path) -> tuple[str, dict]:
-    """(what it printed, its JSON) of one run, started the way a user starts it, in a pipe of 80 columns."""
+    """(what it printed, its JSON) of one run, started the way a user starts it, in a pipe of 80 columns, and without
+    numpy: torch doesn't bring it."""
+    hides = folder / "hides"
+    hides.mkdir()
+    (hides / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
     line = [sys.executable, "-m", "torch_overlay", "demo", *arguments, f"--json={folder / 'demo.json'}"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment |= {"COLUMNS": "80", "NO_COLOR": "1"}
+    path = os.pathsep.join([str(hides), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "80", "NO_COLOR": "1"}
     done = subprocess.run(line, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "demo.json").read_text())

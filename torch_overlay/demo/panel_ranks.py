@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
 
 import torch_overlay
+from torch_overlay.demo.counters import count_collectives
 from torch_overlay.demo.panels import WEIGHTS
 from torch_overlay.demo.ranks import Rank, timed
 
@@ -72,9 +72,7 @@ class WeightsRank(Rank):
 
     def count(self, way: str) -> int:
         """The collectives of this rank."""
-        with CommDebugMode() as counted:
-            getattr(self, way)()
-        return counted.get_total_counts()
+        return sum(count_collectives(getattr(self, way))[1].values())
 
     def right(self) -> int:
         """How many of a server's weights are the trainer's of this step, to the bit."""
