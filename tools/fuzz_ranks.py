@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import gc
 import itertools
 import logging
 import multiprocessing
@@ -159,6 +160,7 @@ def _rank(
     large ones do."""
     import torch
 
+    gc.freeze()  # what the parent has: each full collection would go through it, and copy the pages of the fork
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)

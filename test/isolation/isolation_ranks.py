@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import gc
 import logging
 import os
 import pathlib
@@ -140,6 +141,7 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # as in mesh_ranks.py
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
