@@ -8,6 +8,7 @@ from torch.distributed import device_mesh
 from torch.distributed.tensor import _dtensor_spec, _redistribute
 
 from way import WAY, overlay
+from width import sample
 
 UNORDERED = ("nested_strided_shards_are_refused", "become_strided_shards", "below_a_new_strided_shard")
 
@@ -46,3 +47,14 @@ def overlay_on():
         pytest.skip("what only the overlay does")
     with contextlib.nullcontext() if WAY == "patched" else overlay():
         yield
+
+
+@pytest.fixture(autouse=True)
+def fewer_pairs(request, monkeypatch):
+    """Of pairs on three mesh dims, whose steps are run by value, one of five; all at night, and on the stack itself."""
+    if WAY == "overlay" and request.path.name in ("test_planner_moves.py", "test_planner_reductions.py"):
+        every = request.module.pairs
+        threes = lambda *ends: sample(every(*ends), 5)
+        monkeypatch.setattr(
+            request.module, "pairs", lambda *ends, **how: every(*ends, **how) if how or len(ends) > 2 else threes(*ends)
+        )
