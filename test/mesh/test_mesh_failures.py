@@ -64,25 +64,25 @@ def one_dies(rank: int):
     return grid(2, 2)
 
 
-# In the order in which the ranks play them: the checks compare meshes, the death comes last and is met without.
-SCENES = [different_shapes, different_names, different_order, different_options, different_versions]
-SCENES += [one_stays_away, one_dies]
+# Three sets of ranks, for most of the time they wait. The checks compare meshes; the death is met without.
+PARTS = [[different_shapes, different_names, different_order, different_options, different_versions]]
+PARTS += [[one_stays_away], [one_dies]]
 
 
-def play(rank: int, port: int, said) -> None:
-    """One rank through all scenes, each in a world of its own; what it met goes to the parent."""
+def play(rank: int, part: int, port: int, said) -> None:
+    """One rank through scenes, each in a world of its own; what it met goes to the parent."""
     import torch_overlay
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=SECONDS)
     store = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
-    for number, scene in enumerate(SCENES):
+    for scene in PARTS[part]:
         torch_overlay.enable(check_mesh=scene is not one_dies)
-        store.add(f"ready/{number}", 1)
-        while store.add(f"ready/{number}", 0) < RANKS:
+        store.add(f"ready/{scene.__name__}", 1)
+        while store.add(f"ready/{scene.__name__}", 0) < RANKS:
             time.sleep(0.05)
-        world = dist.PrefixStore(f"world/{number}", store)
+        world = dist.PrefixStore(f"world/{scene.__name__}", store)
         dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=world, timeout=limit)
         start, met = time.monotonic(), "nothing"
         try:
@@ -96,16 +96,17 @@ def play(rank: int, port: int, said) -> None:
 
 @pytest.fixture(scope="module")
 def met():
-    """(scene, rank) to (what the rank met, seconds), from one set of processes."""
+    """(scene, rank) to (what the rank met, seconds)."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     context = forks.context()
     said = context.Queue()
-    ranks = [context.Process(target=play, args=(rank, store.port, said), daemon=True) for rank in range(RANKS)]
+    given = [(rank, part, store.port, said) for part in range(len(PARTS)) for rank in range(RANKS)]
+    ranks = [context.Process(target=play, args=each, daemon=True) for each in given]
     for rank in ranks:
         rank.start()
     results = {}
     try:
-        for _ in range(RANKS * len(SCENES) - 1):  # the one that dies says nothing
+        for _ in range(RANKS * sum(map(len, PARTS)) - 1):  # the one that dies says nothing
             scene, rank, what, seconds = said.get(timeout=120)
             results[scene, rank] = what, seconds
     finally:

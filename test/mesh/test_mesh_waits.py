@@ -67,6 +67,7 @@ def all_build_the_same_slowly(rank: int) -> None:
 WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_stays_away_while_meshes_are_compared]
 SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly]
 PLAYED = [(scene, "tcp") for scene in SCENES] + [(scene, "file") for scene in (one_builds_another, all_build_the_same)]
+PARTS = 4  # as many sets of ranks, each with every fourth scene: most of the time they wait
 
 
 def noted_keys() -> list[str]:
@@ -81,8 +82,8 @@ def noted_keys() -> list[str]:
     return keys
 
 
-def play(rank: int, port: int, folder: str, said) -> None:
-    """One rank through all scenes, each in a world of its own: what it logged and set, and which threads it left."""
+def play(rank: int, part: int, port: int, folder: str, said) -> None:
+    """One rank through scenes, each in a world of its own: what it logged and set, and which threads it left."""
     import torch_overlay
 
     torch.set_num_threads(1)
@@ -95,7 +96,7 @@ def play(rank: int, port: int, folder: str, said) -> None:
     _mesh_waits.SECONDS = WAIT
     limit = datetime.timedelta(seconds=LIMIT)
     meeting = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
-    for number, (scene, kind) in enumerate(PLAYED):
+    for number, (scene, kind) in [*enumerate(PLAYED)][part::PARTS]:
         meeting.add(f"ready/{number}", 1)
         while meeting.add(f"ready/{number}", 0) < RANKS:
             time.sleep(0.02)
@@ -125,7 +126,8 @@ def met(tmp_path_factory):
     context = forks.context()
     said = context.Queue()
     folder = str(tmp_path_factory.mktemp("stores"))
-    ranks = [context.Process(target=play, args=(rank, store.port, folder, said), daemon=True) for rank in range(RANKS)]
+    given = [(rank, part, store.port, folder, said) for part in range(PARTS) for rank in range(RANKS)]
+    ranks = [context.Process(target=play, args=each, daemon=True) for each in given]
     for rank in ranks:
         rank.start()
     try:
