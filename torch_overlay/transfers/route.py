@@ -80,9 +80,8 @@ class Route:
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.legs, left)
         self._team: Team | None = None
-        self._is_closed, self._runs = False, 0
+        self._running, self._is_closed, self._runs = Lock(), False, 0
         self._meeting: Meeting | None = meeting
-        self._running = Lock()
         self._last: Running | None = None  # in the background
         self.traffic: Traffic = {}
         self.count = self.staging = 0
