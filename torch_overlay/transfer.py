@@ -50,9 +50,8 @@ class Transfer:
         names: from a path of the source to the path of the target that it goes to, or a tuple of several: a function,
             or a dict of those that differ.
         strict: whether a name that only one side has is an error; else it is `left_out`.
-        keep_buffers: keep the buffers of a run for the next, on the CPU: as many bytes as the budget at most, until
-            `close`. A run takes less CPU time then, since fresh memory is dear. Where a reduction is pending none are
-            kept.
+        keep_buffers: keep the buffers of a run for the next, on the CPU, within the budget, until `close`. A run takes
+            less CPU time then, since fresh memory is dear. Where a reduction is pending none are kept.
 
     Raises:
         ValueError: the sides don't fit, pieces of a source leave something out, or ranks that are gone had what nobody

@@ -56,6 +56,7 @@ class Buffers:
         """Keep from now on, up to so many bytes. On a GPU none is kept: torch's allocator keeps them, and knows which
         stream still reads them."""
         self._limit = limit if self.device.type == "cpu" else 0
+        self._make_room(0)
 
     def take(self, size: int) -> torch.Tensor:
         """One of so many bytes."""
@@ -63,11 +64,14 @@ class Buffers:
         if fit is not None:
             self.kept = [each for each in self.kept if each is not fit]
         else:
-            while self.kept and self._used + self._idle + size > self._limit:
-                self.kept.pop(0)
+            self._make_room(size)
             fit = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._used += len(fit)
         return fit.narrow(0, 0, size)
+
+    def _make_room(self, size: int) -> None:
+        while self.kept and self._used + self._idle + size > self._limit:
+            self.kept.pop(0)
 
     def give(self, buffer: torch.Tensor) -> None:
         """It isn't used any more; nor are views of it."""

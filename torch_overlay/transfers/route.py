@@ -111,8 +111,7 @@ class Route:
         self._phases[None] = self._planned(range(len(self.legs)))
         self.staging = self._staging(self._phases[None])
         # Where something is pending, results of reductions have the room.
-        if self._keeps_buffers and all(leg.reduction is None for leg in self.legs):
-            self._buffers.keep(self._budget)
+        self._keeps_buffers = self._keeps_buffers and all(leg.reduction is None for leg in self.legs)
 
     def _new_team(self, meeting: Meeting) -> Team | None:
         if self._place is not None:
@@ -262,6 +261,8 @@ class Route:
         numbers, unknown = self._numbers(names)
         (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
         problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
+        if self._keeps_buffers:
+            self._buffers.keep(self.staging if snapshot else self._budget)
         if snapshot:
             sources, full = copies(sources, self._budget - self.staging)
             problems += full
