@@ -41,8 +41,11 @@ LARGE: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
     """Whether so many elements of its type are worth more calls than one copy takes, where tensors may be changed; not
     those of a subclass, a Parameter for example."""
-    least = LARGE.get(tensor.device.type, LARGE["cpu"])
-    return type(tensor) is torch.Tensor and elements * tensor.element_size() >= least and may_change(tensor)
+    if type(tensor) is not torch.Tensor:
+        return False
+    kind = "cpu" if tensor.is_cpu else tensor.device.type
+    least = LARGE[kind] if kind in LARGE else LARGE["cpu"]
+    return elements * tensor.element_size() >= least and may_change(tensor)
 
 
 def may_change(tensor: torch.Tensor) -> bool:
