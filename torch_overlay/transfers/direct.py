@@ -89,6 +89,7 @@ class Mail:
 
     Attributes:
         writes: whether some target is written as soon as it has begun.
+        staged: the bytes of the copies that are sent, and of the window.
     """
 
     def __init__(self, out: Sequence[Letter], into: Sequence[Letter]) -> None:
@@ -96,6 +97,8 @@ class Mail:
         self._straight = [(letter, letter.flat) for letter in into if letter.flat is not None]
         self._through = [letter for letter in into if letter.flat is None]
         self.writes = bool(self._straight)
+        copied = {letter.key: letter.size for letter in out if letter.flat is None}
+        self.staged = sum(copied.values()) + sum(self._window)
 
     def start(self, group: ProcessGroup, sources: Locals, targets: Locals) -> Callable[[], None]:
         """Begin with all of them, of tensors of whole numbers; returns what waits for their end."""
@@ -120,13 +123,17 @@ class Mail:
 
         return finish
 
+    @property
+    def _window(self) -> list[int]:
+        """The length of each slot."""
+        most = max([letter.size for letter in self._through], default=0)
+        return [most + -most % ALIGNED] * min(WINDOW, len(self._through))  # where each slot begins
+
     def _receive_through_window(self, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
         if not self._through:
             return lambda: None
-        slots = min(WINDOW, len(self._through))
-        most = max([letter.size for letter in self._through])
-        most += -most % ALIGNED  # where each slot begins
-        window = _buffer(slots * most).split(most)
+        slots = self._window
+        window = _buffer(sum(slots)).split(slots)
         begun: deque[tuple[Letter, torch.Tensor, Work]] = deque()
         waiting = iter(self._through)
 

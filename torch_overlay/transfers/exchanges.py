@@ -43,8 +43,8 @@ class InFlight(NamedTuple):
 
 
 class Buffers:
-    """Flat buffers of bytes. One that is given back is free at once; or kept for one that is as large at most, as long
-    as all that are kept or in use take no more than a limit.
+    """Flat buffers of bytes. One that is given back is free at once; or kept for the next one of its length, as
+    long as all that are kept or in use take no more than a limit.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,14 +60,19 @@ class Buffers:
 
     def take(self, size: int) -> torch.Tensor:
         """One of so many bytes."""
-        fit = min([each for each in self.kept if len(each) >= size], key=len, default=None)
-        if fit is not None:
-            self.kept = [each for each in self.kept if each is not fit]
-        else:
+        fit = next((each for each in self.kept if len(each) == size), None)
+        if fit is None:
             self._make_room(size)
             fit = torch.empty(size, dtype=torch.uint8, device=self.device)
-        self._used += len(fit)
-        return fit.narrow(0, 0, size)
+        else:
+            self.kept = [each for each in self.kept if each is not fit]
+        self._used += size
+        return fit
+
+    def reserve(self, size: int) -> None:
+        """So many bytes more are in use, which come from elsewhere; fewer if it is negative."""
+        self._make_room(size)
+        self._used += size
 
     def _make_room(self, size: int) -> None:
         while self.kept and self._used + self._idle + size > self._limit:
@@ -75,12 +80,11 @@ class Buffers:
 
     def give(self, buffer: torch.Tensor) -> None:
         """It isn't used any more; nor are views of it."""
-        whole = buffer.as_strided((buffer.untyped_storage().nbytes(),), (1,))
-        self._used -= len(whole)
-        if self._used + self._idle + len(whole) > self._limit:
-            free(whole)
+        self._used -= len(buffer)
+        if self._used + self._idle + len(buffer) > self._limit:
+            free(buffer)
         else:
-            self.kept.append(whole)
+            self.kept.append(buffer)
 
     def forget(self) -> None:
         """Let go of all: of those in use, too, which a backend may write into after an error."""
@@ -172,7 +176,8 @@ class Exchanges:
         running = self._start(0, self._packed(0, sources), sources, targets) if self.count else None
         for number in range(1, self.count + 1):
             packed = self._packed(number, sources) if number < self.count else None
-            came = self._came(number - 1, running, sent)  # what was sent is free before more is asked for
+            came = self._came(number - 1, running, sent)
+            running = None  # what was sent is free before more is asked for
             if packed is not None:
                 running, packed = self._start(number, packed, sources, targets), None
             self._is_written = True
@@ -191,6 +196,7 @@ class Exchanges:
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         out, into = self._ways[number]
         self._is_written |= self._mail[number].writes
+        self._buffers.reserve(self._mail[number].staged)
         finish = self._mail[number].start(self.team.group, sources, targets)
         came = self._buffers.take(sum(into.splits))
         work = self._swap(came, packed, into.splits, out.splits)
@@ -213,6 +219,7 @@ class Exchanges:
             if number == self.count - 1 and not self._kept:
                 sent()  # what this rank gets comes later
             running.work.wait()
+        self._buffers.reserve(-self._mail[number].staged)
         self._buffers.give(running.sent)
         return running.came
 

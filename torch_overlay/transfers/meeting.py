@@ -184,6 +184,12 @@ class Meeting:
                 self.store.delete_key(key)
 
 
+def no_answer(meeting: Meeting, ranks: Sequence[int]) -> str:
+    """That these ranks don't answer, in words."""
+    died = ", which kept the store: it died, or left after a failure that it named" if ranks == [meeting.keeper] else ""
+    return f"no answer any more from {of_ranks(ranks)}{died}"
+
+
 LONGEST = 5  # seconds that ranks wait for one another after a failure
 
 

@@ -21,7 +21,7 @@ from .exchanges import Buffers, Exchanges, Torn
 from .given import Pieces, digest, own_tensors
 from .groups import Traffic, agreed_counts, new_group
 from .legs import Leg, legs_of
-from .meeting import in_world, living, silent_ranks
+from .meeting import in_world, living, no_answer, silent_ranks
 from .phases import free_results, reduce_parts, room
 from .place import Place
 from .teams import Team
@@ -96,7 +96,7 @@ class Route:
             if not silent:
                 raise
             raise RuntimeError(
-                f"A Transfer over {of_ranks(self.ranks)} can't be made: no answer any more from {of_ranks(silent)}; "
+                f"A Transfer over {of_ranks(self.ranks)} can't be made: {no_answer(meeting, silent)}; "
                 f"{str(error).removesuffix('.')}."
             ) from error
 
@@ -222,7 +222,7 @@ class Route:
         self._take_turn()
         try:
             if self.traffic:
-                self._run(Word([why]), (), [], [], lambda: None)
+                self._run(Word([why or "it refused"]), (), [], [], lambda: None)
         except ValueError:
             pass  # as all ranks have it
         finally:
@@ -274,6 +274,8 @@ class Route:
             changed: list[str] = []
 
             def are_read() -> None:
+                if async_op and self._device.type != "cpu":  # nobody sees a change beside what is only launched
+                    torch.accelerator.current_stream(self._device).synchronize()
                 changed.extend([each.changed for each, before in read if each.versions != before])
                 sent()
 
@@ -330,10 +332,10 @@ class Route:
             cause = cause.__cause__
         # Of a fault of its own a rank tells the others, and waits for nobody.
         others = self.ranks if isinstance(cause, RuntimeError) else []
-        silent: list[int] = []
+        who = ""
         if self._meeting is not None and self._device.type == "cpu":  # else the others met no failure, and say nothing
             silent = silent_ranks(self._meeting, others, self._failure)
-        who = f"no answer any more from {of_ranks(silent)}; " if silent else ""
+            who = f"{no_answer(self._meeting, silent)}; " if silent else ""
         return RuntimeError(
             f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
         )

@@ -112,6 +112,9 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
             except Exception as error:
                 transfer.refuse(f"{type(error).__name__}: {error}")
                 raise
+            except BaseException:  # interrupted
+                self.shutdown()
+                raise
             transfer.run()
 
         self._beside(lambda: self.client.update_weights({}), send)
