@@ -103,7 +103,7 @@ def test_nobody_is_called_silent_where_others_hear_of_no_failure(monkeypatch):
     """Where `wait()` orders a stream, as on a GPU, ranks whose peer failed go on, and answer no question about it."""
     route = object.__new__(Route)
     route._sources, route._targets, route.ranks, route._runs = [], [], [0, 1], 0
-    route._team, route._meeting = SimpleNamespace(name="team"), object()
+    route._team, route._meeting = SimpleNamespace(name="team"), SimpleNamespace(keeper=None)
     monkeypatch.setattr("torch_overlay.transfers.route.silent_ranks", lambda *asked: [1])
     for device, said in (("cpu", "no answer any more from rank 1; "), ("cuda", "")):
         route.tensors = [SimpleNamespace(source=SimpleNamespace(device=device))]
