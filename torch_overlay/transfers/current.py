@@ -217,9 +217,7 @@ class Word(NamedTuple):
         alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)
         if not problems and alike:
             return Agreed([], None if newest == _NONE else newest, bool(later))
-        if problems:
-            return Agreed(by_sentence(team.told([*self.problems], device)))
-        said = []
+        said = [*self.problems]
         if most != -least:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
         if newest not in (-oldest, _NONE) and self.version is not None:
