@@ -12,11 +12,11 @@ import datetime
 import hashlib
 import json
 import sys
-import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import process
+from .clock import of_all_ranks, summed
 from .report import Report, Row, Target
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     found = process.ranks("limits:measure", 8, tensors=arguments.tensors, rounds=arguments.rounds)
     for what, ways in found["ways"].items():
         for way in (RUN, KEPT, AGAIN):
-            if way in ways:
-                report.rows.append(Row(f"{what}: {way}, CPU", "s", ways[BARE]["cpu"], ways[way]["cpu"], {"way": way}))
-                report.rows.append(Row(f"{what}: {way}, wall", "s", ways[BARE]["wall"], ways[way]["wall"]))
+            report.rows.append(Row(f"{what}: {way}, CPU", "s", ways[BARE]["cpu"], ways[way]["cpu"], {"way": way}))
+            report.rows.append(Row(f"{what}: {way}, wall", "s", ways[BARE]["wall"], ways[way]["wall"]))
     many, large = (found["ways"][what] for what in (MANY, LARGE))
     report.targets += [
         Target("wrong results", found["wrong"], 0),
@@ -129,16 +128,8 @@ def _measure_one(found: dict[str, Any], what: str, wholes: list[Any], meshes: tu
     found["bytes"] = max(found["bytes"], counted / (total / size * (size - 1) / size))
     place = (rank + 1) % size
     wrong = sum(not torch.equal(each.to_local(), whole.chunk(size, 1)[place]) for each, whole in zip(target, wholes))
-    found["wrong"] += int(_summed(wrong))
-    best = {way: {"wall": float("inf"), "cpu": float("inf")} for way in ways}
-    for way in [*ways, *reversed(ways)] * rounds:
-        dist.barrier()
-        begun, cpu = time.perf_counter(), time.process_time()
-        ways[way]()
-        dist.barrier()
-        wall, cpu = time.perf_counter() - begun, _summed(time.process_time() - cpu)
-        best[way] = {"wall": min(best[way]["wall"], wall), "cpu": min(best[way]["cpu"], cpu)}
-    found["ways"][what] = best
+    found["wrong"] += int(summed(wrong))
+    found["ways"][what] = of_all_ranks(ways, rounds)
     for sync in runs.values():
         sync.close()
 
@@ -165,12 +156,3 @@ def _bytes_handed(call: Callable[[], Any]) -> float:
     with mock.patch.object(dist, "all_to_all_single", swap), mock.patch.object(group, "send", sends):
         call()
     return float(sum(handed))
-
-
-def _summed(value: float) -> float:
-    import torch
-    import torch.distributed as dist
-
-    every = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(every)
-    return float(every)

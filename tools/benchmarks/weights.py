@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from . import process
+from .clock import of_all_ranks, summed
 from .report import Report, Row, Target
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ def _sides(whole: dict[str, Any], cuts: dict[str, int | None]) -> tuple[dict[str
 def _measured(
     rank: int, whole: dict[str, Any], source: dict[str, Any], target: dict[str, Any], rounds: int
 ) -> dict[str, Any]:
-    import torch.distributed as dist
     from torch.distributed.tensor.debug import CommDebugMode
 
     sends = rank in TRAIN
@@ -107,15 +106,10 @@ def _measured(
         with CommDebugMode() as counted:
             call()
         wrong = 0 if sends else sum(not _is_right(each, whole[name], rank) for name, each in target.items())
-        found["wrong"] += int(_summed(wrong))
-        found[way] = {"wall": float("inf"), "cpu": float("inf"), "collectives": counted.get_total_counts()}
-    for way in [*ways, *reversed(ways)] * rounds:
-        dist.barrier()
-        begun, cpu = time.perf_counter(), time.process_time()
-        ways[way]()
-        dist.barrier()
-        wall, cpu = time.perf_counter() - begun, _summed(time.process_time() - cpu)
-        found[way] |= {"wall": min(found[way]["wall"], wall), "cpu": min(found[way]["cpu"], cpu)}
+        found["wrong"] += int(summed(wrong))
+        found[way] = {"collectives": counted.get_total_counts()}
+    for way, best in of_all_ranks(ways, rounds).items():
+        found[way] |= best
     return found
 
 
@@ -148,15 +142,6 @@ def _ways(
 
     packed = _packed(_parts(source, target, rank), sends)
     return dict(zip(WAYS, (by_hand, packed, redistributed, keeping.run, sync.run)))
-
-
-def _summed(value: float) -> float:
-    import torch
-    import torch.distributed as dist
-
-    every = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(every)
-    return float(every)
 
 
 def _is_right(tensor: Any, whole: Any, rank: int) -> bool:
