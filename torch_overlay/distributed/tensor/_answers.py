@@ -1,6 +1,8 @@
 """Answers to questions, each made once and remembered: a program, or why the step-by-step path runs.
 
 They live in the shared state of the mesh's universe and go with its meshes.
+
+What the plan of a redistribution costs, for sharding propagation, which asks the same over and over.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
+from .._mesh_caches import real_mesh
 from .._mesh_state import Remembered, shared_state, states
 from ._planner.cost import collectives
 from ._planner.plan import flatten_call, shared_plan
@@ -203,3 +207,22 @@ def missing_groups() -> dict[str, int]:  # overlay only
         if saved > 0 and lacked:
             found[" and ".join(flatten_call(axes, made.question.site.names) for axes in lacked)] += saved
     return dict(found.most_common())
+
+
+def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float | None:
+    """Microseconds on the wire of the plan that will run; None where the step-by-step path will, and where shards
+    become terms: whether an operator may have that isn't a question of time."""
+    if current_spec.tensor_meta is None:
+        return None
+    ends = zip(current_spec.placements, target_spec.placements)
+    if any(isinstance(old, (Shard, _StridedShard)) and new.is_partial() for old, new in ends):
+        return None
+    mesh = real_mesh(current_spec.mesh)
+    if why_not_planned(mesh, current_spec, target_spec) is not None:
+        return None
+    dtype = current_spec.tensor_meta.dtype
+    question = Question.of(mesh, current_spec, target_spec, tuple(current_spec.shape), dtype)
+    found = remembered(question, mesh, ready=False)
+    if not isinstance(found, Program):
+        return None
+    return 1e6 * sum(found.cost.seconds(step, dtype.itemsize) for step in found.steps)

@@ -23,7 +23,7 @@ from .._mesh_caches import as_good_as, real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from ._answers import Fallback, count_fallback, count_run, find_answer
 from ._program import NOT_OF_COMPLEX
-from ._target_spec import is_known, other_spec
+from ._specs import is_known, other_spec
 from ._torch_shape import of_shape
 
 if TYPE_CHECKING:
