@@ -232,9 +232,9 @@ def private_groups() -> AbstractContextManager[None]:
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
     >>> pool.submit(torch_overlay.private_groups()(init_device_mesh), "cpu", (8,))  # doctest: +SKIP
     """
-    from .distributed import _universe
+    from .distributed._groups import universe
 
-    return _universe.private_groups()
+    return universe.private_groups()
 
 
 def prepare(mesh: DeviceMesh) -> None:
@@ -247,9 +247,9 @@ def prepare(mesh: DeviceMesh) -> None:
         RuntimeError: the mesh has no groups, is a private view of a mesh that isn't private, or a member didn't take
             part within the timeout.
     """
-    from .distributed import _mesh_groups
+    from .distributed._groups import finding
 
-    _mesh_groups.prepare(mesh)
+    finding.prepare(mesh)
 
 
 def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = None, timeout: float = 300.0) -> Place:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .distributed._rank_map import short
+from .distributed._mesh.rank_map import short
 from .show.columns import aligned
 
 if TYPE_CHECKING:

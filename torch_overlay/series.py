@@ -199,16 +199,16 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         REDISTRIBUTE,
-        f"{OURS}.tensor._answers:forget_answers",
+        f"{OURS}.tensor._plans.answers:forget_answers",
         Kind.HOOK,
-        undo=f"{OURS}.tensor._answers:forget_answers",
+        undo=f"{OURS}.tensor._plans.answers:forget_answers",
         unit="redistribute",
     ),
     Patch(
         "torch.distributed.tensor._api",
-        f"{OURS}._mesh_caches:forget_shardings",
+        f"{OURS}._mesh.caches:forget_shardings",
         Kind.HOOK,
-        undo=f"{OURS}._mesh_caches:forget_shardings",
+        undo=f"{OURS}._mesh.caches:forget_shardings",
         unit="redistribute",
     ),
     Patch(

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from torch_overlay.distributed import _mesh_check
+from torch_overlay.distributed._mesh import check
 from way import needs_overlay
 
 pytestmark = needs_overlay
@@ -34,7 +34,7 @@ def compare(monkeypatch):
     here, store = threading.local(), dist.HashStore()
     monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: here.world)
     made = SimpleNamespace(store=store, seconds=10.0)
-    monkeypatch.setattr(_mesh_check, "_timeout_seconds", lambda world: made.seconds)
+    monkeypatch.setattr(check, "_timeout_seconds", lambda world: made.seconds)
     met = threading.Barrier(RANKS)
 
     def told(number: int, line: str | None) -> str | None:
@@ -44,7 +44,7 @@ def compare(monkeypatch):
             return "stayed away"
         distributed_c10d._world.pg_map[here.world] = "gloo", store
         try:
-            _mesh_check._compare(f"mesh_check/{_mesh_check._left_before()}/1", line, _mesh_check.MESH)
+            check._compare(f"mesh_check/{check._left_before()}/1", line, check.MESH)
         except RuntimeError as error:
             return str(error)
         finally:

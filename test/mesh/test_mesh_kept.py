@@ -14,12 +14,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
-from torch_overlay.distributed._group_table import find_group
-from torch_overlay.distributed._mesh_groups import joint_group_name
+from torch_overlay.distributed._groups.finding import joint_group_name
+from torch_overlay.distributed._groups.table import find_group
+from torch_overlay.distributed._mesh.pickling import OfTheRank
+from torch_overlay.distributed._mesh.rank_map import RankMap
+from torch_overlay.distributed._mesh.state import wait_for_world
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._mesh_pickle import OfTheRank
-from torch_overlay.distributed._mesh_state import wait_for_world
-from torch_overlay.distributed._rank_map import RankMap
 from way import needs_package, overlay
 
 pytestmark = needs_overlay
@@ -120,7 +120,7 @@ def test_an_error_of_another_kind_stays_that_kind(mesh, monkeypatch):
 
 
 def test_mpi_beside_another_backend_is_mpi(mesh):
-    from torch_overlay.distributed._settings import members_create
+    from torch_overlay.distributed._groups.settings import members_create
 
     world = distributed_c10d._get_default_group()
     assert members_create(world, "gloo") and not members_create(world, "cpu:mpi,cuda:nccl")

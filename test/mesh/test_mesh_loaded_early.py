@@ -12,8 +12,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
-from torch_overlay.distributed._mesh_state import RANK_ATTRIBUTES
-from torch_overlay.distributed.tensor._joint_groups import Site
+from torch_overlay.distributed._mesh.state import RANK_ATTRIBUTES
+from torch_overlay.distributed.tensor._plans.groups import Site
 from way import TENSOR_MESHES, needs_package
 
 pytestmark = needs_overlay

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, _mesh_resources, init_devi
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
-from torch_overlay.distributed._mesh_pickle import saved_state
-from torch_overlay.distributed._mesh_state import view_of
+from torch_overlay.distributed._mesh.pickling import saved_state
+from torch_overlay.distributed._mesh.state import view_of
 from way import TENSOR_MESHES, needs_package
 
 # How releases before 2.13 wrote layouts, and before 2.10 meshes; a torch that carries the stack reads what it wrote.
@@ -193,7 +193,7 @@ def test_a_file_without_a_rank_is_read(monkeypatch):
     mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
     state = mesh.__getstate__()
     del state["_rank"]
-    for name in ("_mesh_pickle", "device_mesh"):
+    for name in ("_mesh.pickling", "device_mesh"):
         monkeypatch.setattr(f"torch_overlay.distributed.{name}.is_initialized", lambda: False)
     there = object.__new__(DeviceMesh)
     there.__setstate__(state)

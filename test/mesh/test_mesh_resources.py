@@ -7,8 +7,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
-from torch_overlay.distributed._mesh_state import shared_state, view_of
-from torch_overlay.distributed._universe import universe_of
+from torch_overlay.distributed._groups.universe import universe_of
+from torch_overlay.distributed._mesh.state import shared_state, view_of
 from way import TENSOR_MESHES
 
 tensors = pytest.mark.skipif(not TENSOR_MESHES, reason="since 2.10 a mesh has a layout")

@@ -20,16 +20,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, group_ranks, joint_group, needs_overlay, open_groups, overlay
-from torch_overlay.distributed import _mesh_state
-from torch_overlay.distributed._group_table import Kind, _by_value, find_group
-from torch_overlay.distributed._mesh_check import MESH, _verdict
-from torch_overlay.distributed._mesh_groups import _describe
+from torch_overlay.distributed._groups.finding import _describe
+from torch_overlay.distributed._groups.making import Request, _default_serves
+from torch_overlay.distributed._groups.table import Kind, _by_value, find_group
+from torch_overlay.distributed._groups.universe import current_world, universe_of
+from torch_overlay.distributed._mesh import state
+from torch_overlay.distributed._mesh.check import MESH, _verdict
+from torch_overlay.distributed._mesh.rank_map import RankMap, View
+from torch_overlay.distributed._mesh.state import shared_state, view_of
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._mesh_state import shared_state, view_of
-from torch_overlay.distributed._process_groups import Request, _default_serves
-from torch_overlay.distributed._rank_map import RankMap, View
-from torch_overlay.distributed._universe import current_world, universe_of
-from torch_overlay.distributed.tensor._joint_groups import joint_axes
+from torch_overlay.distributed.tensor._plans.groups import joint_axes
 from way import needs_package
 
 pytestmark = needs_overlay
@@ -685,16 +685,16 @@ def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):
     """The second one's knew nothing of the private groups, and took other meshes'."""
     with torch_overlay.private_groups():
         loaded = pickle.loads(pickle.dumps(grid()))
-    make, found = _mesh_state.RankMap, []
+    make, found = state.RankMap, []
     asks = threading.Thread(target=lambda: found.append(shared_state(loaded)))
 
     def slow(ranks):
-        monkeypatch.setattr(_mesh_state, "RankMap", make)
+        monkeypatch.setattr(state, "RankMap", make)
         asks.start()
         asks.join(0.5)  # while this thread reads the ranks
         return make(ranks)
 
-    monkeypatch.setattr(_mesh_state, "RankMap", slow)
+    monkeypatch.setattr(state, "RankMap", slow)
     found.append(shared_state(loaded))
     asks.join()
     assert found[0] is found[1] is shared_state(loaded) and found[0].private is not None

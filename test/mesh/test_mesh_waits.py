@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 import forks
-from torch_overlay.distributed import _mesh_waits
+from torch_overlay.distributed._groups import waits as waiting
 from way import needs_overlay
 
 pytestmark = needs_overlay
@@ -91,9 +91,9 @@ def play(rank: int, part: int, port: int, folder: str, said) -> None:
     keys = noted_keys()
     noting = logging.Handler()
     noting.emit = lambda record: logged.append(record.getMessage())
-    _mesh_waits.logger.addHandler(noting)
+    waiting.logger.addHandler(noting)
     torch_overlay.enable()
-    _mesh_waits.SECONDS = WAIT
+    waiting.SECONDS = WAIT
     limit = datetime.timedelta(seconds=LIMIT)
     meeting = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60))
     for number, (scene, kind) in [*enumerate(PLAYED)][part::PARTS]:
@@ -194,7 +194,7 @@ def test_lines_are_read_without_waiting_and_by_few_requests(missing, most):
     for rank in {*range(1000)} - {*missing}:
         store.set(f"mesh_line/{rank}", "(a=1000)")
     asked, start = Asked(store), time.monotonic()
-    said = _mesh_waits.who_builds(asked, range(1000))
+    said = waiting.who_builds(asked, range(1000))
     assert said.pop(None, []) == missing
     assert list(said) == ["(a=1000)"] and len(said["(a=1000)"]) == 1000 - len(missing)
     assert len(asked.asked) <= most, asked.asked
@@ -211,10 +211,10 @@ def pair(monkeypatch):
         monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: world)
         monkeypatch.setattr(distributed_c10d, "get_backend", lambda group: "gloo")
         monkeypatch.setitem(distributed_c10d._world.pg_map, world, ("gloo", store))
-        monkeypatch.setattr(_mesh_waits, "SECONDS", 0.05)
-        monkeypatch.setattr(_mesh_waits.logger, "warning", logged.append)
-        _mesh_waits.leave_line(lambda: "(a=2)")
-        with _mesh_waits.explained(lambda: ("come", ranks)):
+        monkeypatch.setattr(waiting, "SECONDS", 0.05)
+        monkeypatch.setattr(waiting.logger, "warning", logged.append)
+        waiting.leave_line(lambda: "(a=2)")
+        with waiting.explained(lambda: ("come", ranks)):
             time.sleep(0.5)
         return logged
 
@@ -227,7 +227,7 @@ def test_a_store_of_threads_serves(pair):
 
 
 def test_in_a_large_world_few_are_asked_those_first_that_are_waited_for(pair, monkeypatch):
-    monkeypatch.setattr(_mesh_waits, "MOST", 3)
+    monkeypatch.setattr(waiting, "MOST", 3)
     (said,) = pair(dist.HashStore(), [8, 9, *range(10_000)])
     assert "rank 0 builds (a=2); ranks 8, 9 came to no mesh yet" in said
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_overlay.distributed._mesh.rank_map import RankMap, View
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._rank_map import RankMap, View
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=12))

@@ -36,9 +36,9 @@ def runs_as_large(really: bool):
     """Small tensors run as those of a megabyte do; a rank chooses for itself, so some may and others not."""
     if STOCK or not really:
         return contextlib.nullcontext()
-    from torch_overlay.distributed.tensor import _pack
+    from torch_overlay.distributed.tensor._plans import packing
 
-    return mock.patch.object(_pack, "LARGE", {"cpu": 0})
+    return mock.patch.object(packing, "LARGE", {"cpu": 0})
 
 
 def in_rounds():

@@ -49,8 +49,8 @@ def test_stock_unless_asked(mesh, pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_the_cost_is_that_of_the_plan_that_runs(mesh, pair):
     torch_overlay.enable(cost="plan")
-    from torch_overlay.distributed.tensor._program import make_program
-    from torch_overlay.distributed.tensor._question import Question
+    from torch_overlay.distributed.tensor._plans.program import make_program
+    from torch_overlay.distributed.tensor._plans.question import Question
 
     source, target = (spec(mesh, placements) for placements in pair)
     planned = make_program(Question.of(mesh, source, target, source.shape, torch.float32), mesh)
@@ -93,8 +93,8 @@ def test_constants_are_those_of_the_type_of_device(mesh, monkeypatch):
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.debug import CommDebugMode
 
-    from torch_overlay.distributed.tensor import _pack
     from torch_overlay.distributed.tensor._planner import cost as planner_cost
+    from torch_overlay.distributed.tensor._plans import packing
 
     rounds = planner_cost.Cost(round_bytes=1, latency=1e-9)
     monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(), "meta": rounds})
@@ -110,5 +110,5 @@ def test_constants_are_those_of_the_type_of_device(mesh, monkeypatch):
             tensor.redistribute(placements=(Shard(1), Replicate()))
         counts[device] = mode.get_total_counts()
     assert counts["cpu"] == 1 < counts["meta"]
-    monkeypatch.setattr(_pack, "LARGE", {"cpu": 1 << 20, "meta": 64})
-    assert _pack.is_large(torch.ones(16, device="meta"), 16) and not _pack.is_large(torch.ones(16), 16)
+    monkeypatch.setattr(packing, "LARGE", {"cpu": 1 << 20, "meta": 64})
+    assert packing.is_large(torch.ones(16, device="meta"), 16) and not packing.is_large(torch.ones(16), 16)

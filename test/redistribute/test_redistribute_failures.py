@@ -41,7 +41,7 @@ def redistribute(mesh, rank: int) -> torch.Tensor:
 def play(rank: int, port: int, said) -> None:
     """One rank: the redistribution once with everybody, then with one that dies before its second collective."""
     import torch_overlay
-    from torch_overlay.distributed._mesh_state import shared_state
+    from torch_overlay.distributed._mesh.state import shared_state
     from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

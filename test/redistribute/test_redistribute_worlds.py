@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_overlay
 from mesh_harness import joint_group, needs_overlay
 from torch_overlay.distributed.tensor import _redistribute
-from torch_overlay.distributed.tensor._answers import Fallback
-from torch_overlay.distributed.tensor._joint_groups import joint_axes
+from torch_overlay.distributed.tensor._plans.answers import Fallback
+from torch_overlay.distributed.tensor._plans.groups import joint_axes
 from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial
@@ -261,7 +261,7 @@ def test_what_has_no_answer_for_complex_numbers_is_refused(op, target):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn, torch.complex64])
 @pytest.mark.parametrize("rows", [4, 2048])  # few bytes, and so many that they are copied once
 def test_blocks_are_joined_in_their_order(rows, dtype):
-    from torch_overlay.distributed.tensor._pack import joined
+    from torch_overlay.distributed.tensor._plans.packing import joined
 
     whole = torch.randint(0, 2, (rows, 1024)).to(dtype)
     blocks = [whole.narrow(1, 0, 1000), whole.narrow(1, 1000, 24), whole.narrow(0, 1, 2)]

@@ -129,7 +129,7 @@ def test_groups_are_described_as_on_stock(names):
 
 
 def test_a_joint_group_is_described_as_a_flattened_one(mesh):
-    from torch_overlay.distributed._group_table import find_group
+    from torch_overlay.distributed._groups.table import find_group
 
     assert find_group(joint_group(mesh, (0, 1)).name).group_desc == "mesh_dp_tp"
 

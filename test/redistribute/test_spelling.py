@@ -57,7 +57,7 @@ def ends(mesh, source, target, shape=SHAPE, dtype=torch.float32):
 
 
 def plan_of(local, source, target, async_op=False):
-    from torch_overlay.distributed.tensor._answers import find_answer
+    from torch_overlay.distributed.tensor._plans.answers import find_answer
 
     return find_answer(source.mesh, local, source, target, async_op, None)
 
@@ -114,7 +114,7 @@ def test_the_operations_are_torchs(mesh, async_op):
 
 
 def test_on_an_accelerator_the_all_to_all_is_the_same(mesh):
-    from torch_overlay.distributed.tensor._specs import same_step_by_step
+    from torch_overlay.distributed.tensor._plans.specs import same_step_by_step
 
     local, *specs = ends(mesh, (Replicate(), Shard(0)), (Replicate(), Shard(1)))
     plan = plan_of(local, *specs)
@@ -152,7 +152,7 @@ def test_a_cut_before_a_gather_leaves_it_in_its_shape(mesh):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_what_goes_into_a_reduction_is_row_major(mesh, dim, memory_format):
     """Torch's cat keeps the memory format that all its tensors share."""
-    from torch_overlay.distributed.tensor._specs import scattered
+    from torch_overlay.distributed.tensor._plans.specs import scattered
 
     local, *specs = ends(mesh, (Replicate(), Partial()), (Replicate(), Shard(dim)), (4, 8, 8, 3))
     (step,) = plan_of(local, *specs).steps

@@ -21,10 +21,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import torch_overlay
 from mesh_harness import fake_world, needs_overlay
-from torch_overlay.distributed.tensor import _symbolic
-from torch_overlay.distributed.tensor._answers import find_answer
 from torch_overlay.distributed.tensor._planner.plan import without_sizes
-from torch_overlay.distributed.tensor._program import Program
+from torch_overlay.distributed.tensor._plans import symbolic as _symbolic
+from torch_overlay.distributed.tensor._plans.answers import find_answer
+from torch_overlay.distributed.tensor._plans.program import Program
 from way import merges
 
 pytestmark = needs_overlay

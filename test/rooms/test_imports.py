@@ -10,11 +10,8 @@ import house
 
 PACKAGE = house.sources("torch_overlay")
 UPSTREAM = "torch_overlay.distributed"
-# Where torch comes in, of the rooms for meshes and groups: those named as torch's public files, and these. What else is
-# new there is pure: plain ints and tuples, tested in milliseconds without torch. Naming one more is a decision.
-TORCH_ROOMS = ("_torch_", "_mesh_", "_universe", "_group_", "_process_groups")  # meshes and groups
-TORCH_ROOMS += ("_kept", "_settings")
-LAYOUTS = "_mesh_layout"  # named as in torch
+# Of the rooms for meshes and groups, those that know no torch: plain ints and tuples, tested in milliseconds.
+PURE = {f"{UPSTREAM}.{room}" for room in ("_mesh_layout", "_mesh.rank_map", "_groups.names")}
 PLANNER = f"{UPSTREAM}.tensor._planner"  # pure, the whole folder; what lies beside it asks torch
 TRANSFERS = "torch_overlay.transfers._planner"  # pure as well
 # The engine is told what to patch and what is recognised, so it serves any library; its tests need no torch.
@@ -23,10 +20,7 @@ ENGINE = "torch_overlay.patching"
 
 def is_pure(module: str) -> bool:
     """Whether a module of the upstream folder is one of those that know no torch."""
-    home, _, room = module.rpartition(".")
-    if not {PLANNER, TRANSFERS}.isdisjoint((home, module)):
-        return True
-    return home == UPSTREAM and room.startswith("_") and (room == LAYOUTS or not room.startswith(TORCH_ROOMS))
+    return module in PURE or not {PLANNER, TRANSFERS}.isdisjoint((module.rpartition(".")[0], module))
 
 
 def lines(source, wrong):
@@ -113,8 +107,13 @@ TRIED = [
     (beyond_pure, "distributed/_mesh_layout.py", "import torch", 1),
     (beyond_pure, "distributed/_mesh_layout.py", "def f():\n  import numpy.linalg", 1),
     (beyond_pure, "distributed/_mesh_layout.py", "import math\nfrom collections.abc import Iterator", 0),
-    (beyond_pure, "distributed/_rank_map.py", "from ._mesh_layout import _FlatLayout\nfrom . import _mesh_layout", 0),
-    (beyond_pure, "distributed/_rank_map.py", "from ._mesh_state import SharedState", 1),
+    (
+        beyond_pure,
+        "distributed/_mesh/rank_map.py",
+        "from .._mesh_layout import _FlatLayout",
+        0,
+    ),
+    (beyond_pure, "distributed/_mesh/rank_map.py", "from .state import SharedState", 1),
     (
         beyond_pure,
         "distributed/tensor/_planner/cost.py",
@@ -128,7 +127,7 @@ TRIED = [
     (beyond_pure, "distributed/device_mesh.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/placement_types.py", "import torch", 0),
     (beyond_pure, "distributed/tensor/_new.py", "import torch", 0),
-    (beyond_pure, "distributed/_new.py", "from torch import Tensor", 1),
+    (beyond_pure, "distributed/tensor/_planner/new.py", "from torch import Tensor", 1),
     (beyond_pure, "distributed/_process_groups_split.py", "import torch", 0),
     (out_of_upstream, "distributed/device_mesh.py", "from ..errors import OverlayError", 1),
     (

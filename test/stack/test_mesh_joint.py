@@ -15,13 +15,13 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._group_table import find_group
-from torch_overlay.distributed._mesh_groups import joint_group_name, joint_groups_known, override_of
+from torch_overlay.distributed._groups.finding import joint_group_name, joint_groups_known, override_of
+from torch_overlay.distributed._groups.making import Request, axis_group
+from torch_overlay.distributed._groups.table import find_group
+from torch_overlay.distributed._groups.universe import current_world, private_groups, universe_of
+from torch_overlay.distributed._mesh.rank_map import RankMap, View
+from torch_overlay.distributed._mesh.state import shared_state
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._mesh_state import shared_state
-from torch_overlay.distributed._process_groups import Request, axis_group
-from torch_overlay.distributed._rank_map import RankMap, View
-from torch_overlay.distributed._universe import current_world, private_groups, universe_of
 
 
 class TestJointNames(TestCase):

@@ -13,13 +13,14 @@ from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed import _mesh_check, config
-from torch_overlay.distributed._group_table import Kind
-from torch_overlay.distributed._member_names import MemberNames
+from torch_overlay.distributed import config
+from torch_overlay.distributed._groups.making import Request, axis_group, new_groups
+from torch_overlay.distributed._groups.names import MemberNames
+from torch_overlay.distributed._groups.table import Kind
+from torch_overlay.distributed._groups.universe import current_world
+from torch_overlay.distributed._mesh import check
+from torch_overlay.distributed._mesh.rank_map import RankMap, View
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._process_groups import Request, axis_group, new_groups
-from torch_overlay.distributed._rank_map import RankMap, View
-from torch_overlay.distributed._universe import current_world
 
 
 class TestGroupKinds(TestCase):
@@ -202,7 +203,7 @@ class TestCompare(TestCase):
         store = dist.HashStore()
         for rank, line in lines.items():
             store.set(f"mesh/{rank}", line)
-        return _mesh_check._verdict(store, "mesh", size, 0.2, _mesh_check.MESH)
+        return check._verdict(store, "mesh", size, 0.2, check.MESH)
 
     def test_all_the_same(self) -> None:
         self.assertEqual(self._verdict({0: "(a=2)", 1: "(a=2)"}, 2), "same")
@@ -218,7 +219,7 @@ class TestCompare(TestCase):
         store = mock.Mock()
         store.wait.side_effect = dist.DistNetworkError("gone")
         with self.assertRaisesRegex(dist.DistNetworkError, "gone"):
-            _mesh_check._read(store, "mesh/1", 0.2)
+            check._read(store, "mesh/1", 0.2)
 
 
 class TestCompareRanks(MultiThreadedTestCase):
@@ -231,12 +232,12 @@ class TestCompareRanks(MultiThreadedTestCase):
         self._spawn_threads()
 
     def test_every_rank_hears_who_differs(self) -> None:
-        _mesh_check._compare("first", "(a=2)", _mesh_check.MESH)
+        check._compare("first", "(a=2)", check.MESH)
         rank = dist.get_rank()
         line = f"({'ab'[rank]}=2)"
         said = rf"0 builds \(a=2\); rank 1 builds \(b=2\)\. This rank, {rank}"
         with self.assertRaisesRegex(RuntimeError, said):
-            _mesh_check._compare("second", line, _mesh_check.MESH)
+            check._compare("second", line, check.MESH)
 
 
 class TestMeshCheck(TestCase):
@@ -244,8 +245,8 @@ class TestMeshCheck(TestCase):
         dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
         self.addCleanup(dist.destroy_process_group)
         said = []
-        check = "torch_overlay.distributed._mesh_groups.check_same_mesh"
-        with mock.patch(check, lambda describe: said.append(describe())):
+        checking = "torch_overlay.distributed._groups.finding.check_same_mesh"
+        with mock.patch(checking, lambda describe: said.append(describe())):
             init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
             DeviceMesh("cpu", [3, 2, 1, 0])
         self.assertRegex(said[0], r"^\(dp=2, tp=4\) on cpu over ranks 0 to 7 as .*2.*4.*4.*1")
@@ -263,9 +264,9 @@ class TestMeshCheckRanks(MultiThreadedTestCase):
 
     @config.patch(mesh_check=True)
     def test_ranks_that_build_different_meshes_are_told(self) -> None:
-        _mesh_check.check_same_mesh(lambda: "(dp=2)")
+        check.check_same_mesh(lambda: "(dp=2)")
         with self.assertRaisesRegex(RuntimeError, r"rank 0 builds \(0\); rank 1 builds \(1\)"):
-            _mesh_check.check_same_mesh(lambda: f"({dist.get_rank()})")
+            check.check_same_mesh(lambda: f"({dist.get_rank()})")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed import _mesh_pickle, _universe, config
-from torch_overlay.distributed._mesh_state import shared_state, view_of
-from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._universe import current_world, find_universe
+from torch_overlay.distributed import config
+from torch_overlay.distributed._groups import universe
+from torch_overlay.distributed._groups.universe import current_world, find_universe
+from torch_overlay.distributed._mesh import pickling
+from torch_overlay.distributed._mesh.rank_map import RankMap
+from torch_overlay.distributed._mesh.state import shared_state, view_of
 
 
 class TestMeshSavedState(TestCase):
@@ -202,7 +204,7 @@ class TestMeshLateGroups(TestCase):
         saved.seek(0)
         mesh = torch.load(saved, weights_only=False)
         self.assertEqual(mesh.get_group("tp"), row)
-        with mock.patch.object(_mesh_pickle, "_find", wraps=_mesh_pickle._find) as find:
+        with mock.patch.object(pickling, "_find", wraps=pickling._find) as find:
             self.assertEqual(mesh.get_group("tp"), row)
             self.assertEqual(find.call_count, 0)
             column = dist.new_subgroups_by_enumeration([[2, 6, 10, 14]], group_desc="mesh_dp")[0]
@@ -311,7 +313,7 @@ class TestSharedPickles(SavedUniverseTest):
         self.assertEqual(saved_name, others[1].get_group("y").group_name)
 
     def test_a_submesh_of_a_private_mesh_has_its_groups(self) -> None:
-        with _universe.private_groups():
+        with universe.private_groups():
             private = self._meshes()[0]
         (loaded,) = torch.load(self._saved(private._get_all_submeshes("b")[0]), weights_only=False)
         self.assertEqual(loaded.get_group(), private.get_group("b"))
@@ -321,7 +323,7 @@ class TestSharedPickles(SavedUniverseTest):
         saved = self._saved(self._meshes()[0])
         dist.destroy_process_group()
         dist.init_process_group("fake", store=FakeStore(), rank=7, world_size=64)
-        with _universe.private_groups():
+        with universe.private_groups():
             private = self._meshes()[0]
         (loaded,) = torch.load(saved, weights_only=False)
         for name in ("a", "b"):

@@ -6,11 +6,11 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._group_table import GroupTable, Key, Kind
-from torch_overlay.distributed._member_names import compact
-from torch_overlay.distributed._rank_map import RankMap
-from torch_overlay.distributed._settings import get_settings, makes_communicators, members_create
-from torch_overlay.distributed._universe import current_world
+from torch_overlay.distributed._groups.names import compact
+from torch_overlay.distributed._groups.settings import get_settings, makes_communicators, members_create
+from torch_overlay.distributed._groups.table import GroupTable, Key, Kind
+from torch_overlay.distributed._groups.universe import current_world
+from torch_overlay.distributed._mesh.rank_map import RankMap
 
 
 class TestGroupSettings(TestCase):

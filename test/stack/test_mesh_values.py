@@ -7,10 +7,10 @@ import sys
 import torch
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed._mesh_input import read_names, read_sizes
+from torch_overlay.distributed._mesh.input import read_names, read_sizes
+from torch_overlay.distributed._mesh.rank_map import RankMap, View
+from torch_overlay.distributed._mesh.ranks import read_mesh
 from torch_overlay.distributed._mesh_layout import _FlatLayout, _MeshLayout
-from torch_overlay.distributed._mesh_ranks import read_mesh
-from torch_overlay.distributed._rank_map import RankMap, View
 
 
 class TestMeshLayouts(TestCase):

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh_axes import ascending, cut_axis, select
+from torch_overlay.distributed._mesh.axes import ascending, cut_axis, select
+from torch_overlay.distributed._mesh.state import shared_state, view_of
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed._mesh_state import shared_state, view_of
 
 
 class TestMeshState(TestCase):

@@ -186,7 +186,7 @@ def test_a_broken_body_shows_up_where_the_overlay_is_not(states, tmp_path):
     alone = "\n\ndef test_alone():\n    import sys\n    assert sys.modules['torch_overlay'] is None\n"
     (tmp_path / "test/distributed/test_device_mesh_values.py").write_text(text + alone)
     assert set(check.own_tests([message], tmp_path).values()) == {"passed"}
-    view = tmp_path / "torch/distributed/_rank_map.py"
+    view = tmp_path / "torch/distributed/_mesh/rank_map.py"
     broken = view.read_text().replace("return self._indices.get(rank)", "return 0")
     assert broken != view.read_text()
     view.write_text(broken)
@@ -202,10 +202,10 @@ def test_nothing_says_where_it_came_from(states):
 
 def test_c10d_does_not_import_the_mesh(states):
     """What it asks for the name of a group is a file that imports the standard library only."""
-    texts = [states[-1][f"torch/distributed/{name}.py"] for name in ("distributed_c10d", "_member_names")]
+    texts = [states[-1][f"torch/distributed/{name}.py"] for name in ("distributed_c10d", "_groups/names")]
     ours = {path.removesuffix(".py").replace("/", ".") for path in states[-1] if states[0][path] is None}
     asked = [{line.split()[1] for line in t.splitlines() if re.match(r" *(from|import) torch", line)} for t in texts]
-    assert asked[0] & ours == {"torch.distributed._member_names"} and asked[1] == set()
+    assert asked[0] & ours == {"torch.distributed._groups.names"} and asked[1] == set()
 
 
 WITHOUT_C10D = """
@@ -281,7 +281,7 @@ def test_types_are_right_and_wrong_ones_are_found(states, tmp_path, capsys):
     whole = {path: text for path, text in states[-1].items() if path.startswith("torch/")}
     planted = {**whole, home: whole[home] + "\n\ndef wrong() -> int:\n    return DeviceMesh.nothing\n"}
     ours = shutil.copytree(ROOT / "torch_overlay/distributed", tmp_path / "ours")
-    file = ours / "tensor/_exchange.py"
+    file = ours / "tensor/_plans/exchange.py"
     old = "def swap(send_splits: Sequence[int], "
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, "def swap(rounds: int, send_splits: Sequence[int], "))

@@ -133,9 +133,11 @@ def test_a_list_or_dict_grows_by_what_it_lacks(tmp_path, there, entries, after):
 
 
 def test_a_file_that_torch_has_is_refused(tmp_path):
-    (small_tree(tmp_path) / "torch/distributed/_rank_map.py").write_text("")
+    file = small_tree(tmp_path) / "torch/distributed/_mesh/rank_map.py"
+    file.parent.mkdir()
+    file.write_text("")
     count = 1 + [message.name for message in MESSAGES].index("mesh-values")
-    with pytest.raises(StackError, match=r"torch/distributed/_rank_map\.py: the tree has a file of this name"):
+    with pytest.raises(StackError, match=r"torch/distributed/_mesh/rank_map\.py: the tree has a file of this name"):
         render_stack.rendered(Tree.at(tmp_path), MESSAGES, count)
 
 

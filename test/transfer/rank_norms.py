@@ -10,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import clip_grad, get_total_norm
 
 from mesh_ranks import WORLD, make_root
-from torch_overlay.distributed.tensor._answers import counters
+from torch_overlay.distributed.tensor._plans.answers import counters
 from way import TENSOR_MESHES
 
 # The last one is cut into fewer shards than there are ranks on an axis; the whole of each has no zero.

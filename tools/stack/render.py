@@ -24,7 +24,7 @@ from .suites import classes, decorated, joined
 from .tree import Tree
 
 CONFIG = "torch.distributed.config"  # the stack's switches go there; the overlay has a module of its own
-STAYS = ("config.py", "_kept.py", "_torch_debug_mode.py", "_torch_profiler.py")
+STAYS = ("__init__.py", "tensor/__init__.py", "config.py", "_kept.py", "_torch_debug_mode.py", "_torch_profiler.py")
 # Torch's files that rows change.
 BODIES = {"/".join(m.split(".")[2:]) + ".py" for m in {CONFIG, *(row.module for row in ROWS)}}
 BODIES.add("_mesh_layout.py")  # the overlay has classes of its own; what torch's lack goes into them
@@ -236,7 +236,7 @@ def file_of(module: str) -> str:
 def new_files(ours: pathlib.Path = OURS) -> set[str]:
     """All files of ours that are new upstream."""
     found = {path.relative_to(ours).as_posix() for path in ours.rglob("*.py")}
-    stay = {*BODIES, *STAYS} | {file for file in found if pathlib.PurePosixPath(file).stem in (*DOORS, "__init__")}
+    stay = {*BODIES, *STAYS} | {file for file in found if pathlib.PurePosixPath(file).stem in DOORS}
     return found - stay
 
 

@@ -8,12 +8,11 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group, get_rank, is_initialized
 
-from ..distributed import _mesh_state
 from ..distributed import device_mesh as bodies
-from ..distributed._mesh_input import normalize_overrides, read_overrides
+from ..distributed._mesh.input import normalize_overrides, read_overrides
+from ..distributed._mesh.ranks import read_mesh
+from ..distributed._mesh.state import _living, shared_state, view_of
 from ..distributed._mesh_layout import _FlatLayout
-from ..distributed._mesh_ranks import read_mesh
-from ..distributed._mesh_state import shared_state, view_of
 from ..distributed._torch_layout import to_torch
 from ._mesh_layout import flattened_layout
 from .tensor_mesh import Adopting, as_saved_since_2_10, as_tensor, note_slice, put
@@ -21,7 +20,7 @@ from .tensor_mesh import Adopting, as_saved_since_2_10, as_tensor, note_slice, p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..distributed._mesh_input import Override
+    from ..distributed._mesh.input import Override
 
 # What a file needn't say twice.
 SAVED_AS_TENSOR = ("_device_type", "_mesh_dim_names", "_layout", "_rank_map", "_named_root")
@@ -222,7 +221,7 @@ def hold_groups() -> None:
 
 def drop_groups(_: None) -> None:
     """Before 2.11 torch saves and copies all that a mesh holds, and groups can't be."""
-    for mesh in list(_mesh_state._living.values()):
+    for mesh in list(_living.values()):
         mesh.__dict__.pop("_pg_registry", None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from ..distributed._member_names import MemberNames
+from ..distributed._groups.names import MemberNames
 from ..distributed._torch_groups import making_for_mesh
 from ..distributed.distributed_c10d import _process_group_name as named_by_members
 

@@ -10,8 +10,8 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from ..distributed._kept import keep
-from ..distributed._mesh_caches import real_mesh
-from ..distributed._mesh_state import view_of
+from ..distributed._mesh.caches import real_mesh
+from ..distributed._mesh.state import view_of
 from ..distributed.tensor._redistribute import _cuts_evenly
 from ..distributed.tensor._torch_shape import moved_shape
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ..distributed import _mesh_state
-from ..distributed._mesh_axes import ascending, select
-from ..distributed._mesh_state import view_of
+from ..distributed._mesh.axes import ascending, select
+from ..distributed._mesh.state import _living, view_of
 from .tensor_mesh import dims_in_root, named_root
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ..distributed._mesh_input import Override
+    from ..distributed._mesh.input import Override
 
 
 class _Roots(Mapping["DeviceMesh", "DeviceMesh"]):
@@ -26,7 +25,7 @@ class _Roots(Mapping["DeviceMesh", "DeviceMesh"]):
         return root
 
     def __iter__(self) -> Iterator[DeviceMesh]:
-        return (mesh for mesh in list(_mesh_state._living.values()) if named_root(mesh) is not mesh)
+        return (mesh for mesh in list(_living.values()) if named_root(mesh) is not mesh)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -50,7 +49,7 @@ class _Flattened(MutableMapping["DeviceMesh", "dict[str, DeviceMesh]"]):
         mesh._flatten_mapping.clear()
 
     def __iter__(self) -> Iterator[DeviceMesh]:
-        return (mesh for mesh in list(_mesh_state._living.values()) if mesh._flatten_mapping)
+        return (mesh for mesh in list(_living.values()) if mesh._flatten_mapping)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -13,7 +13,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
 from ..distributed._kept import keep
-from ..distributed._mesh_caches import as_good_as
+from ..distributed._mesh.caches import as_good_as
 from ..distributed.tensor import _redistribute as bodies
 from ._mesh_layout import ShardOrderEntry
 

@@ -16,12 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
 from .. import enabled, is_enabled
-from ..distributed import _mesh_state
-from ..distributed._group_table import find_group
+from ..distributed._groups.table import find_group
+from ..distributed._mesh.pickling import NOT_PICKLED, OfTheRank
+from ..distributed._mesh.rank_map import RankMap
+from ..distributed._mesh.state import _living, saved_universe, shared_state, view_of
 from ..distributed._mesh_layout import _FlatLayout, _MeshLayout
-from ..distributed._mesh_pickle import NOT_PICKLED, OfTheRank
-from ..distributed._mesh_state import saved_universe, shared_state, view_of
-from ..distributed._rank_map import RankMap
 from ..distributed._torch_layout import to_torch
 
 # What a view holds, and a mesh of torch's before 2.10 doesn't.
@@ -141,11 +140,11 @@ def hold_views() -> None:
 def hand_back_tensors(_: None) -> None:
     """Make the views that live meshes of torch's, and put them into its two dicts, by which it finds their roots and
     what was flattened."""
-    living = list(_mesh_state._living.values())
+    living = list(_living.values())
     roots = [(mesh, named_root(mesh)) for mesh in living]
     flattened = [(mesh, name, view) for mesh in living for name, view in mesh._flatten_mapping.items()]
     found = [(*one, dims_in_root(one[0], view_of(one[2]).layout.axes[0], one[1])) for one in flattened]
-    living = list(_mesh_state._living.values())  # with those that were asked for the first time
+    living = list(_living.values())  # with those that were asked for the first time
     held = [as_tensor(mesh) | _left(mesh) for mesh in living]
     resources = device_mesh._mesh_resources.__dict__
     resources["child_to_root_mapping"].update((mesh, root) for mesh, root in roots if mesh is not root)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.distributed_c10d import get_backend
 
-from ._group_table import find_group
+from ._groups.table import find_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .tensor._joint_groups import Group
+    from .tensor._plans.groups import Group
 
 # On while a group is made for a mesh: `new_group` takes no name, and asks for one in the middle, as `split_group` does.
 making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)

@@ -16,8 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, get_rank, is_initialized
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._mesh_abort import abort_groups
-from ._mesh_axes import (
+from ._groups.abort import abort_groups
+from ._groups.finding import group_by_name, make_groups, make_joint_groups, make_own_groups
+from ._groups.making import Request, axis_group
+from ._groups.universe import current_world
+from ._mesh.axes import (
     ascending,
     cut_axis,
     dim_of,
@@ -30,13 +33,12 @@ from ._mesh_axes import (
     side_by_side,
     start_at,
 )
-from ._mesh_caches import is_traced, keep_view, note_root, real_mesh, traced_view
-from ._mesh_groups import group_by_name, make_groups, make_joint_groups, make_own_groups
-from ._mesh_input import check_device_type, check_names, normalize_overrides, read_names, read_overrides, read_sizes
-from ._mesh_layout import _MeshLayout
-from ._mesh_pickle import OfTheRank, load_state, saved_state
-from ._mesh_ranks import check_in_world, read_view
-from ._mesh_state import (
+from ._mesh.caches import is_traced, keep_view, note_root, real_mesh, traced_view
+from ._mesh.input import check_device_type, check_names, normalize_overrides, read_names, read_overrides, read_sizes
+from ._mesh.pickling import OfTheRank, load_state, saved_state
+from ._mesh.rank_map import RankMap, View, Window
+from ._mesh.ranks import check_in_world, read_view
+from ._mesh.state import (
     copy_mesh,
     group_names,
     join_state,
@@ -47,16 +49,14 @@ from ._mesh_state import (
     view_of,
     whose_groups,
 )
-from ._process_groups import Request, axis_group
-from ._rank_map import RankMap, View, Window
+from ._mesh_layout import _MeshLayout
 from ._torch_layout import axis_from_torch, from_torch, to_torch
-from ._universe import current_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ._mesh_input import Override
-    from ._mesh_state import TracedViews
+    from ._mesh.input import Override
+    from ._mesh.state import TracedViews
 
 _Names = tuple[str, ...]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
-from ._member_names import member_names
+from ._groups.names import member_names
 
 if TYPE_CHECKING:
     from datetime import timedelta

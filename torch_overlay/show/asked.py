@@ -14,10 +14,10 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from .. import options
 from ..choices import Choices
 from ..compat.tensor_mesh import as_views
-from ..distributed._mesh_caches import real_mesh
+from ..distributed._mesh.caches import real_mesh
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
-from ..distributed.tensor._specs import read_cuts
+from ..distributed.tensor._plans.specs import read_cuts
 from . import typed
 from .explanation import Explanation
 from .placements import Placement as Placed
@@ -118,7 +118,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, on: bo
 
 def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
     """What the specs mean to the planner, and why it would not plan, if so."""
-    from ..distributed.tensor._answers import why_not_planned
+    from ..distributed.tensor._plans.answers import why_not_planned
 
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
@@ -134,7 +134,7 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
 def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> frozenset[tuple[int, ...]] | None:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
-    from ..distributed.tensor._joint_groups import joint_axes
+    from ..distributed.tensor._plans.groups import joint_axes
 
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if policy == "create":

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..distributed._rank_map import short
+from ..distributed._mesh.rank_map import short
 from ..distributed.tensor._planner.cost import EXCHANGE
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import Step

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..distributed._rank_map import of_ranks
+from ..distributed._mesh.rank_map import of_ranks
 from ..transfers._planner.flow import Flow
 from . import screen
 from .columns import aligned, fitted, wrapped

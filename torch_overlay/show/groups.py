@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch.distributed import distributed_c10d
 
-from ..distributed._group_table import GroupTable
-from ..distributed._rank_map import of_ranks
-from ..distributed._universe import Universe, current_world
+from ..distributed._groups.table import GroupTable
+from ..distributed._groups.universe import Universe, current_world
+from ..distributed._mesh.rank_map import of_ranks
 from .words import counted
 
 

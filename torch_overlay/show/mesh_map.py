@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..distributed._mesh.rank_map import short
 from ..distributed._mesh_layout import row_major
-from ..distributed._rank_map import short
 from . import screen
 from .columns import fitted, folded, wrapped
 from .words import counted

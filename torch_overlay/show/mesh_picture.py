@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..distributed._rank_map import short
+from ..distributed._mesh.rank_map import short
 from . import canvas
 from .mesh_map import Axis, MeshMap
 from .words import counted

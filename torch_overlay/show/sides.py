@@ -10,7 +10,7 @@ from ..distributed.tensor._planner.cost import arriving, collectives, leaving
 from ..distributed.tensor._planner.plan import NAMES, flatten_call
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._planner.steps import AllToAll, Collective, Divide, Step
-from ..distributed.tensor._specs import into_terms, norm_ended, norm_made
+from ..distributed.tensor._plans.specs import into_terms, norm_ended, norm_made
 from ..versions import running
 from . import reasons
 from .explanation import Explanation, Line, Side

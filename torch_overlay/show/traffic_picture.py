@@ -9,7 +9,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from ..distributed._rank_map import short
+from ..distributed._mesh.rank_map import short
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllReduce, Collective
 from . import canvas

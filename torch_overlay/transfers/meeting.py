@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ..distributed._rank_map import of_ranks, short
+from ..distributed._mesh.rank_map import of_ranks, short
 from .groups import timeout_of
 
 if TYPE_CHECKING:

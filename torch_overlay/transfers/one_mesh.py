@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..distributed._group_table import find_group
-from ..distributed._mesh_state import group_names
+from ..distributed._groups.table import find_group
+from ..distributed._mesh.state import group_names
 from ..distributed._torch_profiler import span
-from ..distributed.tensor._joint_groups import Site, at_hand, joint_axes
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
-from ..distributed.tensor._specs import read_cuts
+from ..distributed.tensor._plans.groups import Site, at_hand, joint_axes
+from ..distributed.tensor._plans.specs import read_cuts
 from ..show.words import counted
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduction, phases

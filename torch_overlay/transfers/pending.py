@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
-from ..distributed.tensor._pack import part
+from ..distributed.tensor._plans.packing import part
 from ._planner.reductions import place_in
 from .runs import free
 

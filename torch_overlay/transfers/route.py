@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..distributed._rank_map import of_ranks
+from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..show.words import counted
 from ._planner.flow import Flow, held, moves_of

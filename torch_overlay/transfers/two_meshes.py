@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from ..distributed._rank_map import of_ranks
+from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..show.words import counted

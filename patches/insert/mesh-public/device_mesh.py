@@ -5,7 +5,8 @@ from __future__ import annotations
 
 
 def _register_distributed_opaque_types():
-    from torch.distributed import _mesh_caches, _universe
+    from torch.distributed._groups import universe
+    from torch.distributed._mesh import caches
 
     {  # noqa: B018
         "_flatten": ...,
@@ -18,5 +19,5 @@ def _register_distributed_opaque_types():
         "_trace_view": MemberType.USE_REAL,
         "_traced_views": MemberType.USE_REAL,
     }
-    [obj._thread_id, *_mesh_caches.whose_views(obj), _universe.making_private.get()]
+    [obj._thread_id, *caches.whose_views(obj), universe.making_private.get()]
     _distributed_opaque_types_registered = ...

@@ -3,7 +3,7 @@ views' groups."""
 
 from __future__ import annotations
 
-from ._rank_map import RankMap
+from ._mesh.rank_map import RankMap
 
 
 def init_device_mesh():
@@ -13,9 +13,9 @@ def init_device_mesh():
 
 
 def _register_distributed_opaque_types():
-    from torch.distributed import _mesh_state
+    from torch.distributed._mesh import state
 
-    [obj._thread_id, obj._preserve_rank_order, *_mesh_state.whose_groups(obj)]
+    [obj._thread_id, obj._preserve_rank_order, *state.whose_groups(obj)]
     _distributed_opaque_types_registered = ...
 
 

@@ -14,12 +14,12 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed.tensor._answers import Answer, Fallback, find_answer
 from torch_overlay.distributed.tensor._planner.plan import without_sizes
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather
-from torch_overlay.distributed.tensor._question import Question
-from torch_overlay.distributed.tensor._specs import pads_step_by_step
+from torch_overlay.distributed.tensor._plans.answers import Answer, Fallback, find_answer
+from torch_overlay.distributed.tensor._plans.question import Question
+from torch_overlay.distributed.tensor._plans.specs import pads_step_by_step
 
 
 class TestAnswers(TestCase):

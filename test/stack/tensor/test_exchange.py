@@ -19,17 +19,20 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._universe import private_groups
-from torch_overlay.distributed.tensor import _pack
-from torch_overlay.distributed.tensor._exchange import (
+from torch_overlay.distributed._groups.universe import private_groups
+from torch_overlay.distributed.tensor._planner.grids import Grid
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.steps import AllToAll
+from torch_overlay.distributed.tensor._plans import packing as packs
+from torch_overlay.distributed.tensor._plans.exchange import (
     Apart,
     all_to_all,
     all_to_all_by_size,
     all_to_all_in_rounds,
     landing,
 )
-from torch_overlay.distributed.tensor._joint_groups import Group, Site, at_hand
-from torch_overlay.distributed.tensor._pack import (
+from torch_overlay.distributed.tensor._plans.groups import Group, Site, at_hand
+from torch_overlay.distributed.tensor._plans.packing import (
     Place,
     assembled,
     joined,
@@ -38,10 +41,7 @@ from torch_overlay.distributed.tensor._pack import (
     unpacking,
     unpacking_in_place,
 )
-from torch_overlay.distributed.tensor._planner.grids import Grid
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
-from torch_overlay.distributed.tensor._planner.steps import AllToAll
-from torch_overlay.distributed.tensor._question import Question, why_not
+from torch_overlay.distributed.tensor._plans.question import Question, why_not
 
 
 class TestSite(TestCase):
@@ -283,9 +283,9 @@ class TestInPlace(TestCase):
         whole = torch.arange(35.0).reshape(5, 7)
         parts = [whole[:, :3], whole[:2, 3:], whole[2:, 3:]]
         expected = torch.cat([part.flatten() for part in parts])
-        for large, made in ((_pack.LARGE["cpu"], 0), (0, 1)):
+        for large, made in ((packs.LARGE["cpu"], 0), (0, 1)):
             with (
-                mock.patch.object(_pack, "LARGE", {"cpu": large}),
+                mock.patch.object(packs, "LARGE", {"cpu": large}),
                 mock.patch("torch._foreach_copy_", wraps=torch._foreach_copy_) as copied,
             ):
                 self.assertEqual(joined(parts), expected)
@@ -293,20 +293,20 @@ class TestInPlace(TestCase):
 
     def test_what_autograd_follows_stays(self) -> None:
         asks = torch.ones(4, requires_grad=True)
-        with mock.patch.object(_pack, "LARGE", {"cpu": 0}):
-            self.assertFalse(_pack.is_large(asks, 4))
+        with mock.patch.object(packs, "LARGE", {"cpu": 0}):
+            self.assertFalse(packs.is_large(asks, 4))
             with torch.no_grad():
-                self.assertTrue(_pack.is_large(asks, 4))
+                self.assertTrue(packs.is_large(asks, 4))
 
     @parametrize("members", [3, 4])  # with 4 a sorted block has the shape of the block
-    @parametrize("large", [_pack.LARGE["cpu"], 900, 480, 0])
+    @parametrize("large", [packs.LARGE["cpu"], 900, 480, 0])
     def test_large_blocks_are_sorted_where_they_are(self, large, members) -> None:
         """There are two blocks of 480 bytes or 640; where only both together are large, they are copied at once."""
         lengths = (2, members, 4, 5)
         grid = Grid(lengths, lengths, (0, 2, 1, 3))
         flat, shape = torch.arange(40 * members), (8, 5 * members)
         expected = unpacking(grid, shape)(flat)
-        with mock.patch.object(_pack, "LARGE", {"cpu": large}):
+        with mock.patch.object(packs, "LARGE", {"cpu": large}):
             came = unpacking_in_place(grid, shape)(flat)
         self.assertEqual(came, expected)
         self.assertEqual(came.data_ptr() == flat.data_ptr(), large <= 480)
@@ -392,7 +392,7 @@ class TestOwnPart(DTensorOpTestBase):
     @classmethod
     def setUpClass(cls) -> None:  # once, since a thread that ended would take it from the others
         super().setUpClass()
-        large = mock.patch.object(_pack, "LARGE", {"cpu": 0})
+        large = mock.patch.object(packs, "LARGE", {"cpu": 0})
         large.start()
         cls.addClassCleanup(large.stop)
 

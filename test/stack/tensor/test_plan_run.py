@@ -14,8 +14,6 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_overlay.distributed.tensor._joint_groups import Group
-from torch_overlay.distributed.tensor._pack import assembled, part
 from torch_overlay.distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
@@ -26,8 +24,10 @@ from torch_overlay.distributed.tensor._planner.steps import (
     Narrow,
     ReduceScatter,
 )
-from torch_overlay.distributed.tensor._program import runners
-from torch_overlay.distributed.tensor._specs import gathered, norm_ended, norm_made, read_cuts, scattered
+from torch_overlay.distributed.tensor._plans.groups import Group
+from torch_overlay.distributed.tensor._plans.packing import assembled, part
+from torch_overlay.distributed.tensor._plans.program import runners
+from torch_overlay.distributed.tensor._plans.specs import gathered, norm_ended, norm_made, read_cuts, scattered
 
 
 class TestSpecs(TestCase):

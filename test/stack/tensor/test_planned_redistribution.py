@@ -22,11 +22,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor import _redistribute
-from torch_overlay.distributed.tensor._answers import planned_cost
-from torch_overlay.distributed.tensor._joint_groups import Site
 from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll
+from torch_overlay.distributed.tensor._plans.answers import planned_cost
+from torch_overlay.distributed.tensor._plans.groups import Site
 
 
 class TestPlannedMoves(DTensorOpTestBase):

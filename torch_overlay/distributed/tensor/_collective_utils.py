@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from torch.distributed.tensor import _collective_utils as torch_utils
 
 from .. import config
+from .._groups.settings import get_settings
 from .._kept import keep
-from .._settings import get_settings
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -22,7 +22,7 @@ def redistribute_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> fl
     # All choices are read only where this one isn't the default: that takes longer than a price.
     if config.redistribute_cost != "steps" and get_settings().redistribute_cost == "plan":
         # The planner needs placements, and they need this module.
-        from ._answers import planned_cost
+        from ._plans.answers import planned_cost
 
         cost = planned_cost(current_spec, target_spec)
         if cost is not None:

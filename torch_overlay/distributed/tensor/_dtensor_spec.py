@@ -9,12 +9,12 @@ from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _dtensor_spec as torch_spec
 
 from .. import config
+from .._groups.finding import joint_group_name
+from .._groups.settings import get_settings
 from .._kept import keep
-from .._mesh_caches import as_good_as, real_mesh
-from .._mesh_groups import joint_group_name
-from .._mesh_state import group_names
-from .._settings import get_settings
-from ._joint_groups import joint_axes
+from .._mesh.caches import as_good_as, real_mesh
+from .._mesh.state import group_names
+from ._plans.groups import joint_axes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -19,11 +19,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .._kept import keep
-from .._mesh_caches import as_good_as, real_mesh
+from .._mesh.caches import as_good_as, real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
-from ._answers import Fallback, count_fallback, count_run, find_answer
-from ._program import NOT_OF_COMPLEX
-from ._specs import is_known, other_spec
+from ._plans.answers import Fallback, count_fallback, count_run, find_answer
+from ._plans.program import NOT_OF_COMPLEX
+from ._plans.specs import is_known, other_spec
 from ._torch_shape import of_shape
 
 if TYPE_CHECKING:

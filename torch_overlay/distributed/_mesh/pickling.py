@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import get_rank, get_world_size, is_initialized
 
-from ._group_table import find_group
-from ._mesh_layout import _MeshLayout
-from ._mesh_state import (
+from .._groups.table import find_group
+from .._groups.universe import current_world, find_universe, join_universe
+from .._mesh_layout import _MeshLayout
+from .._torch_layout import as_here, from_torch
+from .rank_map import View
+from .state import (
     axis_names,
     group_names,
     is_apart,
@@ -22,16 +25,13 @@ from ._mesh_state import (
     view_of,
     wait_for_world,
 )
-from ._rank_map import View
-from ._torch_layout import as_here, from_torch
-from ._universe import current_world, find_universe, join_universe
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._group_table import GroupTable
-    from ._rank_map import RankMap
-    from ._universe import Universe
+    from .._groups.table import GroupTable
+    from .._groups.universe import Universe
+    from .rank_map import RankMap
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import DistNetworkError, distributed_c10d
 
-from . import config  # overlay only
-from ._mesh_waits import explained
-from ._rank_map import of_ranks
-from ._settings import get_settings
-from ._universe import current_world
+from .. import config  # overlay only
+from .._groups.settings import get_settings
+from .._groups.universe import current_world
+from .._groups.waits import explained
+from .rank_map import of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ import torch
 from torch.distributed.distributed_c10d import get_world_size
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._mesh_layout import _MeshLayout
-from ._rank_map import RankMap, View
-from ._torch_layout import from_torch
+from .._mesh_layout import _MeshLayout
+from .._torch_layout import from_torch
+from .rank_map import RankMap, View
 
 
 def read_view(mesh: Any, layout: Any, rank_map: Any) -> View:

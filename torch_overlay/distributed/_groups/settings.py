@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import distributed_c10d
 
-from . import config
+from .. import config
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import ProcessGroup

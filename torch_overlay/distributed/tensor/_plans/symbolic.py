@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ._planner.plan import in_one_round, on_shape, plan_and_parts, rounded_parts, step_on_shape, without_sizes
-from ._planner.regions import NotPlanned
-from ._planner.steps import AllToAll
-from ._program import Program, make_program, tell
-from ._question import SYMBOLIC, Question
+from .._planner.plan import in_one_round, on_shape, plan_and_parts, rounded_parts, step_on_shape, without_sizes
+from .._planner.regions import NotPlanned
+from .._planner.steps import AllToAll
+from .program import Program, make_program, tell
+from .question import SYMBOLIC, Question
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-    from ._planner.steps import Step
+    from .._planner.steps import Step
 
 
 def only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:

@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ._mesh_input import read_sizes
-from ._mesh_layout import _FlatLayout, _MeshLayout
-from ._mesh_state import axis_names, group_names, is_apart, shared_state, view_of
-from ._universe import current_world, making_private, universe_of
+from .._groups.universe import current_world, making_private, universe_of
+from .._mesh_layout import _FlatLayout, _MeshLayout
+from .input import read_sizes
+from .state import axis_names, group_names, is_apart, shared_state, view_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import device_mesh
 
-from ._mesh_state import group_names, shared_state
-from ._torch_caches import clear_sharding_caches
-from ._universe import making_private
+from .._groups.universe import making_private
+from .._torch_caches import clear_sharding_caches
+from .state import group_names, shared_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._mesh_state import SharedState
+    from .state import SharedState
 
 
 def real_mesh(mesh: Any) -> DeviceMesh:

@@ -19,10 +19,10 @@ from torch.distributed.tensor._collective_utils import pad_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
-from .._torch_spec import order_beside
-from ._pack import MOVED, Local
-from ._planner.regions import Cuts, NotPlanned, chunk, common, cut_last
-from ._planner.steps import AllGather, AllToAll, Collective, Divide
+from ..._torch_spec import order_beside
+from .._planner.regions import Cuts, NotPlanned, chunk, common, cut_last
+from .._planner.steps import AllGather, AllToAll, Collective, Divide
+from .packing import MOVED, Local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor._ops._math_ops import _NormPartial
-    from torch.distributed.tensor.placement_types import Placement
 
-    from ._planner.regions import Box
-    from ._planner.steps import ReduceScatter, Step
-    from ._question import Question
+    from .._planner.regions import Box
+    from .._planner.steps import ReduceScatter, Step
+    from .question import Question
 
 Placements = tuple[Placement, ...]
 

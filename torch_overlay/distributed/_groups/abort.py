@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
-from ._group_table import find_group
-from ._mesh_caches import forget_shardings, forget_views
-from ._mesh_state import group_names, shared_state
+from .._mesh.caches import forget_shardings, forget_views
+from .._mesh.state import group_names, shared_state
+from .table import find_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

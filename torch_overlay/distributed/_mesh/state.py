@@ -22,10 +22,10 @@ from torch.distributed import device_mesh
 from torch.distributed.distributed_c10d import get_backend, get_rank, is_initialized
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._mesh_layout import _FlatLayout
-from ._rank_map import RankMap, View
-from ._torch_layout import from_torch, to_torch
-from ._universe import join_universe
+from .._groups.universe import join_universe
+from .._mesh_layout import _FlatLayout
+from .._torch_layout import from_torch, to_torch
+from .rank_map import RankMap, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._mesh_layout import _MeshLayout
-    from ._universe import Universe
+    from .._groups.universe import Universe
+    from .._mesh_layout import _MeshLayout
 
 
 def group_names(mesh: DeviceMesh) -> list[str] | None:
@@ -59,8 +59,8 @@ class Remembered:
     """What redistributions over the meshes of a universe found out.
 
     Attributes:
-        at_hand: the groups at hand of each site, see tensor/_joint_groups.py.
-        answers: to questions, each made once, see tensor/_answers.py.
+        at_hand: the groups at hand of each site, see tensor/_plans/groups.py.
+        answers: to questions, each made once, see tensor/_plans/answers.py.
         specs: the attributes of the specs in which redistributions end, but for the mesh.
     """
 

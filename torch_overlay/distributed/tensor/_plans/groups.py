@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
-from .._group_table import find_group
-from .._mesh_groups import joint_group_name, joint_groups_known, sets_of_axes
-from .._mesh_pickle import UNBOUND
-from .._mesh_state import axis_names, group_names, shared_state, view_of
-from .._settings import Settings, get_settings
-from ._planner.regions import NotPlanned
+from ..._groups.finding import joint_group_name, joint_groups_known, sets_of_axes
+from ..._groups.settings import Settings, get_settings
+from ..._groups.table import find_group
+from ..._mesh.pickling import UNBOUND
+from ..._mesh.state import axis_names, group_names, shared_state, view_of
+from .._planner.regions import NotPlanned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from .._rank_map import View
+    from ..._mesh.rank_map import View
 
 
 class Site(NamedTuple):

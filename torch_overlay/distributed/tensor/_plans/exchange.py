@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 
-from .._torch_groups import never_nothing
-from ._pack import (
+from ..._torch_groups import never_nothing
+from .._planner.grids import grids, talkers
+from .._planner.plan import parts
+from .._planner.regions import Box, in_runs
+from .packing import (
     MOVED,
     Local,
     Place,
@@ -35,17 +38,14 @@ from ._pack import (
     unpacking,
     view_of,
 )
-from ._planner.grids import grids, talkers
-from ._planner.plan import parts
-from ._planner.regions import Box, in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ._joint_groups import Group
-    from ._pack import Local, Place, Stages
-    from ._planner.grids import Grid
-    from ._planner.steps import AllToAll, Piece, ReduceScatter
+    from .._planner.grids import Grid
+    from .._planner.steps import AllToAll, Piece, ReduceScatter
+    from .groups import Group
+    from .packing import Local, Place, Stages
 
 _functional = torch.ops._c10d_functional
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed import distributed_c10d
 
-from ._rank_map import of_ranks
-from ._universe import current_world
+from .._mesh.rank_map import of_ranks
+from .universe import current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

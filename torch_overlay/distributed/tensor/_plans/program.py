@@ -20,11 +20,27 @@ from torch._logging import trace_structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, _are_we_tracing
 from torch.nn.functional import pad
 
-from .._group_table import find_group
-from .._torch_profiler import profiler, spanned  # overlay only
-from ._exchange import all_to_all_by_size, all_to_all_in_rounds, reduce_scatter_in_rounds
-from ._joint_groups import AtHand, Group, Site, at_hand, gone
-from ._pack import (
+from ..._groups.table import find_group
+from ..._torch_profiler import profiler, spanned  # overlay only
+from .._planner.cost import Cost, collectives
+from .._planner.grids import grids
+from .._planner.plan import in_one_round, line, shared_plan
+from .._planner.regions import NotPlanned, in_runs
+from .._planner.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Divide,
+    Embed,
+    Narrow,
+    ReduceScatter,
+    Step,
+    last_collective,
+)
+from .exchange import all_to_all_by_size, all_to_all_in_rounds, reduce_scatter_in_rounds
+from .groups import AtHand, Group, Site, at_hand, gone
+from .packing import (
     MOVED,
     Coordinate,
     Local,
@@ -39,23 +55,7 @@ from ._pack import (
     part,
     unpacking_in_place,
 )
-from ._planner.cost import Cost, collectives
-from ._planner.grids import grids
-from ._planner.plan import in_one_round, line, shared_plan
-from ._planner.regions import NotPlanned, in_runs
-from ._planner.steps import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Collective,
-    Divide,
-    Embed,
-    Narrow,
-    ReduceScatter,
-    Step,
-    last_collective,
-)
-from ._specs import gathered, gathers_step_by_step, into_terms, read_ends, same_step_by_step, scattered
+from .specs import gathered, gathers_step_by_step, into_terms, read_ends, same_step_by_step, scattered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
-    from ._joint_groups import Group
-    from ._pack import Local
-    from ._planner.regions import Box, Regions
-    from ._question import Question
+    from .._planner.regions import Box, Regions
+    from .groups import Group
+    from .packing import Local
+    from .question import Question
 
 _functional = torch.ops._c10d_functional
 

@@ -11,24 +11,24 @@ import torch
 from torch.distributed import DistError, distributed_c10d
 from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 
-from . import config
-from ._group_table import Entry, GroupTable, Key, Kind, describe
-from ._member_names import compact
-from ._mesh_layout import _FlatLayout
-from ._mesh_waits import SWITCH, explained
-from ._rank_map import of_ranks
-from ._settings import get_settings, makes_communicators, members_create
-from ._torch_backend import chosen_backend
-from ._torch_groups import for_mesh
-from ._universe import Universe, making_private
-from .distributed_c10d import _timeout_of
+from .. import config
+from .._mesh.rank_map import of_ranks
+from .._mesh_layout import _FlatLayout
+from .._torch_backend import chosen_backend
+from .._torch_groups import for_mesh
+from ..distributed_c10d import _timeout_of
+from .names import compact
+from .settings import get_settings, makes_communicators, members_create
+from .table import Entry, GroupTable, Key, Kind, describe
+from .universe import Universe, making_private
+from .waits import SWITCH, explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from ._mesh_input import Override
-    from ._rank_map import View
+    from .._mesh.input import Override
+    from .._mesh.rank_map import View
 
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ._mesh_layout import _FlatLayout, _MeshLayout
+from .._mesh_layout import _FlatLayout, _MeshLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

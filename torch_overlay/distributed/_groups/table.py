@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import GroupName, ProcessGroup
 
-    from ._mesh_input import Override
+    from .._mesh.input import Override
 
 
 class Key(NamedTuple):

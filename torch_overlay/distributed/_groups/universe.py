@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d
 
-from ._group_table import GroupTable
-from ._settings import members_create
+from .settings import members_create
+from .table import GroupTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.distributed_c10d import ProcessGroup
 
-    from ._group_table import Kind
-    from ._mesh_input import Override
-    from ._mesh_layout import _FlatLayout
-    from ._mesh_state import SharedState
-    from ._rank_map import RankMap
+    from .._mesh.input import Override
+    from .._mesh.rank_map import RankMap
+    from .._mesh.state import SharedState
+    from .._mesh_layout import _FlatLayout
+    from .table import Kind
 
 _lock = threading.RLock()
 _serials = itertools.count(1)

@@ -19,16 +19,16 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from .._mesh_caches import real_mesh
-from .._mesh_state import Remembered, shared_state, states
-from ._planner.cost import collectives
-from ._planner.plan import flatten_call, shared_plan
-from ._planner.regions import NotPlanned
-from ._planner.steps import Collective
-from ._program import Program, make_program, tell
-from ._question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
-from ._specs import pads_step_by_step
-from ._symbolic import only_reduces, plan_open_sizes
+from ..._mesh.caches import real_mesh
+from ..._mesh.state import Remembered, shared_state, states
+from .._planner.cost import collectives
+from .._planner.plan import flatten_call, shared_plan
+from .._planner.regions import NotPlanned
+from .._planner.steps import Collective
+from .program import Program, make_program, tell
+from .question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
+from .specs import pads_step_by_step
+from .symbolic import only_reduces, plan_open_sizes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

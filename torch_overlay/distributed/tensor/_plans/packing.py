@@ -12,8 +12,8 @@ import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 
 if TYPE_CHECKING:
-    from ._planner.grids import Grid
-    from ._planner.regions import Box
+    from .._planner.grids import Grid
+    from .._planner.regions import Box
 
 Local = Callable[[torch.Tensor], torch.Tensor]
 Stages = tuple[Callable[[Any], Any], ...]  # the first takes a local tensor, each other what the one before it returned

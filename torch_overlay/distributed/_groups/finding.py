@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import device_mesh, distributed_c10d
 
-from ._group_table import Kind, find_group
-from ._mesh_check import check_same_mesh
-from ._mesh_layout import _MeshLayout
-from ._mesh_pickle import UNBOUND
-from ._mesh_state import axis_names, group_names, is_apart, shared_state, view_of
-from ._mesh_waits import leave_line
-from ._process_groups import Request, axis_group
-from ._rank_map import short
-from ._settings import get_settings, makes_communicators
-from ._universe import (
+from .._mesh.check import check_same_mesh
+from .._mesh.pickling import UNBOUND
+from .._mesh.rank_map import short
+from .._mesh.state import axis_names, group_names, is_apart, shared_state, view_of
+from .._mesh_layout import _MeshLayout
+from .making import Request, axis_group
+from .settings import get_settings, makes_communicators
+from .table import Kind, find_group
+from .universe import (
     Universe,
     current_world,
     join_universe,
@@ -25,6 +24,7 @@ from ._universe import (
     universe_of,
     warn_outside_of_blocks,
 )
+from .waits import leave_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import ProcessGroup
 
-    from ._mesh_input import Override
-    from ._mesh_layout import _FlatLayout
-    from ._mesh_state import SharedState
+    from .._mesh.input import Override
+    from .._mesh.state import SharedState
+    from .._mesh_layout import _FlatLayout
 
 
 def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute
 
-from .. import config
-from .._mesh_state import group_names
-from ._joint_groups import Site
+from ... import config
+from ..._mesh.state import group_names
+from .groups import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

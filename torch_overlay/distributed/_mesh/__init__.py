@@ -1,0 +1,1 @@
+"""What a mesh is: layouts over ranks, and the state that a root and its views share."""

@@ -1,0 +1,1 @@
+"""From the question that a redistribution asks to the program that runs."""
