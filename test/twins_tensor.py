@@ -13,11 +13,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-import pytest
-
 from torch_overlay.distributed.tensor._planner import steps as st
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.plan import shared_plan
+from torch_overlay.distributed.tensor._planner.plan import shared_plan, step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import Regions
 
 REDUCE = {
@@ -32,13 +30,9 @@ REDUCE = {
 }
 
 
-def cost(**given):
-    """A cost with this thrift among others. Torch's has none, since only our search sets it: left out there."""
-    return Cost(**{name: value for name, value in given.items() if name in Cost.__slots__})
-
-
-# Without it, nothing brings more bytes than the leanest plan: what it would allow can't be seen.
-needs_thrift = pytest.mark.skipif(not hasattr(Cost, "thrift"), reason="what the package torch_overlay does: thrift")
+def without_sizes(steps):
+    """The steps without the sizes of the tensor."""
+    return tuple([step_on_shape(step, ()) for step in steps])
 
 
 def coordinates(sizes):

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 
 from torch_overlay.distributed.tensor._planner.cost import Cost  # noqa: E402
 from torch_overlay.distributed.tensor._planner.regions import OPS, NotPlanned  # noqa: E402
-from twins_tensor import Case, cost  # noqa: E402
+from twins_tensor import Case  # noqa: E402
 
 MOST_RANKS, MOST_ELEMENTS = 24, 96
 
@@ -115,7 +115,7 @@ def _cost(rng, axes):
         return rng.choice([Cost(), Cost(latency=0.0)])  # where only bytes count, more plans balance their senders
     given = tuple((10 ** rng.uniform(6, 11), 10 ** rng.uniform(-6, -3)) for _ in range(axes))
     latency = rng.choice([0.0, 30e-6, 1.0])
-    return cost(latency=latency, axes=rng.choice([(), given]), thrift=rng.choice([1.0, math.inf]))
+    return Cost(latency=latency, axes=rng.choice([(), given]))
 
 
 def _consistent(case: Case) -> bool:

@@ -9,10 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from torch_overlay.distributed.tensor._planner.cost import Cost
-from twins_tensor import Case, cost
+from twins_tensor import Case
 
 MOVED = ("R", "S")
-COSTS = st.sampled_from([Cost(), cost(thrift=math.inf), cost(latency=1.0, thrift=math.inf), Cost(latency=0.0)])
+COSTS = st.sampled_from([Cost(), Cost(latency=1.0), Cost(latency=0.0)])
 
 
 @st.composite

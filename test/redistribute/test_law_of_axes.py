@@ -20,7 +20,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from mesh_harness import fake_world, make_root
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving_by, collectives
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
-from twins_tensor import Case, cost, regions
+from twins_tensor import Case, regions
 from way import needs_layouts
 from width import NIGHTLY, sample
 
@@ -128,7 +128,7 @@ def groups(count):
 
 
 LENGTHS = st.tuples(st.integers(0, 17), st.integers(0, 17))
-COSTS = st.sampled_from([Cost(), cost(thrift=math.inf), cost(latency=1.0, thrift=math.inf), Cost(latency=0.0)])
+COSTS = st.sampled_from([Cost(), Cost(latency=1.0), Cost(latency=0.0)])
 
 
 @settings(max_examples=5 * settings.default.max_examples)

@@ -94,9 +94,6 @@ class Cost:
     bandwidth: float = 10e9
     axes: tuple[tuple[float, float], ...] = ()
     round_bytes: int = 16 << 20
-    # A plan that reduces may bring this many times the bytes of the leanest one. By more than 1, tests see other plans.
-    # It is whole, so that elements are compared exactly however many there are.
-    thrift: float = 1
 
     @staticmethod
     def of(
@@ -112,9 +109,10 @@ class Cost:
 
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
-        return self._time(step, itemsize) if isinstance(step, Collective) else 0.0
+        return sum(self.fixed_and_moving(step, itemsize)) if isinstance(step, Collective) else 0.0
 
-    def _time(self, step: Collective, itemsize: int) -> float:
+    def fixed_and_moving(self, step: Collective, itemsize: int) -> tuple[float, float]:
+        """The seconds that a collective takes without data, and those for its bytes."""
         latency, bandwidth = self.latency, self.bandwidth
         if self.axes:
             bandwidth = min(self.axes[a][0] for a in step.axes)
@@ -122,13 +120,13 @@ class Cost:
         weight = EXCHANGE if isinstance(step, AllToAll) else 1.0
         size = max(arriving(step), leaving(step)) * itemsize
         rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
-        return rounds * latency * (1 + math.log2(step.ranks)) / 2 + weight * size / bandwidth
+        return rounds * latency * (1 + math.log2(step.ranks)) / 2, weight * size / bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """The fastest of the plans; of equals the one with fewer collectives, then fewer bytes, then the first."""
         if len(plans) == 1:
             return plans[0]
-        return min(plans, key=lambda plan: self._key(plan, itemsize))
+        return min(plans, key=lambda plan: self.key(plan, itemsize))
 
     def by_speed(self, axes: Iterable[int]) -> list[tuple[frozenset[int], ...]]:
         """Two orders in which to cross the axes, each a tuple of sets of equal speed: the slowest set first, and the
@@ -139,10 +137,11 @@ class Cost:
         parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: (speed[0], -speed[1])))
         return [parts, parts[::-1]] if len(parts) > 1 else []
 
-    def _key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
+    def key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
+        """What `fastest` compares."""
         talking = [step for step in plan if isinstance(step, Collective)]
         # To twelve digits, so that equal plans are nearly always equal in spite of the order of sums.
-        seconds = float(f"{sum([self._time(step, itemsize) for step in talking]):.12g}")
+        seconds = float(f"{sum([self.seconds(step, itemsize) for step in talking]):.12g}")
         return seconds, len(talking), arriving_by(talking)
 
 

@@ -45,15 +45,19 @@ from .regions import Box, NotPlanned, Regions, cut_last
 from .steps import AllGather, AllReduce, AllToAll, Collective, Divide, Embed, Narrow, ReduceScatter, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
     """The same steps, the large ones in rounds."""
-    if _bytes(steps, itemsize) < 2 * cost.round_bytes:
+    if bytes_of(steps, itemsize) < 2 * cost.round_bytes:
         return steps
-    views = [False, *[isinstance(step, Narrow) for step in steps]]
-    return tuple([_in_rounds(step, is_view, itemsize, cost) for step, is_view in zip(steps, views)])
+    return tuple([_in_rounds(step, is_view, itemsize, cost) for step, is_view in with_views(steps)])
+
+
+def with_views(steps: Sequence[Step]) -> Iterator[tuple[Step, bool]]:
+    """Each step, and whether it begins with a part of a local tensor."""
+    return zip(steps, [False, *[isinstance(step, Narrow) for step in steps]])
 
 
 def in_one_round(steps: tuple[Step, ...], *kinds: type[AllToAll | ReduceScatter]) -> tuple[Step, ...]:
@@ -61,31 +65,39 @@ def in_one_round(steps: tuple[Step, ...], *kinds: type[AllToAll | ReduceScatter]
     return tuple([dataclasses.replace(step, rounds=1) if isinstance(step, kinds) else step for step in steps])
 
 
-def _bytes(steps: tuple[Step, ...], itemsize: int) -> int:
+def bytes_of(steps: Sequence[Step], itemsize: int) -> int:
     """Of the whole tensor, if anything is sent."""
     step = next((step for step in steps if isinstance(step, Collective)), None)
     return 0 if step is None else math.prod(step.before.shape) * itemsize
 
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
-    """In so many rounds that none holds more than the rank has (about as much where cuts are uneven), or for a
-    reduce-scatter half of what it would pack, but with so many bytes in each that it is worth one.
+    """In so many rounds that none holds more than there is room for, but with so many bytes in each that it is worth
+    one."""
+    staged, most = staged_and_most_rounds(step, is_view)
+    rounds = min(most, staged * itemsize // cost.round_bytes)
+    # Rounded up to a power of two: most dims can be cut evenly into that many.
+    return dataclasses.replace(step, rounds=1 << (rounds - 1).bit_length()) if rounds > 1 else step  # type: ignore[call-arg]
+
+
+def staged_and_most_rounds(step: Step, is_view: bool) -> tuple[int, int]:
+    """The elements that a step packs and receives; and the rounds in which it holds no more of them at once than the
+    rank has (about as much where cuts are uneven), or for a reduce-scatter half of what it would pack. At most one for
+    a step that takes no rounds.
 
     Args:
         is_view: the step begins with a part of a local tensor.
     """
     if not isinstance(step, (AllToAll, ReduceScatter)) or len(step.axes) == 1:
-        return step  # one axis: redistributing one mesh dim after the other holds as much
+        return 0, 1  # one axis: redistributing one mesh dim after the other holds as much
     if isinstance(step, AllToAll):
         staged, room = arriving(step) + leaving(step), step.before.most
     elif (is_view or cut_last(step.before, step.after, step.axes) != 0) and step.after.is_even:
         packed = step.ranks * step.chunk
         staged, room = packed + step.chunk, packed // 2
     else:
-        return step  # where dim 0 is cut nothing is packed; uneven pieces are padded, and can't be cut all alike
-    rounds = min(-(-staged // max(room, 1)), staged * itemsize // cost.round_bytes)
-    # Rounded up to a power of two: most dims can be cut evenly into that many.
-    return dataclasses.replace(step, rounds=1 << (rounds - 1).bit_length()) if rounds > 1 else step
+        return 0, 1  # where dim 0 is cut nothing is packed; uneven pieces are padded, and can't be cut all alike
+    return staged, -(-staged // max(room, 1))
 
 
 def parts(length: Sequence[int], rounds: int) -> list[Box]:
@@ -346,15 +358,28 @@ def shared_plan(
     shape = before.shape
     parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
     if parts and 0 not in shape and is_multiple(shape, parts):
-        power = _nearest_power(math.prod(shape) // math.prod(parts) * itemsize)
+        power = nearest_power(math.prod(shape) // math.prod(parts) * itemsize)
         if power not in known:
-            tried: set[int] = set()
-            steps = plan_at_once(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried)
-            known[power] = steps if all(before.orders[dim] or after.orders[dim] for dim in tried) else None
+            known[power] = plan_form(before, after, parts, power, groups, cost)
         form = known[power]
         if form is not None:
             return in_rounds(tuple([step_on_shape(step, shape) for step in form]), itemsize, cost)
     return plan(before, after, itemsize, groups, cost)
+
+
+def plan_form(
+    before: Regions,
+    after: Regions,
+    parts: tuple[int, ...],
+    power: int,
+    groups: frozenset[tuple[int, ...]] | None,
+    cost: Cost,
+) -> Steps | None:
+    """The plan of a tensor as small as can be cut, whose elements have so many bytes, as a power of two; None if plans
+    were tried that cut other dims on the way."""
+    tried: set[int] = set()
+    steps = plan_at_once(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried)
+    return steps if all(before.orders[dim] or after.orders[dim] for dim in tried) else None
 
 
 @lru_cache(maxsize=1024)
@@ -365,16 +390,17 @@ def _forms(before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] |
 
 def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
     """For each dim, what its length must be a multiple of for a tensor to have the plan of its bytes rounded to a power
-    of two: where source or target cuts it, the number of all ranks that take part. None if no tensor has such a plan.
+    of two: the number of ranks along all axes that may cut it on the way. These are the axes that cut it in source or
+    target; where a reduction ends, all that take part, if any of them cuts it. None if no tensor has such a plan.
     """
     if after.pending - before.pending:
         return None  # how many collectives it may take isn't told by the time alone
-    talking = before.sharded.union(after.sharded, before.pending - after.pending)
-    ranks = math.prod([before.sizes[axis] for axis in talking])
-    return tuple([ranks if old or new else 1 for old, new in zip(before.orders, after.orders)])
+    ended, ends = before.pending - after.pending, [{*old, *new} for old, new in zip(before.orders, after.orders)]
+    talking = ended.union(before.sharded, after.sharded)
+    return tuple([math.prod([before.sizes[a] for a in (talking if ended and axes else axes)]) for axes in ends])
 
 
-def _nearest_power(number: int) -> int:
+def nearest_power(number: int) -> int:
     """Of two, by its factor: 11 is nearer to 8, and 12 to 16."""
     return (number * number).bit_length() // 2
 
@@ -403,11 +429,6 @@ def plan_and_parts(
 def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:
     """Whether each length can be cut into so many equal parts."""
     return not any(map(mod, shape, parts))
-
-
-def without_sizes(steps: Steps) -> Steps:
-    """The steps without the sizes of the tensor."""
-    return tuple([step_on_shape(step, ()) for step in steps])
 
 
 def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:

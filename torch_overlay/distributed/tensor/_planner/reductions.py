@@ -133,7 +133,7 @@ class Reduction:
             if len(head) == 1 and now == self.after and isinstance(head[0], ReduceScatter) and self._exact(head[0]):
                 return head
         plans = [(plan, arriving_by(plan)) for plan in self._plans()]
-        most = min([elements for _, elements in plans]) * self.cost.thrift
+        most = min([elements for _, elements in plans])
         return self.cost.fastest([plan for plan, elements in plans if elements <= most], self.itemsize)
 
     def _plans(self) -> Iterator[Steps]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,19 +18,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..._mesh.caches import real_mesh
 from ..._mesh.state import Remembered, shared_state, states
 from .._planner.cost import collectives
+from .._planner.guards import guards
 from .._planner.plan import flatten_call, shared_plan
 from .._planner.regions import NotPlanned
 from .._planner.steps import Collective
 from .program import Program, make_program, tell
 from .question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
 from .specs import pads_step_by_step
-from .symbolic import only_reduces, plan_open_sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -82,16 +85,53 @@ def find_answer(
 def _answer_open_sizes(
     mesh: DeviceMesh, local: torch.Tensor, source: DTensorSpec, target: DTensorSpec, async_op: bool
 ) -> Answer:
-    """What only ends reductions is one program for all sizes, known or not. What else moves is one for all sizes that
-    are multiples of the number of ranks that cut them."""
-    if only_reduces(source, target):
+    """What only ends reductions is one program for all sizes, known or not. What else moves is that of the sizes for
+    which the compiler traces, and guards say which others have the same: other ranks may know their sizes."""
+    if _only_reduces(source, target):
         any_shape = (math.prod(mesh.shape),) * len(source.shape)
         return remembered(Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh)
+    shape = source.shape
+    traced = tuple([size if isinstance(size, int) else size.node.hint for size in shape])
+    if None in traced or 0 in traced:
+        return Fallback(SYMBOLIC)
     try:
-        program = plan_open_sizes(mesh, local.dtype, source, target, async_op)
+        found = make_program(Question.of(mesh, source, target, traced, local.dtype, async_op), mesh)
+        parts, least, most = guards(found.before, found.after, local.dtype.itemsize, found.at_hand.joint, found.cost)
+        if not all(map(guard_or_false, _conditions(shape, parts, least, most))):
+            return Fallback(SYMBOLIC)
+        tell(found)
+        found = found.on_shape(tuple(map(_multiple, shape, parts)))
+        found.make_ready(mesh)
     except NotPlanned as why:
         return Fallback(str(why))
-    return _fitting(program, local)
+    return _fitting(found, local)
+
+
+def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether all that happens is that reductions end: then the plan is all-reduces, which cut nothing."""
+    ends = zip(source.placements, target.placements, strict=True)
+    same_order = source.shard_order == target.shard_order
+    return same_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
+
+
+def _multiple(size: Any, parts: int) -> Any:
+    """The same size, as a multiple, so that what it is divided into needs no rounding."""
+    return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
+
+
+def _conditions(shape: Sequence[Any], parts: Sequence[int], least: int, most: int | None) -> Iterator[Any]:
+    """What the open sizes must be, for the compiler to guard: no more than is needed."""
+    opened = [(size, many) for size, many in zip(shape, parts, strict=True) if not isinstance(size, int)]
+    for size, many in opened:
+        if many > 1:
+            yield size % many == 0
+        yield size > 0
+    known = math.prod([size for size in shape if isinstance(size, int)])
+    elements = math.prod([size for size, _ in opened])
+    if least > known * math.prod([many for _, many in opened]):
+        yield elements >= -(-least // known)
+    if most is not None:
+        yield elements <= most // known
 
 
 def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answer:

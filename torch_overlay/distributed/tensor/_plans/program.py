@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._logging import trace_structured
@@ -24,7 +24,7 @@ from ..._groups.table import find_group
 from ..._torch_profiler import profiler, spanned  # overlay only
 from .._planner.cost import Cost, collectives
 from .._planner.grids import grids
-from .._planner.plan import in_one_round, line, shared_plan
+from .._planner.plan import in_one_round, line, on_shape, shared_plan, step_on_shape
 from .._planner.regions import NotPlanned, in_runs
 from .._planner.steps import (
     AllGather,
@@ -284,6 +284,17 @@ class Program:
         if self.averaged or not self.in_order:
             return False
         return same_step_by_step(self.steps, self.question, mesh.device_type)
+
+    def on_shape(self, shape: tuple[Any, ...]) -> Program:
+        """The same for a tensor of another shape, maybe with symbols."""
+        before = on_shape(self.before, shape)
+        return replace(
+            self,
+            held=before.box(self.question.site.coordinate),
+            before=before,
+            after=on_shape(self.after, shape),
+            steps=tuple([step_on_shape(step, shape) for step in self.steps]),
+        )
 
     def make_ready(self, mesh: DeviceMesh) -> None:
         """Look up the groups and make the functions.

@@ -1,0 +1,183 @@
+"""Guards: which other sizes of a tensor have the same plan, for compilers that leave sizes open.
+
+Where a length is a multiple of all that may cut it, each step moves a share of the tensor, so all that plans are chosen
+by grows with the number of elements: bytes in proportion, seconds by a straight line. Each choice between two plans is
+then the same for all numbers of elements up to where the two lines cross, or from there on. `Watched` notes these
+points while one plan is made; no other size is planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from .cost import Cost
+from .plan import (
+    bytes_of,
+    is_multiple,
+    nearest_power,
+    plan_and_parts,
+    plan_form,
+    rounded_parts,
+    shared_plan,
+    staged_and_most_rounds,
+    with_views,
+)
+from .steps import AllToAll, Collective, ReduceScatter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .regions import Regions
+    from .steps import Step
+
+    Steps = tuple[Step, ...]
+
+# Seconds are compared to twelve digits, see `Cost.key`. What is nearer than this to a point is taken to be beyond it.
+_NEAR = 1e-11
+# Tensors of more elements are taken to have a plan that has no bound below: twelve digits of their seconds lose a
+# latency, so that another plan may come first for nothing.
+_FAR = 1 << 40
+
+
+class Range(NamedTuple):
+    """Factors of a number of elements, the ends included.
+
+    >>> Range(0.25, 8.0).meet(Range(0.5, math.inf))
+    Range(least=0.5, most=8.0)
+    """
+
+    least: float = 0.0
+    most: float = math.inf
+
+    def meet(self, other: Range) -> Range:
+        """What is in both; 1, which always is, if they only touch."""
+        return Range(min(max(self.least, other.least), 1.0), max(min(self.most, other.most), 1.0))
+
+
+class Guards(NamedTuple):
+    """The sizes that have one plan, those of the tensor that was asked for among them.
+
+    Attributes:
+        parts: for each dim, what its length must be a multiple of; 1 where any will do. A dim whose length is known
+            needn't be.
+        least, most: of the elements of the whole tensor; no bound where most is None.
+    """
+
+    parts: tuple[int, ...]
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(Cost):
+    """A cost model that chooses as the other one does, and notes for how many times the elements it would."""
+
+    ranges: list[Range] = field(default_factory=list, compare=False)
+
+    @staticmethod
+    def like(cost: Cost) -> Watched:
+        """With the figures of this model."""
+        return Watched(*[getattr(cost, figure.name) for figure in dataclasses.fields(Cost)])
+
+    def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
+        """As `Cost.fastest`."""
+        number = min(range(len(plans)), key=lambda n: self.key(plans[n], itemsize))
+        for other, plan in enumerate(plans):
+            if other != number:
+                first = (self.key(plans[number], itemsize)[1:], number) < (self.key(plan, itemsize)[1:], other)
+                self.ranges.append(self._faster(plans[number], plan, first, itemsize))
+        return plans[number]
+
+    def range(self) -> Range:
+        """Where all choices would be the same."""
+        found = Range()
+        for each in self.ranges:
+            found = found.meet(each)
+        return found
+
+    def _faster(self, one: Steps, other: Steps, or_equal: bool, itemsize: int) -> Range:
+        """Where the one plan, which is the faster, still is."""
+        (fixed, moving), (fixed_other, moving_other) = (self._line(plan, itemsize) for plan in (one, other))
+        margin = 1 - _NEAR / 100 if or_equal else 1 + _NEAR
+        fixed, moving = fixed * margin - fixed_other, moving * margin - moving_other
+        if fixed + moving > 0:
+            return Range(1.0, 1.0)  # faster by less than the margin
+        if moving > 0:
+            return Range(0.0, -fixed / moving * (1 - _NEAR))
+        return Range(-fixed / moving * (1 + _NEAR), math.inf) if fixed > 0 else Range()
+
+    def _line(self, plan: Steps, itemsize: int) -> tuple[float, float]:
+        both = [self.fixed_and_moving(step, itemsize) for step in plan if isinstance(step, Collective)]
+        return math.fsum(fixed for fixed, _ in both), math.fsum(moving for _, moving in both)
+
+
+def guards(
+    before: Regions,
+    after: Regions,
+    itemsize: int,
+    groups: frozenset[tuple[int, ...]] | None,
+    cost: Cost,
+) -> Guards:
+    """Which sizes have the plan that `shared_plan` gives for these regions, with as many rounds. Open lengths that are
+    no multiples of the parts have none that is known."""
+    shape = before.shape
+    elements = math.prod(shape)
+    parts = rounded_parts(before, after)
+    found = _rounds(shared_plan(before, after, itemsize, groups, cost), itemsize, cost)
+    least, most = math.ceil(found.least * elements), _whole(found.most * elements)
+    if parts and 0 not in shape and is_multiple(shape, parts):
+        smallest, watched = math.prod(parts), Watched.like(cost)
+        power = nearest_power(elements // smallest * itemsize)
+        form = plan_form(before, after, parts, power, groups, watched)
+        first, last = _bytes_of_powers(watched.range(), power)
+        least = max(least, -(-first // itemsize) * smallest)
+        most = _least_of(most, _whole(last // itemsize * smallest))
+        if form is not None:
+            return Guards(parts, least, most)
+    watched = Watched.like(cost)
+    _, parts = plan_and_parts(before, after, itemsize, groups, watched)
+    found = watched.range()
+    return Guards(parts, max(least, math.ceil(found.least * elements)), _least_of(most, _whole(found.most * elements)))
+
+
+def _whole(bound: float) -> int | None:
+    return None if bound > _FAR else math.floor(bound)
+
+
+def _least_of(one: int | None, other: int | None) -> int | None:
+    return one if other is None or (one is not None and one < other) else other
+
+
+def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
+    """The least and the greatest number whose nearest power of two is this one times a factor in the range.
+
+    >>> [number for number in range(1, 100) if nearest_power(number) in (3, 4)]  == [*range(6, 23)]
+    True
+    >>> _bytes_of_powers(Range(1.0, 2.0), 3)
+    (6, 22)
+    """
+    first = power + math.ceil(math.log2(factors.least)) if factors.least else 0
+    least = math.isqrt((1 << (2 * first - 1)) - 1) + 1 if first > 0 else 1
+    last = power + math.floor(math.log2(min(factors.most, _FAR**2)))
+    return least, math.isqrt((1 << (2 * last + 1)) - 1)
+
+
+def _rounds(steps: Steps, itemsize: int, cost: Cost) -> Range:
+    """For how many times the elements each step has as many rounds, see `in_rounds`."""
+    found, whole = Range(), bytes_of(steps, itemsize)
+    for step, is_view in with_views(steps):
+        staged, most = staged_and_most_rounds(step, is_view)
+        if most < 2:
+            continue
+        sent = staged * itemsize
+        rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
+        if rounds == 1:
+            found = found.meet(Range(0.0, 2 * cost.round_bytes / min(sent, whole) * (1 - _NEAR)))
+            continue
+        least = max((rounds // 2 + 1) / sent, 2 / whole)
+        greatest = math.inf if most <= rounds else (rounds + 1) / sent
+        found = found.meet(Range(least * cost.round_bytes * (1 + _NEAR), greatest * cost.round_bytes * (1 - _NEAR)))
+    return found
