@@ -169,11 +169,12 @@ def _rounds(steps: Steps, itemsize: int, cost: Cost) -> Range:
     """For how many times the elements each step has as many rounds, see `in_rounds`."""
     found, whole = Range(), bytes_of(steps, itemsize)
     for step, is_view in with_views(steps):
-        staged, most = staged_and_most_rounds(step, is_view)
-        if most < 2:
+        if not isinstance(step, (AllToAll, ReduceScatter)):
             continue
-        sent = staged * itemsize
-        rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
+        staged, most = staged_and_most_rounds(step, is_view)
+        sent, rounds = staged * itemsize, step.rounds
+        if most < 2:
+            continue  # always one
         if rounds == 1:
             found = found.meet(Range(0.0, 2 * cost.round_bytes / min(sent, whole) * (1 - _NEAR)))
             continue

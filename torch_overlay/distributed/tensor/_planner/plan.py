@@ -74,21 +74,22 @@ def bytes_of(steps: Sequence[Step], itemsize: int) -> int:
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
     """In so many rounds that none holds more than there is room for, but with so many bytes in each that it is worth
     one."""
+    if not isinstance(step, (AllToAll, ReduceScatter)):
+        return step
     staged, most = staged_and_most_rounds(step, is_view)
     rounds = min(most, staged * itemsize // cost.round_bytes)
     # Rounded up to a power of two: most dims can be cut evenly into that many.
-    return dataclasses.replace(step, rounds=1 << (rounds - 1).bit_length()) if rounds > 1 else step  # type: ignore[call-arg]
+    return dataclasses.replace(step, rounds=1 << (rounds - 1).bit_length()) if rounds > 1 else step
 
 
-def staged_and_most_rounds(step: Step, is_view: bool) -> tuple[int, int]:
+def staged_and_most_rounds(step: AllToAll | ReduceScatter, is_view: bool) -> tuple[int, int]:
     """The elements that a step packs and receives; and the rounds in which it holds no more of them at once than the
-    rank has (about as much where cuts are uneven), or for a reduce-scatter half of what it would pack. At most one for
-    a step that takes no rounds.
+    rank has (about as much where cuts are uneven), or for a reduce-scatter half of what it would pack.
 
     Args:
         is_view: the step begins with a part of a local tensor.
     """
-    if not isinstance(step, (AllToAll, ReduceScatter)) or len(step.axes) == 1:
+    if len(step.axes) == 1:
         return 0, 1  # one axis: redistributing one mesh dim after the other holds as much
     if isinstance(step, AllToAll):
         staged, room = arriving(step) + leaving(step), step.before.most
