@@ -118,7 +118,7 @@ def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, on: bo
 
 def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
     """What the specs mean to the planner, and why it would not plan, if so."""
-    from ..distributed.tensor._plans.answers import why_not_planned
+    from ..distributed.tensor._plans.question import why_not
 
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
@@ -128,7 +128,7 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
         )
     except NotPlanned as reason:
         return None, None, str(reason)
-    return before, after, why_not_planned(mesh, source, target) or ""
+    return before, after, why_not(mesh, source, target) or ""
 
 
 def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> frozenset[tuple[int, ...]] | None:

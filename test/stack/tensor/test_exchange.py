@@ -12,7 +12,7 @@ import torch.distributed as dist
 from functorch.compile import aot_function, default_partition, min_cut_rematerialization_partition
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
@@ -171,7 +171,8 @@ class TestQuestion(TestCase):
         self.assertNotIn(asked, others)
 
     def test_why_none_is_asked(self) -> None:
-        source, target = (DTensorSpec(self.mesh, (end,)) for end in (Shard(0), Replicate()))
+        meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
+        source, target = (DTensorSpec(self.mesh, (end,), tensor_meta=meta) for end in (Shard(0), Replicate()))
         other = DTensorSpec(init_device_mesh("cpu", (2,)), (Replicate(),))
         with config.patch(plan_redistribution=True):
             self.assertIsNone(why_not(self.mesh, source, target))

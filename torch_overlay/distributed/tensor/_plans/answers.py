@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -28,7 +25,7 @@ from .._planner.plan import flatten_call, shared_plan
 from .._planner.regions import NotPlanned
 from .._planner.steps import Collective
 from .program import Program, make_program, tell
-from .question import MANY_RANKS, SYMBOLIC, Question, is_symbolic, stands_for_many_ranks, why_not
+from .question import SYMBOLIC, Question, is_symbolic, why_not
 from .specs import pads_step_by_step
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED = 4096  # answers of one universe
-_PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 
 
 class Fallback(NamedTuple):
@@ -68,17 +64,12 @@ def find_answer(
         ValueError: the local tensor has another shape than its spec says, and others would wait for this rank.
         RuntimeError: the program needs a group that was destroyed.
     """
-    why = why_not(mesh, source, target, forced)
+    why = why_not(mesh, source, target, forced, local)
     if why is not None:
         return Fallback(why)
-    shape = source.shape
-    if type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
-        why = _why_not_run(mesh, local)
-        if why is not None:
-            return Fallback(why)
-        if is_symbolic(shape):
-            return _answer_open_sizes(mesh, local, source, target, async_op)
-    found = remembered(Question.of(mesh, source, target, shape, local.dtype, async_op), mesh)
+    if (type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack()) and is_symbolic(source.shape):
+        return _answer_open_sizes(mesh, local, source, target, async_op)
+    found = remembered(Question.of(mesh, source, target, source.shape, local.dtype, async_op), mesh)
     return _fitting(found, local)
 
 
@@ -179,24 +170,6 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
     return Fallback("a local tensor of another shape than its spec says")
 
 
-def _why_not_run(mesh: DeviceMesh, local: torch.Tensor) -> str | None:
-    """Why no program can run on this tensor, now: a class may only know the operations of the
-    step-by-step path."""
-    if stands_for_many_ranks(mesh):
-        return MANY_RANKS
-    inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
-    return None if type(inner) in _PLAIN_TENSORS else "a local tensor of a class of its own"
-
-
-def why_not_planned(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> str | None:
-    """Why no plan may be asked for, whatever the local tensor; None if one may."""
-    if why := why_not(mesh, source, target):
-        return why
-    if stands_for_many_ranks(mesh):
-        return MANY_RANKS
-    return SYMBOLIC if is_symbolic(source.shape) else None
-
-
 def forget_answers(_: None = None) -> None:  # overlay only
     """Forget what redistributions found out about all meshes."""
     for shared in list(states):
@@ -258,7 +231,7 @@ def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float |
     if any(isinstance(old, (Shard, _StridedShard)) and new.is_partial() for old, new in ends):
         return None
     mesh = real_mesh(current_spec.mesh)
-    if why_not_planned(mesh, current_spec, target_spec) is not None:
+    if why_not(mesh, current_spec, target_spec) is not None:
         return None
     dtype = current_spec.tensor_meta.dtype
     question = Question.of(mesh, current_spec, target_spec, tuple(current_spec.shape), dtype)

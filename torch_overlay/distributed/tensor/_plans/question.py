@@ -9,6 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import is_initialized
 from torch.distributed.tensor import _redistribute
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 SYMBOLIC = "a symbolic shape"
 MANY_RANKS = "a mode in which one process stands for many ranks"
+_PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 
 
 class Question(NamedTuple):
@@ -78,12 +82,20 @@ class Question(NamedTuple):
         return self.site.view.layout.top_level_sizes
 
 
-def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: bool | None = None) -> str | None:
-    """Why no question can be asked, whatever the tensor; None if one can.
+def why_not(
+    mesh: DeviceMesh,
+    source: DTensorSpec,
+    target: DTensorSpec,
+    forced: bool | None = None,
+    local: torch.Tensor | None = None,
+) -> str | None:
+    """Why no question is asked, so that the step-by-step path runs; None if one is. Whether there is a plan is for the
+    planner to say, which raises NotPlanned with the reason.
 
     Args:
         mesh: of both specs, as a real `DeviceMesh`, for which a spec may hold a stand-in.
         forced: the caller's ``use_graph_based_transform``.
+        local: what is redistributed; None where only the plan is asked for.
     """
     if not config.plan_redistribution:
         return "plans are turned off"
@@ -99,7 +111,15 @@ def why_not(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, forced: 
         return "another mesh"
     if mesh._coordinate_on_dim is None:
         return "this rank isn't in the mesh"
-    return None
+    if type(local) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
+        return None  # nothing below can be
+    if stands_for_many_ranks(mesh):
+        return MANY_RANKS
+    if local is None:
+        return SYMBOLIC if is_symbolic(source.shape) else None
+    inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
+    # A class of its own may only know the operations of the step-by-step path.
+    return None if type(inner) in _PLAIN_TENSORS else "a local tensor of a class of its own"
 
 
 def is_symbolic(shape: Sequence[object]) -> bool:
