@@ -22,7 +22,7 @@ TORCH = "torch"
 _lock = threading.RLock()
 _session: "Session | None" = None
 _chosen = choices.DEFAULT
-_blocks: "list[Block]" = []  # the enabled() blocks that are open, in the order in which they began
+_blocks: "list[OpenBlock]" = []  # the enabled() blocks that are open, in the order in which they began
 
 
 class Session:
@@ -197,7 +197,7 @@ def disable(force: bool = False) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class Block:
+class OpenBlock:
     """One ``with enabled()`` that is open: what it found, the options or None for off, and whose it is."""
 
     before: choices.Choices | None
@@ -208,7 +208,7 @@ class Block:
 def enabled(strict: bool | None = None, **options: object) -> Iterator[report.Status]:
     """See `torch_overlay.enabled`."""
     with _lock:
-        block = Block(_chosen if _session is not None else None)
+        block = OpenBlock(_chosen if _session is not None else None)
         _blocks.append(block)  # before the overlay goes on, so that no other thread that leaves now takes it away
     try:
         now = enable(strict, **options)
@@ -223,7 +223,7 @@ def enabled(strict: bool | None = None, **options: object) -> Iterator[report.St
     _leave(block)
 
 
-def _leave(block: Block, entered: bool = True) -> None:
+def _leave(block: OpenBlock, entered: bool = True) -> None:
     """Put back what the block found; while a later one is open, which needs its own, that one will instead."""
     with _lock:
         place = _blocks.index(block)
@@ -239,7 +239,7 @@ def _leave(block: Block, entered: bool = True) -> None:
             disable()  # else another thread's block began first, and its end turns the overlay off
 
 
-def _leave_after(block: Block, error: BaseException) -> None:
+def _leave_after(block: OpenBlock, error: BaseException) -> None:
     """Leave while the block's own error is on its way: that is what comes out, whatever else goes wrong."""
     try:
         _leave(block)

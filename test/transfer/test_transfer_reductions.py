@@ -7,7 +7,7 @@ import random
 import pytest
 
 from torch_overlay.distributed.tensor._planner.regions import Box, Regions
-from torch_overlay.transfers._planner.reductions import Reduction, phases, place_in
+from torch_overlay.transfers._planner.reductions import Reduced, phases, place_in
 from twins_tensor import coordinates
 from width import NIGHTLY
 
@@ -38,21 +38,21 @@ def regions(text, shape, sizes):
     ],
 )
 def test_each_rank_gets_a_part_where_the_target_is_cut(before, target, after):
-    found = Reduction.toward(*[regions(text, (8, 8), (4, 2)) for text in (before, target)])
+    found = Reduced.toward(*[regions(text, (8, 8), (4, 2)) for text in (before, target)])
     assert str(found.after) == after
     assert [scatters for *_, scatters in found.steps] == sorted([s for *_, s in found.steps], reverse=True)
 
 
 def test_without_another_way_only_cuts_of_the_target_are_made():
     ends = [regions(text, (8, 8), (4, 2)) for text in ("P S0", "S0 S0")]
-    assert str(Reduction.toward(*ends, elsewhere=False).after) == "R·S0"
+    assert str(Reduced.toward(*ends, elsewhere=False).after) == "R·S0"
 
 
 @pytest.mark.parametrize(
     "shape, after", [((8, 8), "S0·R"), ((2, 8), "S1·R"), ((), "R·R"), ((1,), "R·R"), ((3, 2), "S0·R"), ((0, 4), "R·R")]
 )
 def test_parts_for_another_mesh_are_as_small_as_they_can_be(shape, after):
-    assert str(Reduction.apart(regions("P R", shape, (4, 2))).after) == after
+    assert str(Reduced.apart(regions("P R", shape, (4, 2))).after) == after
 
 
 def drawn(rng):
@@ -64,7 +64,7 @@ def drawn(rng):
         kinds = ["P", "R", *[f"S{dim}" for dim in range(len(shape))]]
         before = regions(" ".join([rng.choice(kinds) for _ in sizes]), shape, sizes)
         target = regions(" ".join([rng.choice(kinds[1:]) for _ in sizes]), shape, sizes)
-        ways = Reduction.toward(before, target), Reduction.apart(before), Reduction.everywhere(before)
+        ways = Reduced.toward(before, target), Reduced.apart(before), Reduced.everywhere(before)
         found.append(rng.choice(ways) if before.pending else None)
     return found
 
@@ -154,7 +154,7 @@ def test_no_rank_reads_outside_of_its_shard(shape):
         if "P" in words:
             before = regions(" ".join(words), shape, (2, 2))
             for budget in BUDGETS:
-                outside, slabs = read_outside(Reduction.apart(before), 4, budget)
+                outside, slabs = read_outside(Reduced.apart(before), 4, budget)
                 assert not outside, (words, budget, outside)
                 cut += slabs > 1
     assert cut
@@ -164,14 +164,14 @@ def test_no_rank_reads_outside_of_its_shard(shape):
 def test_weights_of_real_models_at_the_default_budget(shape, sizes, itemsize):
     for dim in range(len(shape)):
         for words in (f"S{dim} P", f"P S{dim}"):
-            outside, _ = read_outside(Reduction.apart(regions(words, shape, sizes)), itemsize, 256 << 20)
+            outside, _ = read_outside(Reduced.apart(regions(words, shape, sizes)), itemsize, 256 << 20)
             assert not outside
 
 
 def test_a_large_tensor_goes_in_slabs_that_leave_each_rank_its_part():
     """Along the dim that the reduction doesn't cut; in no more phases than the budget asks for."""
     before = regions("P R", (64, 64), (4, 2))
-    found = phases([Reduction.apart(before)], [4], 64 * 64 * 4)
+    found = phases([Reduced.apart(before)], [4], 64 * 64 * 4)
     slabs = [part.slab.length for parts in found for part in parts]
     assert slabs == [(64, 25), (64, 25), (64, 14)]
     assert all(part.reduction.scattered == (0,) and part.results(4) * 4 == part.packed for [part] in found)
@@ -180,7 +180,7 @@ def test_a_large_tensor_goes_in_slabs_that_leave_each_rank_its_part():
 
 def test_a_large_vector_is_reduced_everywhere():
     """Slabs of it would each be one rank's part."""
-    found = phases([Reduction.apart(regions("P R", (64,), (4, 2)))], [4], 128)
+    found = phases([Reduced.apart(regions("P R", (64,), (4, 2)))], [4], 128)
     assert len(found) == 6 and not any(part.reduction.scattered for [part] in found)
 
 

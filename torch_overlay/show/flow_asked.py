@@ -13,7 +13,7 @@ from ..transfer import Transfer
 from ..transfers._planner.flow import NOTHING, Flow
 from ..transfers._planner.reductions import phases
 from ..transfers.descriptions import Meshes
-from ..transfers.one_mesh import batches, lane, moves_along, read_change
+from ..transfers.one_mesh import batches, moves_along, ranks_along, read_change
 from ..transfers.targets import target_placements
 from ..transfers.trees import leaves
 from ..transfers.two_meshes import moves_across, reductions_across
@@ -94,7 +94,7 @@ def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
     found = NOTHING
     for here in itertools.product(*others):
-        moves = moves_along(changes, lane(mesh, axes, here))
+        moves = moves_along(changes, ranks_along(mesh, axes, here))
         parts = phases([change.reduction for change in changes], [move.itemsize for move in moves], budget)
         found = found.beside(Flow.of(parts, moves, [change.tensor.dtype for change in changes], budget))
     return found

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..transfers._planner.flow import Flow
-from ..transfers._planner.reductions import Reduction, phases
+from ..transfers._planner.reductions import Reduced, phases
 from ..transfers._planner.routes import Move
 from ..transfers._planner.sides import Ranks, Side
 from .flow import FlowExplanation
@@ -47,7 +47,7 @@ def of_words(
         raise ValueError(f"a tensor can't get a pending reduction on another mesh; asked for {after}")
     ends = [Ranks.of(ranks, sizes) for _, sizes, ranks in (source, target)]
     moves = [Move(Side(before.without_pending(before.pending), ends[0]), Side(after, ends[1]), itemsize)] * tensors
-    reduction = Reduction.apart(before) if before.pending else None
+    reduction = Reduced.apart(before) if before.pending else None
     flow = Flow.of(phases([reduction] * tensors, [itemsize] * tensors, budget), moves, [itemsize] * tensors, budget)
     size = tensors * math.prod(shape) * itemsize
     return FlowExplanation(tensors, size, tuple(sorted(ends[0].ranks)), tuple(sorted(ends[1].ranks)), flow, budget)

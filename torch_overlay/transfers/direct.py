@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 LARGE = Large(least=128 << 10, most=1 << 20)
-WINDOW = 8  # messages
+IN_FLIGHT = 8  # messages
 TAGS = 1 << 20  # above those that a program that uses a mesh's group may have under way
 
 
@@ -127,7 +127,7 @@ class Mail:
     def _window(self) -> list[int]:
         """The length of each slot."""
         most = max([letter.size for letter in self._through], default=0)
-        return [most + -most % ALIGNED] * min(WINDOW, len(self._through))  # where each slot begins
+        return [most + -most % ALIGNED] * min(IN_FLIGHT, len(self._through))  # where each slot begins
 
     def _receive_through_window(self, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
         if not self._through:

@@ -6,8 +6,8 @@ import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._planner.pieces import Listed, OnMesh, PieceMove, Pieces
-from ._planner.reductions import Reduction
+from ._planner.pieces import Listed, OnMesh, Pieced, PieceMove
+from ._planner.reductions import Reduced
 from ._planner.routes import Move
 from ._planner.sides import Ranks, Side
 
@@ -30,7 +30,7 @@ class Leg(NamedTuple):
     tensor: Tensor
     numbers: tuple[int, int]
     move: AnyMove
-    reduction: Reduction | None = None
+    reduction: Reduced | None = None
 
 
 def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
@@ -61,7 +61,7 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
     return legs
 
 
-def _numbers(tensor: Tensor, pieces: Pieces) -> list[tuple[int, int]]:
+def _numbers(tensor: Tensor, pieces: Pieced) -> list[tuple[int, int]]:
     """Of the pieces between which something goes, or stays."""
     if not (tensor.source.pieces and tensor.target.pieces):
         return [*itertools.product(range(_most(tensor.source)), range(_most(tensor.target)))]
@@ -75,8 +75,8 @@ def _most(layout: Layout) -> int:
 
 # Equal tensors are planned once.
 @lru_cache(maxsize=256)
-def _in_pieces(source: Layout, target: Layout, gone: frozenset[int]) -> Pieces:
-    return Pieces(tuple(source.regions.shape), _end(source), _end(target), gone)
+def _in_pieces(source: Layout, target: Layout, gone: frozenset[int]) -> Pieced:
+    return Pieced(tuple(source.regions.shape), _end(source), _end(target), gone)
 
 
 def _end(layout: Layout) -> End:
@@ -96,10 +96,10 @@ def _move(tensor: Tensor, known: dict[Any, Ranks]) -> Move:
     return Move(sides[0], sides[1], tensor.wire.itemsize)
 
 
-def _reduction(tensor: Tensor) -> Reduction | None:
+def _reduction(tensor: Tensor) -> Reduced | None:
     source, target = tensor.sides
     if not source.regions.pending:
         return None
     if (source.ranks, source.regions.sizes) == (target.ranks, target.regions.sizes):
-        return Reduction.toward(source.regions, target.regions)
-    return Reduction.apart(source.regions)
+        return Reduced.toward(source.regions, target.regions)
+    return Reduced.apart(source.regions)

@@ -19,7 +19,7 @@ from ..distributed.tensor._plans.groups import Site, at_hand, joint_axes
 from ..distributed.tensor._plans.specs import read_cuts
 from ..show.words import counted
 from ._planner.flow import moves_of
-from ._planner.reductions import Reduction, phases
+from ._planner.reductions import Reduced, phases
 from ._planner.routes import Move
 from ._planner.schedule import kept_schedule
 from ._planner.sides import Ranks, Side
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import ProcessGroup
 
-    from ._planner.reductions import Part
+    from ._planner.reductions import Portion
     from ._planner.schedule import Schedule
     from .targets import Placements
 
@@ -55,7 +55,7 @@ class Change(NamedTuple):
     placements: Placements
     before: Regions
     after: Regions
-    reduction: Reduction | None
+    reduction: Reduced | None
     name: str
 
     @property
@@ -82,13 +82,13 @@ def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor")
     return Change(tensor, placements, before, after, _reduction(mesh, before, after), name)
 
 
-def _reduction(mesh: DeviceMesh, before: Regions, after: Regions) -> Reduction | None:
+def _reduction(mesh: DeviceMesh, before: Regions, after: Regions) -> Reduced | None:
     if not before.pending:
         return None
-    reduction = Reduction.toward(before, after)
+    reduction = Reduced.toward(before, after)
     if _is_at_hand(mesh, tuple(sorted(crossed(reduction.after, after)))):
         return reduction
-    return Reduction.toward(before, after, elsewhere=False)
+    return Reduced.toward(before, after, elsewhere=False)
 
 
 def batches(mesh: DeviceMesh, changes: Mapping[int, Change]) -> tuple[list[list[int]], list[int]]:
@@ -124,7 +124,7 @@ def change_together(
             All ranks want theirs if none are given.
     """
     axes = _axes(changes)
-    ranks = lane(mesh, axes, mesh.get_coordinate() or [])
+    ranks = ranks_along(mesh, axes, mesh.get_coordinate() or [])
     group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
     some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
     stages = _stages(changes, moves_along(changes, ranks, some), budget, group, some != [])
@@ -151,7 +151,7 @@ class _Stage(NamedTuple):
             which they know without asking.
     """
 
-    parts: list[Part]
+    parts: list[Portion]
     schedule: Schedule | None
     room: int
     may_exceed: bool
@@ -195,7 +195,7 @@ def _changed(
     return targets
 
 
-def lane(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
+def ranks_along(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
     """Who stands where along these axes, from a coordinate."""
     ranges = [range(mesh.size(axis)) if axis in axes else range(at, at + 1) for axis, at in enumerate(here)]
     members = mesh.mesh[tuple([slice(part.start, part.stop) for part in ranges])]

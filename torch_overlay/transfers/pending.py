@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from ..distributed.tensor._planner.regions import Box, Regions
-    from ._planner.reductions import Reduction
+    from ._planner.reductions import Reduced
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -79,7 +79,7 @@ class Term(NamedTuple):
     number: int
     local: torch.Tensor
     mesh: DeviceMesh
-    reduction: Reduction
+    reduction: Reduced
     slab: Box | None
 
     def box(self, regions: Regions, coordinate: Sequence[int]) -> Box:

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._planner.reductions import Part
+    from ._planner.reductions import Portion
     from ._planner.schedule import AnyMove
     from .runs import Locals
 
 
-def room(parts: Sequence[Part], moves: Sequence[AnyMove], budget: int) -> int:
+def room(parts: Sequence[Portion], moves: Sequence[AnyMove], budget: int) -> int:
     """What of a budget is left for exchanges while the results of reductions are held."""
     return budget - held(parts, moves)
 
 
 def reduce_parts(
-    parts: Sequence[Part], meshes: Sequence[DeviceMesh | None], locals_: Locals
+    parts: Sequence[Portion], meshes: Sequence[DeviceMesh | None], locals_: Locals
 ) -> list[torch.Tensor | None]:
     """What this rank has to give in a phase, by the place of the part; nothing is pending any more."""
     terms = []
@@ -37,7 +37,7 @@ def reduce_parts(
     return [results.get(place, locals_[part.number]) for place, part in enumerate(parts)]
 
 
-def free_results(parts: Sequence[Part], sources: Locals) -> None:
+def free_results(parts: Sequence[Portion], sources: Locals) -> None:
     """Give back the memory of what `reduce_parts` made."""
     for part, source in zip(parts, sources):
         if part.reduction is not None and source is not None:

@@ -12,7 +12,7 @@ from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..show.words import counted
 from ._planner.flow import Flow, held, moves_of
-from ._planner.reductions import Part, phases
+from ._planner.reductions import Portion, phases
 from ._planner.schedule import Schedule
 from .background import Running, copies, keep_for_this_stream
 from .current import Current, Word, locals_of, names_of, whole_number
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .meeting import Meeting
     from .runs import Locals
 
-    Phases = list[tuple[list[Part], Exchanges]]
+    Phases = list[tuple[list[Portion], Exchanges]]
 
 
 class Route:
@@ -161,7 +161,7 @@ class Route:
                 raise ValueError(f"The {side} to bind {problem}. Nothing was bound.")
         return found
 
-    def _planned_phases(self, numbers: Sequence[int]) -> list[list[Part]]:
+    def _planned_phases(self, numbers: Sequence[int]) -> list[list[Portion]]:
         reductions = [self.legs[number].reduction for number in numbers]
         found = phases(reductions, [self._moves[number].itemsize for number in numbers], self._budget)
         return [[part._replace(number=numbers[part.number]) for part in parts] for parts in found]

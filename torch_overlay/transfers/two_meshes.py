@@ -16,7 +16,7 @@ from ..distributed._torch_profiler import span
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..show.words import counted
 from ._planner.flow import moves_of
-from ._planner.reductions import Reduction, phases
+from ._planner.reductions import Reduced, phases
 from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Side
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._planner.reductions import Part
+    from ._planner.reductions import Portion
     from .targets import Placements
 
 Target = tuple["DeviceMesh", "Placements"]
@@ -97,7 +97,7 @@ class _Plan(NamedTuple):
     shapes: list[tuple[int, ...]]
     held: list[tuple[int, ...]]
     group: ProcessGroup
-    parts: list[list[Part]]
+    parts: list[list[Portion]]
     rooms: list[int]
     asks: list[int]
     ready: list[Exchanges]
@@ -174,10 +174,10 @@ def can_cross(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> bool
     return True
 
 
-def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduction | None]:
+def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduced | None]:
     """How each tensor that is pending is reduced on its mesh."""
     regions = [regions_of("the tensor", tensor, meshes) for tensor in tensors]
-    return [Reduction.apart(each) if each.pending else None for each in regions]
+    return [Reduced.apart(each) if each.pending else None for each in regions]
 
 
 def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:

@@ -33,7 +33,7 @@ from torch_overlay.distributed.tensor._plans.exchange import (
 )
 from torch_overlay.distributed.tensor._plans.groups import Group, Site, at_hand
 from torch_overlay.distributed.tensor._plans.packing import (
-    Place,
+    Here,
     assembled,
     joined,
     packing,
@@ -208,9 +208,9 @@ class TestExchange(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _exchanged(self, step, place, local) -> torch.Tensor:
+    def _exchanged(self, step, here, local) -> torch.Tensor:
         group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order=True)
-        pack, exchange, land = all_to_all(step, place, group, torch.ops._c10d_functional.wait_tensor)
+        pack, exchange, land = all_to_all(step, here, group, torch.ops._c10d_functional.wait_tensor)
         return land(exchange(pack(local)))
 
     def test_rows_to_columns(self) -> None:
@@ -219,8 +219,8 @@ class TestExchange(DTensorOpTestBase):
                 whole = torch.arange(shape[0] * shape[1]).reshape(shape).to(dtype)
                 before, after = (Regions.of((dim,), (None,), shape, (4,)) for dim in (0, 1))
                 held, wanted = before.box((self.rank,)), after.box((self.rank,))
-                step, place = AllToAll(before, after, (0,)), Place((self.rank,), held, wanted)
-                moved = self._exchanged(step, place, part(whole, held))
+                step, here = AllToAll(before, after, (0,)), Here((self.rank,), held, wanted)
+                moved = self._exchanged(step, here, part(whole, held))
                 self.assertEqual(moved, part(whole, wanted), msg=f"{shape} on rank {self.rank}")
 
 
@@ -232,9 +232,9 @@ class TestNothingToSend(TestCase):
         self.addCleanup(dist.destroy_process_group)
         rows, columns = (Regions.of((dim,), (None,), (1, 4), (4,)) for dim in (0, 1))
         group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order=True)
-        place = Place((3,), rows.box((3,)), columns.box((3,)))
+        here = Here((3,), rows.box((3,)), columns.box((3,)))
         step = AllToAll(rows, columns, (0,))
-        pack, exchange, land = all_to_all(step, place, group, torch.ops._c10d_functional.wait_tensor)
+        pack, exchange, land = all_to_all(step, here, group, torch.ops._c10d_functional.wait_tensor)
         try:
             self.assertEqual(land(exchange(pack(torch.ones(0, 4)))).shape, (1, 1))
         except RuntimeError as error:
@@ -255,28 +255,28 @@ class TestAlike(TestCase):
     def test_rows_to_columns_list_no_pieces(self) -> None:
         whole = torch.arange(64).reshape(8, 8)
         rows, columns = (Regions.of((dim,), (None,), (8, 8), (4,)) for dim in (0, 1))
-        place = Place((1,), rows.box((1,)), columns.box((1,)))
+        here = Here((1,), rows.box((1,)), columns.box((1,)))
         group = Group("", (0, 1, 2, 3), in_order=True)
         with (
             mock.patch.object(AllToAll, "sends", side_effect=AssertionError),
             mock.patch.object(AllToAll, "receives", side_effect=AssertionError),
         ):
-            pack, _, land = all_to_all(AllToAll(rows, columns, (0,)), place, group, torch.Tensor.clone)
-        sent = torch.cat([columns_of.flatten() for columns_of in part(whole, place.held).split(2, dim=1)])
-        self.assertEqual(pack(part(whole, place.held)), sent)
-        came = torch.cat([rows_of.flatten() for rows_of in part(whole, place.wanted).split(2)])
-        self.assertEqual(land(came), part(whole, place.wanted))
+            pack, _, land = all_to_all(AllToAll(rows, columns, (0,)), here, group, torch.Tensor.clone)
+        sent = torch.cat([columns_of.flatten() for columns_of in part(whole, here.held).split(2, dim=1)])
+        self.assertEqual(pack(part(whole, here.held)), sent)
+        came = torch.cat([rows_of.flatten() for rows_of in part(whole, here.wanted).split(2)])
+        self.assertEqual(land(came), part(whole, here.wanted))
 
     def test_a_group_in_another_order_goes_by_pieces(self) -> None:
         whole = torch.arange(64).reshape(8, 8)
         rows, columns = (Regions.of((dim,), (None,), (8, 8), (4,)) for dim in (0, 1))
-        place = Place((1,), rows.box((1,)), columns.box((1,)))
+        here = Here((1,), rows.box((1,)), columns.box((1,)))
         group = Group("", (3, 2, 1, 0), in_order=False)
-        pack, _, land = all_to_all(AllToAll(rows, columns, (0,)), place, group, torch.Tensor.clone)
-        sent = torch.cat([columns_of.flatten() for columns_of in reversed(part(whole, place.held).split(2, dim=1))])
-        self.assertEqual(pack(part(whole, place.held)), sent)
-        came = torch.cat([rows_of.flatten() for rows_of in reversed(part(whole, place.wanted).split(2))])
-        self.assertEqual(land(came), part(whole, place.wanted))
+        pack, _, land = all_to_all(AllToAll(rows, columns, (0,)), here, group, torch.Tensor.clone)
+        sent = torch.cat([columns_of.flatten() for columns_of in reversed(part(whole, here.held).split(2, dim=1))])
+        self.assertEqual(pack(part(whole, here.held)), sent)
+        came = torch.cat([rows_of.flatten() for rows_of in reversed(part(whole, here.wanted).split(2))])
+        self.assertEqual(land(came), part(whole, here.wanted))
 
 
 class TestInPlace(TestCase):
@@ -323,9 +323,9 @@ class TestTerms(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _exchanged(self, step, place, local) -> torch.Tensor:
+    def _exchanged(self, step, here, local) -> torch.Tensor:
         group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order=True)
-        pack, exchange, land = all_to_all(step, place, group, torch.ops._c10d_functional.wait_tensor)
+        pack, exchange, land = all_to_all(step, here, group, torch.ops._c10d_functional.wait_tensor)
         return land(exchange(pack(local)))
 
     def test_terms_are_added(self) -> None:
@@ -333,14 +333,14 @@ class TestTerms(DTensorOpTestBase):
             whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
             pending, rows = Regions.of((None,), ("sum",), shape, (4,)), Regions.of((0,), (None,), shape, (4,))
             held, wanted = pending.box((self.rank,)), rows.box((self.rank,))
-            step, place = AllToAll(pending, rows, (0,), "sum", (0,)), Place((self.rank,), held, wanted)
-            moved = self._exchanged(step, place, whole * (self.rank + 1))
+            step, here = AllToAll(pending, rows, (0,), "sum", (0,)), Here((self.rank,), held, wanted)
+            moved = self._exchanged(step, here, whole * (self.rank + 1))
             self.assertEqual(moved, part(whole * 10, wanted), msg=f"{shape} on rank {self.rank}")
 
     def test_each_reduction_is_done(self) -> None:
         whole = torch.arange(15).reshape(5, 3)
         pending, rows = Regions.of((None,), ("sum",), (5, 3), (4,)), Regions.of((0,), (None,), (5, 3), (4,))
-        place = Place((self.rank,), pending.box((self.rank,)), rows.box((self.rank,)))
+        here = Here((self.rank,), pending.box((self.rank,)), rows.box((self.rank,)))
         terms = [whole * (rank + 1) for rank in range(4)]
         for op, brought in (
             ("sum", torch.stack(terms).sum(0)),
@@ -351,8 +351,8 @@ class TestTerms(DTensorOpTestBase):
             ("bor", functools.reduce(operator.or_, terms)),
             ("bxor", functools.reduce(operator.xor, terms)),
         ):
-            moved = self._exchanged(AllToAll(pending, rows, (0,), op, (0,)), place, terms[self.rank])
-            self.assertEqual(moved, part(brought, place.wanted), msg=op)
+            moved = self._exchanged(AllToAll(pending, rows, (0,), op, (0,)), here, terms[self.rank])
+            self.assertEqual(moved, part(brought, here.wanted), msg=op)
 
     def test_nothing_comes_from_what_arrived(self) -> None:
         """A compiler keeps a collective only if something depends on it."""
@@ -373,11 +373,11 @@ class TestReducing(TestCase):
         before = Regions.of((None, 0, None), (op, None, op), shape, sizes)
         after = Regions.of((1, None, 1), (None, None, None), shape, sizes)
         step, coordinate = AllToAll(before, after, (0, 1, 2), op, (0, 2)), (1, 2, 0)
-        place = Place(coordinate, before.box(coordinate), after.box(coordinate))
+        here = Here(coordinate, before.box(coordinate), after.box(coordinate))
         flat = torch.randn(12 * 6, generator=torch.Generator().manual_seed(0)).requires_grad_(grad)
         lands = []
         for in_order in (True, False):
-            _, _, land = all_to_all(step, place, Group("", members, in_order=in_order), lambda tensor: tensor)
+            _, _, land = all_to_all(step, here, Group("", members, in_order=in_order), lambda tensor: tensor)
             lands.append(land(flat.clone()))
         by_grid, by_pieces = lands
         self.assertEqual(by_grid, by_pieces, rtol=0, atol=0)
@@ -401,9 +401,9 @@ class TestOwnPart(DTensorOpTestBase):
     def world_size(self) -> int:
         return 4
 
-    def _exchanged(self, step, place, local) -> torch.Tensor:
+    def _exchanged(self, step, here, local) -> torch.Tensor:
         group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order=True)
-        pack, exchange, land = all_to_all_by_size(step, place, group, torch.ops._c10d_functional.wait_tensor)
+        pack, exchange, land = all_to_all_by_size(step, here, group, torch.ops._c10d_functional.wait_tensor)
         packed = pack(local)
         if step.before.shape == (8, 8):  # else some ranks have nothing for others
             self.assertIsInstance(packed, Apart)
@@ -416,7 +416,7 @@ class TestOwnPart(DTensorOpTestBase):
                 before, after = (Regions.of((dim,), (None,), shape, (4,)) for dim in (0, 1))
                 held, wanted = before.box((self.rank,)), after.box((self.rank,))
                 moved = self._exchanged(
-                    AllToAll(before, after, (0,)), Place((self.rank,), held, wanted), part(whole, held)
+                    AllToAll(before, after, (0,)), Here((self.rank,), held, wanted), part(whole, held)
                 )
                 self.assertEqual(moved, part(whole, wanted), msg=f"{shape} on rank {self.rank}")
 
@@ -425,8 +425,8 @@ class TestOwnPart(DTensorOpTestBase):
             whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
             pending, rows = Regions.of((None,), ("sum",), shape, (4,)), Regions.of((0,), (None,), shape, (4,))
             held, wanted = pending.box((self.rank,)), rows.box((self.rank,))
-            step, place = AllToAll(pending, rows, (0,), "sum", (0,)), Place((self.rank,), held, wanted)
-            moved = self._exchanged(step, place, whole * (self.rank + 1))
+            step, here = AllToAll(pending, rows, (0,), "sum", (0,)), Here((self.rank,), held, wanted)
+            moved = self._exchanged(step, here, whole * (self.rank + 1))
             self.assertEqual(moved, part(whole * 10, wanted), msg=f"{shape} on rank {self.rank}")
 
 
@@ -445,9 +445,9 @@ class TestRoundsRun(DTensorOpTestBase):
                 whole = torch.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
                 before, after = (Regions.of((dim,), (None,), shape, (4,)) for dim in (0, 1))
                 held, wanted = before.box((self.rank,)), after.box((self.rank,))
-                step, place = AllToAll(before, after, (0,), rounds=rounds), Place((self.rank,), held, wanted)
+                step, here = AllToAll(before, after, (0,), rounds=rounds), Here((self.rank,), held, wanted)
                 with CommDebugMode() as counted:
-                    moved = all_to_all_in_rounds(step, place, group)(part(whole, held))
+                    moved = all_to_all_in_rounds(step, here, group)(part(whole, held))
                 self.assertEqual(moved, part(whole, wanted), msg=f"{shape} in {rounds} rounds on rank {self.rank}")
                 self.assertEqual(counted.get_total_counts(), rounds, msg="ranks that have nothing take part, too")
 
@@ -458,11 +458,11 @@ class TestRoundsRun(DTensorOpTestBase):
         pending = Regions.of((None,), ("sum",), (8, 8), (4,))
         for dim in (0, 1):
             parts = Regions.of((dim,), (None,), (8, 8), (4,))
-            place = Place((self.rank,), pending.box((self.rank,)), parts.box((self.rank,)))
+            here = Here((self.rank,), pending.box((self.rank,)), parts.box((self.rank,)))
             step = AllToAll(pending, parts, (0,), "sum", (0,), rounds=2)
             with CommDebugMode() as counted:
-                summed = all_to_all_in_rounds(step, place, group)(whole * (self.rank + 1))
-            self.assertEqual(summed, part(whole * 10, place.wanted), msg=f"{dim} on rank {self.rank}")
+                summed = all_to_all_in_rounds(step, here, group)(whole * (self.rank + 1))
+            self.assertEqual(summed, part(whole * 10, here.wanted), msg=f"{dim} on rank {self.rank}")
             self.assertEqual(counted.get_total_counts(), 2)
 
 
@@ -501,8 +501,8 @@ class TestRoundsCompiled(TestCase):
         self.addCleanup(dist.destroy_process_group)
         group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order=True)
         rows, columns = (Regions.of((dim,), (None,), (1, 3), (4,)) for dim in (0, 1))
-        place = Place((3,), rows.box((3,)), columns.box((3,)))
-        exchange = all_to_all_in_rounds(AllToAll(rows, columns, (0,), rounds=2), place, group)
+        here = Here((3,), rows.box((3,)), columns.box((3,)))
+        exchange = all_to_all_in_rounds(AllToAll(rows, columns, (0,), rounds=2), here, group)
         for partition in (default_partition, min_cut_rematerialization_partition):
             called = forward_calls(exchange, partition)
             self.assertEqual(sum("all_to_all_single" in name for name in called), 2, msg=f"{partition.__name__}")

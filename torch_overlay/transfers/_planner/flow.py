@@ -11,11 +11,11 @@ from .schedule import Schedule
 from .sides import Side
 
 if TYPE_CHECKING:
-    from .reductions import Part
+    from .reductions import Portion
     from .schedule import AnyMove
 
 
-def moves_of(parts: Sequence[Part], moves: Sequence[AnyMove]) -> list[AnyMove]:
+def moves_of(parts: Sequence[Portion], moves: Sequence[AnyMove]) -> list[AnyMove]:
     """The moves of one phase, when its reductions are done."""
     found = []
     for number, reduction, slab, _ in parts:
@@ -27,7 +27,7 @@ def moves_of(parts: Sequence[Part], moves: Sequence[AnyMove]) -> list[AnyMove]:
     return found
 
 
-def held(parts: Sequence[Part], moves: Sequence[AnyMove]) -> int:
+def held(parts: Sequence[Portion], moves: Sequence[AnyMove]) -> int:
     """The bytes of the results of reductions on a rank, at most."""
     return sum([part.results(moves[part.number].itemsize) for part in parts])
 
@@ -49,7 +49,7 @@ class Flow(NamedTuple):
 
     @staticmethod
     def of(
-        phases: Sequence[Sequence[Part]],
+        phases: Sequence[Sequence[Portion]],
         moves: Sequence[AnyMove],
         types: Sequence[object],
         budget: int,

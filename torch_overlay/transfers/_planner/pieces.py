@@ -1,4 +1,4 @@
-"""Pieces: who sends what where ranks hold any boxes of a tensor, and no mesh says which.
+"""Pieced: who sends what where ranks hold any boxes of a tensor, and no mesh says which.
 
 Who has what is a list, so a plan is made from lists: the source's boxes are cut into cells that don't overlap, each
 with the ranks that hold it; what is wanted of a cell follows one another on a line, part by part; and the holders share
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...distributed.tensor._planner.regions import Box
 from .lines import grain_of
-from .routes import Piece, Routes
+from .routes import Routes, Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
     holders: tuple[Slot, ...]
 
 
-class Part(NamedTuple):
+class Want(NamedTuple):
     """What a piece of the target wants of a cell and its rank lacks.
 
     Attributes:
@@ -112,7 +112,7 @@ class Boxes:
 
 
 class Listed:
-    """Pieces that ranks list.
+    """Pieced that ranks list.
 
     Args:
         given: by rank, its boxes in the tensor.
@@ -197,7 +197,7 @@ class OnMesh:
                 yield (rank, 0), part
 
 
-class Pieces:
+class Pieced:
     """One tensor of which a side, or both, are pieces.
 
     Args:
@@ -209,7 +209,7 @@ class Pieces:
     def __init__(self, shape: tuple[int, ...], source: End, target: End, gone: frozenset[int] = frozenset()) -> None:
         self.source, self.target, self._gone = source, target, gone
         self._whole = Box((0,) * len(shape), shape)
-        self._lines: dict[Cell, tuple[tuple[Slot, ...], list[Part], int]] = {}
+        self._lines: dict[Cell, tuple[tuple[Slot, ...], list[Want], int]] = {}
         self._found: dict[int, dict[tuple[int, int], Routes]] = {}
 
     def missing(self) -> Box | None:
@@ -257,14 +257,14 @@ class Pieces:
             for cell in self.source.cells(box):
                 for part, (peer, own), first, last in self._shares(cell):
                     if part.slot == (rank, number):
-                        at(own, number).receives.append(Piece(peer, part.box, first, last))
+                        at(own, number).receives.append(Share(peer, part.box, first, last))
         for cell in self.source.cells_of(rank):
             for part, (sender, own), first, last in self._shares(cell):
                 if sender == rank:
-                    at(own, part.slot[1]).sends.append(Piece(part.slot[0], part.box, first, last))
+                    at(own, part.slot[1]).sends.append(Share(part.slot[0], part.box, first, last))
         return found
 
-    def _line(self, cell: Cell) -> tuple[tuple[Slot, ...], list[Part], int]:
+    def _line(self, cell: Cell) -> tuple[tuple[Slot, ...], list[Want], int]:
         """Who sends of a cell, what is wanted of it, and how much that is."""
         if cell not in self._lines:
             parts, begin = [], 0
@@ -274,13 +274,13 @@ class Pieces:
                     left = without(left, held)
                 for box in left:
                     if box.elements:
-                        parts.append(Part(slot, box, begin))
+                        parts.append(Want(slot, box, begin))
                         begin += box.elements
             holders = tuple([holder for holder in cell.holders if holder[0] not in self._gone])
             self._lines[cell] = holders, parts, begin
         return self._lines[cell]
 
-    def _shares(self, cell: Cell) -> Iterator[tuple[Part, Slot, int, int]]:
+    def _shares(self, cell: Cell) -> Iterator[tuple[Want, Slot, int, int]]:
         """Of each part of a cell, who sends it from which element to before which other one."""
         holders, parts, total = self._line(cell)
         ends = [total * (number + 1) // len(holders) for number in range(len(holders))]
@@ -300,7 +300,7 @@ class PieceMove(NamedTuple):
     """The way from one piece of a rank to one of another rank, by their numbers; the pieces of a tensor need one for
     each two numbers. See `Move`."""
 
-    pieces: Pieces
+    pieces: Pieced
     numbers: tuple[int, int]
     itemsize: int
     members: tuple[int, ...]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHARE = 2, 5
 
 
-class Reduction(NamedTuple):
+class Reduced(NamedTuple):
     """From terms of a value to the value.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reduction(NamedTuple):
     scattered: tuple[int, ...]
 
     @staticmethod
-    def toward(before: Regions, target: Regions, elsewhere: bool = True) -> Reduction:
+    def toward(before: Regions, target: Regions, elsewhere: bool = True) -> Reduced:
         """Parts as the target on the same mesh wants them, as far as it cuts what is there further.
 
         Args:
@@ -49,14 +49,14 @@ class Reduction(NamedTuple):
         return _scatter(before, after, sorted(wanted))
 
     @staticmethod
-    def apart(before: Regions) -> Reduction:
+    def apart(before: Regions) -> Reduced:
         """Parts of equal size, whoever wants them."""
         return _scatter(before, before, sorted(before.pending))
 
     @staticmethod
-    def everywhere(before: Regions) -> Reduction:
+    def everywhere(before: Regions) -> Reduced:
         """All of it."""
-        return Reduction(before, before.without_pending(before.pending), ())
+        return Reduced(before, before.without_pending(before.pending), ())
 
     @property
     def steps(self) -> tuple[tuple[int, str, bool], ...]:
@@ -72,7 +72,7 @@ class Reduction(NamedTuple):
         return max(self.before.most, self.after.most * math.prod(sizes))
 
 
-def _scatter(before: Regions, after: Regions, axes: Sequence[int]) -> Reduction:
+def _scatter(before: Regions, after: Regions, axes: Sequence[int]) -> Reduced:
     """Cut further by these axes, each along the dim that leaves the smallest parts."""
     for axis in axes:
         cuts = [_cut_further(after, dim, axis) for dim in range(len(after.shape))]
@@ -80,7 +80,7 @@ def _scatter(before: Regions, after: Regions, axes: Sequence[int]) -> Reduction:
         if best.most < after.most:
             after = best
     scattered = [axis for old, new in zip(before.orders, after.orders) for axis in new[len(old) :]]
-    return Reduction(before, after.without_pending(before.pending), tuple(scattered))
+    return Reduced(before, after.without_pending(before.pending), tuple(scattered))
 
 
 def _cut_further(regions: Regions, dim: int, axis: int) -> Regions:
@@ -89,7 +89,7 @@ def _cut_further(regions: Regions, dim: int, axis: int) -> Regions:
     return regions.cut(orders)
 
 
-class Part(NamedTuple):
+class Portion(NamedTuple):
     """What of a tensor goes in one phase.
 
     Attributes:
@@ -100,7 +100,7 @@ class Part(NamedTuple):
     """
 
     number: int
-    reduction: Reduction | None = None
+    reduction: Reduced | None = None
     slab: Box | None = None
     packed: int = 0
 
@@ -121,10 +121,10 @@ def place_in(outer: Box, box: Box) -> Box:
     return box.inside(outer) if box.elements else Box((0,) * len(box.start), box.length)
 
 
-def phases(reductions: Sequence[Reduction | None], itemsizes: Sequence[int], budget: int) -> list[list[Part]]:
+def phases(reductions: Sequence[Reduced | None], itemsizes: Sequence[int], budget: int) -> list[list[Portion]]:
     """What goes together, in order; the same on every rank. All that isn't pending goes in the first phase."""
     limit = budget * SHARE[0] // SHARE[1]
-    found = [[Part(number) for number, each in enumerate(reductions) if each is None]]
+    found = [[Portion(number) for number, each in enumerate(reductions) if each is None]]
     room = limit
     for number, (reduction, itemsize) in enumerate(zip(reductions, itemsizes)):
         for part in _parts(number, reduction, itemsize, limit) if reduction is not None else ():
@@ -136,20 +136,20 @@ def phases(reductions: Sequence[Reduction | None], itemsizes: Sequence[int], bud
     return found
 
 
-def _parts(number: int, reduction: Reduction, itemsize: int, limit: int) -> Iterator[Part]:
+def _parts(number: int, reduction: Reduced, itemsize: int, limit: int) -> Iterator[Portion]:
     """The tensor, or slabs of it."""
     before, size = reduction.before, reduction.packed * itemsize
     if size <= limit:
-        yield Part(number, reduction, None, size)
+        yield Portion(number, reduction, None, size)
         return
     # Slabs along a dim that the reduction cuts would be in the parts of some ranks only.
     dims = [dim for dim, (old, new) in enumerate(zip(before.orders, reduction.after.orders)) if old == new]
     if size > limit * math.prod([before.longest(dim) for dim in dims]):
-        reduction, dims = Reduction.everywhere(before), list(range(len(before.shape)))
+        reduction, dims = Reduced.everywhere(before), list(range(len(before.shape)))
         size = before.most * itemsize
     whole = Box((0,) * len(before.shape), before.shape)
     for slab in _slabs(whole, before, dims, limit * before.most // size):
-        yield Part(number, reduction, slab, size * _most(before, slab) // before.most)
+        yield Portion(number, reduction, slab, size * _most(before, slab) // before.most)
 
 
 def _slabs(slab: Box, regions: Regions, dims: Sequence[int], most: int) -> Iterator[Box]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .sides import Coordinate, Side
 
 
-class Piece(NamedTuple):
+class Share(NamedTuple):
     """What goes from one rank to another of one tensor.
 
     Attributes:
@@ -38,8 +38,8 @@ class Piece(NamedTuple):
 class Routes(NamedTuple):
     """What one rank does for a tensor: what it sends, what it gets, and boxes that it has already of what it wants."""
 
-    sends: list[Piece]
-    receives: list[Piece]
+    sends: list[Share]
+    receives: list[Share]
     kept: list[Box]
 
 
@@ -91,7 +91,7 @@ def _memory(side: Side, rank: int) -> Box | None:
     return None if coordinate is None else side.box(coordinate)
 
 
-def receives(move: Move, rank: int, weights: Weights) -> list[Piece]:
+def receives(move: Move, rank: int, weights: Weights) -> list[Share]:
     """What a rank gets from others."""
     source, target = move.source, move.target
     here = target.ranks.coordinate(rank)
@@ -104,15 +104,15 @@ def receives(move: Move, rank: int, weights: Weights) -> list[Piece]:
         if cell == own:
             continue
         if only:  # who has it sends it all
-            found.append(Piece(source.ranks.at(cell), part, 0, part.elements))
+            found.append(Share(source.ranks.at(cell), part, 0, part.elements))
             continue
         line = _line(move, cell, weights)
         for replica, first, last in line.senders(line.begin(copy, part), part):
-            found.append(Piece(source.holder(cell, replica), part, first, last))
+            found.append(Share(source.holder(cell, replica), part, first, last))
     return found
 
 
-def sends(move: Move, rank: int, weights: Weights) -> list[Piece]:
+def sends(move: Move, rank: int, weights: Weights) -> list[Share]:
     """What a rank sends to others."""
     source, target = move.source, move.target
     there = source.ranks.coordinate(rank)
@@ -132,7 +132,7 @@ def sends(move: Move, rank: int, weights: Weights) -> list[Piece]:
                 continue
             first, last = line.cut(replica, line.begin(copy, part), part)
             if first < last:
-                found.append(Piece(receiver, part, first, last))
+                found.append(Share(receiver, part, first, last))
     return found
 
 

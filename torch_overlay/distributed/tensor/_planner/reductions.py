@@ -160,8 +160,8 @@ class Reduction:
 
     def _most_collectives(self) -> int:
         """As many as it takes one axis at a time, and no more than two where one group has all that talk."""
-        apart = len(self.axes | misplaced(self.before, self.after))
-        return min(apart, 2) if self.groups.has(self.axes | self.crossed) else apart
+        one_by_one = len(self.axes | misplaced(self.before, self.after))
+        return min(one_by_one, 2) if self.groups.has(self.axes | self.crossed) else one_by_one
 
     def _exact(self, step: ReduceScatter) -> bool:
         return step.before == self.before and step.ranks * step.chunk == self.before.most

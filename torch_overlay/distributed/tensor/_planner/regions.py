@@ -170,7 +170,7 @@ def same_pieces(length: int, one: Sequence[int], other: Sequence[int]) -> bool:
     return all(a == b for a, b in itertools.zip_longest(runs(length, one), runs(length, other)))
 
 
-Part = tuple[int, int, tuple[tuple[int, int], ...]]  # of a dim: start, length, and the coordinate on each axis cut
+Chunk = tuple[int, int, tuple[tuple[int, int], ...]]  # of a dim: start, length, and the coordinate on each axis cut
 
 # The reductions that a Partial has by name; one with another isn't planned.
 OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
@@ -304,7 +304,7 @@ class Regions(NamedTuple):
                     there[axis] = at
             yield there, Box(tuple([part[0] for part in some]), tuple([part[1] for part in some]))
 
-    def _along(self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int) -> list[Part]:
+    def _along(self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int) -> list[Chunk]:
         """The chunks of a dim that meet an interval, ascending, cut down to it."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
         if not length:
@@ -362,7 +362,7 @@ def cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
     return others[0]
 
 
-def _chunks(start: int, length: int, cuts: Sequence[tuple[int, int, range]], low: int, high: int) -> Iterator[Part]:
+def _chunks(start: int, length: int, cuts: Sequence[tuple[int, int, range]], low: int, high: int) -> Iterator[Chunk]:
     """Of `length` elements from `start` on, cut by these axes, outer to inner, the chunks that meet an interval."""
     if not cuts:
         yield low, high - low, ()

@@ -24,8 +24,8 @@ from .._planner.plan import parts
 from .._planner.regions import Box, in_runs
 from .packing import (
     MOVED,
+    Here,
     Local,
-    Place,
     Stages,
     as_bytes,
     assembled,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .._planner.grids import Grid
     from .._planner.steps import AllToAll, Piece, ReduceScatter
     from .groups import Group
-    from .packing import Local, Place, Stages
+    from .packing import Here, Local, Stages
 
 _functional = torch.ops._c10d_functional
 
@@ -62,10 +62,10 @@ _REDUCE: dict[str, Callable[..., torch.Tensor]] = {
 Landing = tuple[int | None, "Box", bool]  # where a piece begins in what arrived, or None; its box; whether it is added
 
 
-def all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
+def all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
     """Pack, exchange and unpack: by one permute where all pieces are alike, else piece by piece. `finish` gets what
     the collective returns, and waits for it."""
-    coordinate, held, wanted = place
+    coordinate, held, wanted = here
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     if to_pack is not None and to_unpack is not None:
         talks = talkers(step, coordinate)
@@ -201,15 +201,15 @@ class Apart(NamedTuple):
     land: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def all_to_all_by_size(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
+def all_to_all_by_size(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
     """Pack, exchange and unpack: everything, or of a large message all but the rank's own part."""
-    pack, exchange, land = all_to_all(step, place, group, finish)
-    elements = max(place.held.elements, place.wanted.elements)
-    others = functools.cache(lambda: _others(step, place, group, finish))  # made for the first large one
+    pack, exchange, land = all_to_all(step, here, group, finish)
+    elements = max(here.held.elements, here.wanted.elements)
+    others = functools.cache(lambda: _others(step, here, group, finish))  # made for the first large one
 
     def start(local: torch.Tensor) -> torch.Tensor | Apart:
-        apart = others() if is_large(local, elements) else None
-        return pack(local) if apart is None else apart(local)
+        large = others() if is_large(local, elements) else None
+        return pack(local) if large is None else large(local)
 
     def send(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
         return sent._replace(flat=sent.exchange(sent.flat)) if isinstance(sent, Apart) else exchange(sent)
@@ -220,17 +220,17 @@ def all_to_all_by_size(step: AllToAll, place: Place, group: Group, finish: Local
     return start, send, end
 
 
-def _others(step: AllToAll, place: Place, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
+def _others(step: AllToAll, here: Here, group: Group, finish: Local) -> Callable[[torch.Tensor], Apart] | None:
     """Packs all but the rank's own part; None where it has none, or has only this to send or to get."""
-    own = step.member(place.coordinate)
-    sends, receives = step.sends(place.coordinate), step.receives(place.coordinate)
+    own = step.member(here.coordinate)
+    sends, receives = step.sends(here.coordinate), step.receives(here.coordinate)
     sent, received = ([piece for piece in pieces if piece.member != own] for pieces in (sends, receives))
     if not sent or not received or len(received) == len(receives):
         return None
     (kept,) = [piece.box for piece in sends if piece.member == own]
     exchanged = splits(sent, group), splits(received, group)
     pack, exchange = pack_pieces(sent, group), swap(*exchanged, group, finish)
-    land = landing(step, receives, exchanged[1], group, place.wanted.length, own)
+    land = landing(step, receives, exchanged[1], group, here.wanted.length, own)
     return lambda local: Apart(pack(local), part(local, kept), exchange, land)
 
 
@@ -246,15 +246,15 @@ class _Round(NamedTuple):
     land: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def all_to_all_in_rounds(step: AllToAll, place: Place, group: Group) -> Local:
+def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
     """The whole of an all-to-all."""
-    own = step.member(place.coordinate)
-    sends = _in_parts(step.sends(place.coordinate), step.rounds)
-    receives = _in_parts(step.receives(place.coordinate), step.rounds)
+    own = step.member(here.coordinate)
+    sends = _in_parts(step.sends(here.coordinate), step.rounds)
+    receives = _in_parts(step.receives(here.coordinate), step.rounds)
     rounds = [_one_round(step, *pieces, own, group) for pieces in zip(sends, receives, strict=True)]
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        whole = local.new_empty(place.wanted.length)
+        whole = local.new_empty(here.wanted.length)
         for exchange, land in rounds:
             land(whole, exchange(local, whole), local)
         return whole
@@ -294,17 +294,17 @@ def _one_round(step: AllToAll, sends: Sequence[Piece], receives: Sequence[Piece]
     return _Round(exchange, land)
 
 
-def reduce_scatter_in_rounds(step: ReduceScatter, place: Place, group: Group) -> Local:
+def reduce_scatter_in_rounds(step: ReduceScatter, here: Here, group: Group) -> Local:
     """The whole of a reduce-scatter whose pieces are all alike."""
-    pieces = sorted(step.pieces(place.coordinate), key=lambda piece: group.places[piece.member])
-    rounds = parts(place.wanted.length, step.rounds)
+    pieces = sorted(step.pieces(here.coordinate), key=lambda piece: group.places[piece.member])
+    rounds = parts(here.wanted.length, step.rounds)
     op, size, name = step.op, step.ranks, group.name
 
     def reduced(pieces: list[torch.Tensor]) -> torch.Tensor:
         return _functional.wait_tensor(_functional.reduce_scatter_tensor(joined(pieces), op, size, name))
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        whole = local.new_empty(place.wanted.length)
+        whole = local.new_empty(here.wanted.length)
         for some in rounds:
             target = part(whole, some)
             target.copy_(reduced([part(local, _placed(some, piece.box)) for piece in pieces]).view(target.shape))

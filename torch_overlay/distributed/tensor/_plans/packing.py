@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Local = Callable[[torch.Tensor], torch.Tensor]
 Stages = tuple[Callable[[Any], Any], ...]  # the first takes a local tensor, each other what the one before it returned
 Coordinate = Sequence[int]
-Pieces = Sequence[tuple[int | None, "Box"]]  # where each box begins in a flat tensor; None if it lies elsewhere
+Blocks = Sequence[tuple[int | None, "Box"]]  # where each box begins in a flat tensor; None if it lies elsewhere
 
 # What NCCL and Gloo move; other types travel as their bytes.
 MOVED = {
@@ -53,7 +53,7 @@ def may_change(tensor: torch.Tensor) -> bool:
     return not _are_we_tracing() and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
-class Place(NamedTuple):
+class Here(NamedTuple):
     """Where a step runs: this rank's coordinate, and what it holds before the step and after it."""
 
     coordinate: Coordinate
@@ -121,7 +121,7 @@ def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
 
 
 def assembled(
-    flat: torch.Tensor, pieces: Pieces, shape: Sequence[int], kept: torch.Tensor | None = None
+    flat: torch.Tensor, pieces: Blocks, shape: Sequence[int], kept: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A tensor of this shape from blocks that lie at these offsets of a flat one; the one without is `kept`. It is a
     view of the flat one where the blocks lie in place there and at most as much lies behind them."""
@@ -147,7 +147,7 @@ def view_of(flat: torch.Tensor, at: int | None, box: Box, kept: torch.Tensor | N
     return flat.narrow(0, at, box.elements).view(box.length)
 
 
-def _in_place(pieces: Pieces, dim: int, shape: Sequence[int]) -> bool:
+def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
     """Whether boxes that follow one another along a dim lie as in the tensor that they make, from the start on."""
     if math.prod(shape[:dim]) != 1:
         return False
@@ -166,7 +166,7 @@ def joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return flat
 
 
-def _row(pieces: Pieces, shape: Sequence[int]) -> int | None:
+def _row(pieces: Blocks, shape: Sequence[int]) -> int | None:
     """The dim along which the boxes follow one another and fill the shape, if there is one."""
     for dim in range(len(shape)):
         at = 0

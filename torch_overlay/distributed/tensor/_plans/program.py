@@ -43,8 +43,8 @@ from .groups import AtHand, Group, Site, at_hand, gone
 from .packing import (
     MOVED,
     Coordinate,
+    Here,
     Local,
-    Place,
     Stages,
     as_bytes,
     assembled,
@@ -88,29 +88,29 @@ def runners(
     made: list[Local] = []
     for number, step in enumerate(steps):
         wanted = held if isinstance(step, Divide) else step.after.box(coordinate)
-        place = Place(coordinate, held, wanted)
+        here = Here(coordinate, held, wanted)
         if isinstance(step, Collective):
             finish = _later if async_op and number == last else _wait
-            made += _COLLECTIVES[type(step)](step, place, group_of(step.axes), finish)
+            made += _COLLECTIVES[type(step)](step, here, group_of(step.axes), finish)
         else:
-            made.append(_LOCAL[type(step)](step, place))
+            made.append(_LOCAL[type(step)](step, here))
         held = wanted
     return tuple(made)
 
 
-def _divide(step: Divide, place: Place) -> Local:
+def _divide(step: Divide, here: Here) -> Local:
     return lambda local: local / step.by
 
 
-def _narrow(step: Narrow, place: Place) -> Local:
-    box = step.box(place.coordinate)
+def _narrow(step: Narrow, here: Here) -> Local:
+    box = step.box(here.coordinate)
     if 0 in box.length:
         return lambda local: nothing_of(local, box.length)
     return lambda local: part(local, box)
 
 
-def _embed(step: Embed, place: Place) -> Local:
-    box, shape = step.box(place.coordinate), place.wanted.length
+def _embed(step: Embed, here: Here) -> Local:
+    box, shape = step.box(here.coordinate), here.wanted.length
     around = [(start, whole - start - length) for start, length, whole in zip(*box, shape, strict=True)]
     padding = [zeros for ends in reversed(around) for zeros in ends]  # the last dim first
     return lambda local: pad(local, padding)
@@ -125,7 +125,7 @@ def _later(tensor: torch.Tensor) -> torch.Tensor:
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 
-def _all_reduce(step: AllReduce, place: Place, group: Group, finish: Local) -> Stages:
+def _all_reduce(step: AllReduce, here: Here, group: Group, finish: Local) -> Stages:
     op, name = step.op, group.name
     return (lambda local: finish(_functional.all_reduce(local, op, name)),)  # all_reduce itself makes a contiguous copy
 
@@ -141,18 +141,18 @@ def _moved(run: Local) -> Local:
     return on_bytes
 
 
-def _all_gather(step: AllGather, place: Place, group: Group, finish: Local) -> Stages:
-    shape = place.wanted.length
-    size, chunk, held = step.ranks, step.chunk, place.held.elements
-    spelled = gathered(step, place.held, place.wanted) if group.in_order else None
+def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Stages:
+    shape = here.wanted.length
+    size, chunk, held = step.ranks, step.chunk, here.held.elements
+    spelled = gathered(step, here.held, here.wanted) if group.in_order else None
     if spelled is not None:
         return _all_gather_spelled(*spelled, size, group, finish)
     gather = _moved(lambda flat: finish(_functional.all_gather_into_tensor(flat, size, group.name)))
-    grid = grids(step, place.held, place.wanted)[1] if group.in_order else None
+    grid = grids(step, here.held, here.wanted)[1] if group.in_order else None
     if grid is not None:
         land = unpacking_in_place(grid, shape)
     else:
-        pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(place.coordinate)]
+        pieces = [(group.places[piece.member] * chunk, piece.box) for piece in step.pieces(here.coordinate)]
         blocks = in_runs(pieces)
         land = lambda flat: assembled(flat, blocks, shape)  # noqa: E731
     return (flattened if held == chunk else _padded(chunk - held)), gather, land
@@ -167,22 +167,22 @@ def _padded(more: int) -> Local:
     return lambda local: pad(flattened(local), (0, more))
 
 
-def _all_to_all(step: AllToAll, place: Place, group: Group, finish: Local) -> Stages:
+def _all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
     if step.rounds > 1:
-        return (all_to_all_in_rounds(step, place, group),)
-    return all_to_all_by_size(step, place, group, finish)
+        return (all_to_all_in_rounds(step, here, group),)
+    return all_to_all_by_size(step, here, group, finish)
 
 
-def _reduce_scatter(step: ReduceScatter, place: Place, group: Group, finish: Local) -> Stages:
+def _reduce_scatter(step: ReduceScatter, here: Here, group: Group, finish: Local) -> Stages:
     if step.rounds > 1:
-        return (reduce_scatter_in_rounds(step, place, group),)
-    shape = place.wanted.length
-    op, size, name, mine = step.op, step.ranks, group.name, place.wanted.elements
-    spelled = scattered(step, place.held, place.wanted) if group.in_order else None
+        return (reduce_scatter_in_rounds(step, here, group),)
+    shape = here.wanted.length
+    op, size, name, mine = step.op, step.ranks, group.name, here.wanted.elements
+    spelled = scattered(step, here.held, here.wanted) if group.in_order else None
     if spelled is not None:
         return spelled, lambda local: finish(_functional.reduce_scatter_tensor(local, op, size, name))
-    grid = grids(step, place.held, place.wanted)[0] if group.in_order else None
-    pack = packing(grid) if grid is not None else _pack_padded(step, place.coordinate, group)
+    grid = grids(step, here.held, here.wanted)[0] if group.in_order else None
+    pack = packing(grid) if grid is not None else _pack_padded(step, here.coordinate, group)
 
     def land(flat: torch.Tensor) -> torch.Tensor:
         return (flat if flat.numel() == mine else flat.narrow(0, 0, mine)).view(shape)
