@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from torch_overlay.distributed.tensor._planner import steps as st
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.plan import shared_plan, step_on_shape
+from torch_overlay.distributed.tensor._planner.forms import shared_plan, step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import Regions
 
 REDUCE = {

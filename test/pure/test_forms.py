@@ -8,9 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from torch_overlay.distributed.tensor._planner import forms as planner_forms
 from torch_overlay.distributed.tensor._planner import plan as planner_plan
 from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
-from torch_overlay.distributed.tensor._planner.plan import plan, plan_at_once, shared_plan
+from torch_overlay.distributed.tensor._planner.forms import shared_plan
+from torch_overlay.distributed.tensor._planner.plan import plan, plan_at_once
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from twins_tensor import Case
 
@@ -23,9 +25,9 @@ LENGTHS = [1, 2, 3, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 80, 96, 144, 1000, 4096]
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    planner_plan._forms.cache_clear()
+    planner_forms._forms.cache_clear()
     yield
-    planner_plan._forms.cache_clear()
+    planner_forms._forms.cache_clear()
 
 
 @st.composite
@@ -69,7 +71,7 @@ def test_the_sizes_that_were_asked_for_before_dont_change_a_plan(history):
         return
     *question, tensors = history
     for (_, _, steps), tensor in zip(together, tensors, strict=True):
-        planner_plan._forms.cache_clear()
+        planner_forms._forms.cache_clear()
         assert [steps] == [alone for _, _, alone in asked((*question, [tensor]))]
 
 
@@ -91,9 +93,10 @@ def test_a_shared_plan_takes_hardly_longer_than_the_best_for_the_size(history):
 
 def counted(shapes, source=(("S", 0), R), target=(R, ("S", 0)), sizes=(8, 8), groups=((0, 1),)):
     """How many plans are made for tensors of these shapes, in turn."""
-    planner_plan._forms.cache_clear()
+    planner_forms._forms.cache_clear()
     history = (source, target, sizes, groups, [(shape, 4) for shape in shapes])
-    with mock.patch.object(planner_plan, "plan_at_once", wraps=plan_at_once) as made:  # shared or not
+    made = mock.Mock(wraps=plan_at_once)  # shared or not
+    with mock.patch.object(planner_plan, "plan_at_once", made), mock.patch.object(planner_forms, "plan_at_once", made):
         assert len(list(asked(history))) == len(shapes)
     return made.call_count
 

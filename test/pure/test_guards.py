@@ -7,8 +7,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from torch_overlay.distributed.tensor._planner.cost import Cost
-from torch_overlay.distributed.tensor._planner.guards import guards
-from torch_overlay.distributed.tensor._planner.plan import shared_plan
+from torch_overlay.distributed.tensor._planner.forms import guards, shared_plan
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from twins_tensor import without_sizes
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..distributed._mesh_layout import row_major
 from ..distributed.tensor._planner.cost import Cost
-from ..distributed.tensor._planner.plan import shared_plan
+from ..distributed.tensor._planner.forms import shared_plan
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.steps import Step
 from ..hints import did_you_mean

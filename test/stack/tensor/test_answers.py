@@ -14,7 +14,7 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed.tensor._planner.plan import step_on_shape
+from torch_overlay.distributed.tensor._planner.forms import step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather
 from torch_overlay.distributed.tensor._plans.answers import Answer, Fallback, find_answer

@@ -11,20 +11,12 @@ import torch
 from planner_simulator import MOVED, SIZES, is_right, pairs, regions
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner import plan as planner_plan
+from torch_overlay.distributed.tensor._planner import forms as planner_forms
 from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives, leaving
+from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, rounded_parts, shared_plan, step_on_shape
 from torch_overlay.distributed.tensor._planner.grids import grids, talkers
 from torch_overlay.distributed.tensor._planner.moves import move
-from torch_overlay.distributed.tensor._planner.plan import (
-    _embed_first,
-    in_rounds,
-    line,
-    plan,
-    plan_and_parts,
-    rounded_parts,
-    shared_plan,
-    step_on_shape,
-)
+from torch_overlay.distributed.tensor._planner.plan import _embed_first, in_rounds, line, plan
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
@@ -297,8 +289,8 @@ class TestForms(TestCase):
             self.assertTrue(is_right(shared, before, after), msg=f"{source} to {target} of {shape}")
 
     def test_sizes_of_one_form_are_planned_once(self) -> None:
-        planner_plan._forms.cache_clear()
-        with mock.patch.object(planner_plan, "plan_at_once", wraps=planner_plan.plan_at_once) as planned:
+        planner_forms._forms.cache_clear()
+        with mock.patch.object(planner_forms, "plan_at_once", wraps=planner_forms.plan_at_once) as planned:
             for length in (1024, 1032, 1040):
                 shared_plan(*ends((0, 0), (1, None), (length, 64)), 4)
         self.assertEqual(planned.call_count, 1)

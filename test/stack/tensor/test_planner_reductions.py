@@ -9,9 +9,10 @@ from unittest import mock
 from planner_simulator import MOVED, SIZES, is_right, pairs, regions
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner import plan as planner_plan
+from torch_overlay.distributed.tensor._planner import forms as planner_forms
 from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives
-from torch_overlay.distributed.tensor._planner.plan import plan, shared_plan
+from torch_overlay.distributed.tensor._planner.forms import shared_plan
+from torch_overlay.distributed.tensor._planner.plan import plan
 from torch_overlay.distributed.tensor._planner.reductions import (
     Reduction,
     Scatters,
@@ -220,8 +221,8 @@ class TestSharedReductions(TestCase):
                 self.assertTrue(is_right(shared, before, after), msg=f"{source} to {target} of {shape}")
 
     def test_sizes_of_one_form_are_reduced_by_one_plan(self) -> None:
-        planner_plan._forms.cache_clear()
-        with mock.patch.object(planner_plan, "plan_at_once", wraps=planner_plan.plan_at_once) as planned:
+        planner_forms._forms.cache_clear()
+        with mock.patch.object(planner_forms, "plan_at_once", wraps=planner_forms.plan_at_once) as planned:
             for length in (1024, 1032, 1040):
                 shared_plan(*ends(("sum", 0), (0, 1), (length, 64)), 4)
         self.assertEqual(planned.call_count, 1)
@@ -229,8 +230,8 @@ class TestSharedReductions(TestCase):
     def test_a_plan_that_tried_to_cut_another_dim_is_not_shared(self) -> None:
         """Of two tensors with the same bytes in the smallest one, each plan cuts the dim that is cut evenly."""
         pending, sizes = (None, "sum", "sum"), (2, 2, 4)
-        planner_plan._forms.cache_clear()
-        with mock.patch.object(planner_plan, "plan", wraps=plan) as own:
+        planner_forms._forms.cache_clear()
+        with mock.patch.object(planner_forms, "plan", wraps=plan) as own:
             for columns, rows, cut in ((6, 32, 2), (16, 12, 1)):
                 shape = (80, columns, rows)
                 before = Regions.of((0, None, None), pending, shape, sizes)
@@ -240,8 +241,8 @@ class TestSharedReductions(TestCase):
         self.assertEqual(own.call_count, 2)
 
     def test_plans_to_new_pending_sums_are_not_shared(self) -> None:
-        planner_plan._forms.cache_clear()
-        with mock.patch.object(planner_plan, "plan", wraps=plan) as own:
+        planner_forms._forms.cache_clear()
+        with mock.patch.object(planner_forms, "plan", wraps=plan) as own:
             for length in (1024, 1032):
                 shared_plan(*ends((0, None), ("sum", 0), (length, 64)), 4)
         self.assertEqual(own.call_count, 2)

@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from ..._mesh.caches import real_mesh
 from ..._mesh.state import Remembered, shared_state, states
 from .._planner.cost import collectives
-from .._planner.guards import guards
-from .._planner.plan import flatten_call, shared_plan
+from .._planner.forms import guards, shared_plan
+from .._planner.plan import flatten_call
 from .._planner.regions import NotPlanned
 from .._planner.steps import Collective
 from .program import Program, make_program, tell

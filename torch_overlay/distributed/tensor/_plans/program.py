@@ -23,8 +23,9 @@ from torch.nn.functional import pad
 from ..._groups.table import find_group
 from ..._torch_profiler import profiler, spanned  # overlay only
 from .._planner.cost import Cost, collectives
+from .._planner.forms import on_shape, shared_plan, step_on_shape
 from .._planner.grids import grids
-from .._planner.plan import in_one_round, line, on_shape, shared_plan, step_on_shape
+from .._planner.plan import in_one_round, line
 from .._planner.regions import NotPlanned, in_runs
 from .._planner.steps import (
     AllGather,

@@ -1,4 +1,15 @@
-"""Guards: which other sizes of a tensor have the same plan, for compilers that leave sizes open.
+"""Forms: what the plans for tensors of different sizes have in common, so that a change is planned once for many sizes.
+
+Where all cuts are even, the time of a plan is linear in the bytes of the tensor. So tensors share a plan whose bytes,
+divided by the elements of the smallest tensor that can be cut evenly, are nearest to the same power of two. It is the
+plan of that smallest tensor, with elements of so many bytes. For example, from S0·S0 to S1·R on (2, 4) the smallest has
+(8, 8) elements. With 4 bytes each, tensors of (1024, 64) and (1032, 64) have 4096 and 4128 bytes for each of these, so
+both have the plan for (8, 8) elements of 4096 bytes.
+
+Which plan a tensor has follows from its own sizes alone, never from those that were asked for before: ranks with
+different histories would run different collectives.
+
+Guards: which other sizes of a tensor have the same plan, for compilers that leave sizes open.
 
 Where a length is a multiple of all that may cut it, each step moves a share of the tensor, so all that plans are chosen
 by grows with the number of elements: bytes in proportion, seconds by a straight line. Each choice between two plans is
@@ -11,29 +22,131 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from operator import mod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cost import Cost
-from .plan import (
-    bytes_of,
-    is_multiple,
-    nearest_power,
-    plan_and_parts,
-    plan_form,
-    rounded_parts,
-    shared_plan,
-    staged_and_most_rounds,
-    with_views,
-)
-from .steps import AllToAll, Collective, ReduceScatter
+from .plan import bytes_of, in_rounds, plan, plan_at_once, staged_and_most_rounds, with_views
+from .regions import Regions
+from .steps import AllToAll, Collective, Divide, ReduceScatter, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .regions import Regions
-    from .steps import Step
+Steps = tuple[Step, ...]
 
-    Steps = tuple[Step, ...]
+
+class Forms(NamedTuple):
+    """The plans of one change for tensors that are cut evenly.
+
+    Attributes:
+        parts: for each dim, what its length must be a multiple of; None if tensors share nothing.
+        steps: of a tensor as small as can be cut, by the power of two; None if plans were tried that
+            cut other dims on the way.
+    """
+
+    parts: tuple[int, ...] | None
+    steps: dict[int, Steps | None]
+
+
+def shared_plan(
+    before: Regions,
+    after: Regions,
+    itemsize: int,
+    groups: frozenset[tuple[int, ...]] | None = None,
+    cost: Cost = Cost(),
+) -> Steps:
+    """`plan`; but all tensors that are cut evenly and have about as many bytes share one, apart from its rounds."""
+    shape = before.shape
+    parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
+    if parts and 0 not in shape and is_multiple(shape, parts):
+        power = nearest_power(math.prod(shape) // math.prod(parts) * itemsize)
+        if power not in known:
+            known[power] = plan_form(before, after, parts, power, groups, cost)
+        form = known[power]
+        if form is not None:
+            return in_rounds(tuple([step_on_shape(step, shape) for step in form]), itemsize, cost)
+    return plan(before, after, itemsize, groups, cost)
+
+
+def plan_form(
+    before: Regions,
+    after: Regions,
+    parts: tuple[int, ...],
+    power: int,
+    groups: frozenset[tuple[int, ...]] | None,
+    cost: Cost,
+) -> Steps | None:
+    """The plan of a tensor as small as can be cut, whose elements have so many bytes, as a power of two; None if plans
+    were tried that cut other dims on the way."""
+    tried: set[int] = set()
+    steps = plan_at_once(on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried)
+    return steps if all(before.orders[dim] or after.orders[dim] for dim in tried) else None
+
+
+@lru_cache(maxsize=1024)
+def _forms(before: Regions, after: Regions, groups: frozenset[tuple[int, ...]] | None, cost: Cost) -> Forms:
+    """Of a change without sizes."""
+    return Forms(rounded_parts(before, after), {})
+
+
+def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
+    """For each dim, what its length must be a multiple of for a tensor to have the plan of its bytes rounded to a power
+    of two: the number of ranks along all axes that may cut it on the way. These are the axes that cut it in source or
+    target; where a reduction ends, all that take part, if any of them cuts it. None if no tensor has such a plan.
+    """
+    if after.pending - before.pending:
+        return None  # how many collectives it may take isn't told by the time alone
+    ended, ends = before.pending - after.pending, [{*old, *new} for old, new in zip(before.orders, after.orders)]
+    talking = ended.union(before.sharded, after.sharded)
+    return tuple([math.prod([before.sizes[a] for a in (talking if ended and axes else axes)]) for axes in ends])
+
+
+def nearest_power(number: int) -> int:
+    """Of two, by its factor: 11 is nearer to 8, and 12 to 16."""
+    return (number * number).bit_length() // 2
+
+
+def plan_and_parts(
+    before: Regions, after: Regions, itemsize: int, groups: frozenset[tuple[int, ...]] | None, cost: Cost
+) -> tuple[Steps, tuple[int, ...]]:
+    """The plan without rounds, and for each dim into how many parts it is cut, by this plan or by others that it was
+    chosen from; 1 if none cuts it. Where all lengths are multiples of these, all those plans cut evenly."""
+    tried: set[int] = set()
+    steps = plan_at_once(before, after, itemsize, groups, cost, tried)
+    changes = [step for step in steps if not isinstance(step, Divide)]
+    states = [before, after, *[end for step in changes for end in (step.before, step.after)]]
+    dims = range(len(before.orders))
+    cutting = [frozenset([axis for state in states for axis in state.orders[dim]]) for dim in dims]
+    ended = before.pending - after.pending
+    if ended:
+        # What is reduced may be cut on the way, by all axes that take part. Which dims were tried isn't known where new
+        # terms are made, so all may have been.
+        talking = ended.union(before.sharded, after.sharded, *cutting)
+        tried.update(dims if after.pending - before.pending else ())
+        cutting = [talking if axes or dim in tried else axes for dim, axes in enumerate(cutting)]
+    return steps, tuple([math.prod([before.sizes[axis] for axis in axes]) for axes in cutting])
+
+
+def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:
+    """Whether each length can be cut into so many equal parts."""
+    return not any(map(mod, shape, parts))
+
+
+def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
+    """The same step on a tensor of another shape."""
+    if isinstance(step, Divide):
+        return step
+    return dataclasses.replace(step, before=on_shape(step.before, shape), after=on_shape(step.after, shape))
+
+
+def on_shape(regions: Regions, shape: tuple[Any, ...]) -> Regions:
+    """The same cuts of a tensor of another shape."""
+    return Regions(shape, *regions[1:])
+
+
+# --- guards ---
 
 # Seconds are compared to twelve digits, see `Cost.key`. What is nearer than this to a point is taken to be beyond it.
 _NEAR = 1e-11
@@ -85,10 +198,10 @@ class Watched(Cost):
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """As `Cost.fastest`."""
         number = min(range(len(plans)), key=lambda n: self.key(plans[n], itemsize))
-        for other, plan in enumerate(plans):
+        for other, slower in enumerate(plans):
             if other != number:
-                first = (self.key(plans[number], itemsize)[1:], number) < (self.key(plan, itemsize)[1:], other)
-                self.ranges.append(self._faster(plans[number], plan, first, itemsize))
+                first = (self.key(plans[number], itemsize)[1:], number) < (self.key(slower, itemsize)[1:], other)
+                self.ranges.append(self._faster(plans[number], slower, first, itemsize))
         return plans[number]
 
     def range(self) -> Range:
