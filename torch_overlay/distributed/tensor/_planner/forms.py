@@ -3,8 +3,8 @@
 Where all cuts are even, the time of a plan is linear in the bytes of the tensor. So tensors share a plan whose bytes,
 divided by the elements of the smallest tensor that can be cut evenly, are nearest to the same power of two. It is the
 plan of that smallest tensor, with elements of so many bytes. For example, from S0·S0 to S1·R on (2, 4) the smallest has
-(8, 8) elements. With 4 bytes each, tensors of (1024, 64) and (1032, 64) have 4096 and 4128 bytes for each of these, so
-both have the plan for (8, 8) elements of 4096 bytes.
+(8, 2) elements. With 4 bytes each, tensors of (1024, 64) and (1032, 64) have 16,384 and 16,512 bytes for each of these,
+so both have the plan for (8, 2) elements of 16,384 bytes.
 
 Which plan a tensor has follows from its own sizes alone, never from those that were asked for before: ranks with
 different histories would run different collectives.
