@@ -47,7 +47,7 @@ TEST = ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis>=6.100", "exp
 
 setup(
     name="torch-overlay",
-    version=constant("__init__.py", "__version__"),
+    version=constant("version.py", "__version__"),
     description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place and without a rebuild",
     long_description=description(URL),
     long_description_content_type="text/markdown",

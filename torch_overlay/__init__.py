@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .transfers.given import Piece
     from .transfers.place import Place
     from .typing import Options
+    from .version import __version__ as __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "Transfer",
     "disable",
@@ -354,6 +354,10 @@ if not TYPE_CHECKING:  # which would take any name for one of ours
             import importlib
 
             return importlib.import_module(f"{__name__}.{name}")
+        if name == "__version__":
+            from .version import __version__
+
+            return __version__
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

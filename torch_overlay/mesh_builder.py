@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from . import is_enabled
 from .compat.tensor_mesh import has_views
+from .overlay import is_enabled
 
 
 class Builder:

@@ -8,13 +8,13 @@ import threading
 import warnings
 from collections.abc import Container, Iterable, Iterator
 
-from . import __version__ as version
 from . import choices, report, series, versions
 from .distributed import config
 from .errors import ChangedTarget, OptionError, OverlayError, UnknownRelease
 from .patching import engine, recognise
 from .patching.import_hook import AfterImport
 from .patching.patch import Patch
+from .version import __version__ as version
 
 # Importing this brings everything that is patched at once; other rows wait for their own module.
 TORCH = "torch"

@@ -117,7 +117,8 @@ def version() -> str:
     """One line: what is installed."""
     import platform
 
-    from .. import __version__, versions
+    from .. import versions
+    from ..version import __version__
 
     release = versions.found()
     torch = f"torch {release.text}" if release else "no torch"

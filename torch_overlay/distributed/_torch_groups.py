@@ -14,7 +14,6 @@ from ._groups.table import find_group
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .tensor._plans.groups import Group
 
 # On while a group is made for a mesh: `new_group` takes no name, and asks for one in the middle, as `split_group` does.
 making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
@@ -35,7 +34,7 @@ def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def never_nothing(
-    pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Group, own: int
+    pack: Callable[..., torch.Tensor], outgoing: list[int], incoming: list[int], group: Any, own: int
 ) -> Callable[..., torch.Tensor]:
     """Changes `outgoing` and `incoming` for the fake process group, so call it before they are used: before 2.15 that
     group refuses to send nothing while something comes, so one element goes to oneself, where nobody reads it. No other

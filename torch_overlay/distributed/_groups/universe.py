@@ -16,7 +16,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.distributed import distributed_c10d
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from .._mesh.input import Override
     from .._mesh.rank_map import RankMap
-    from .._mesh.state import SharedState
     from .._mesh_layout import _FlatLayout
     from .table import Kind
 
@@ -120,7 +119,16 @@ class Universe:
         self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)
         self.version = 0
-        self.held: weakref.WeakSet[SharedState] = weakref.WeakSet()  # by meshes, as their state
+        self.held: weakref.WeakSet[Holder] = weakref.WeakSet()  # by meshes, as their state
+
+
+class Holder(Protocol):
+    """The shared state of a mesh, as far as a universe needs it."""
+
+    rank_map: RankMap
+    private: str | None
+    universe: Universe | None
+    saved_number: int | None
 
 
 class World:
@@ -185,7 +193,7 @@ def find_universe(rank_map: RankMap, private: str | None, number: int | None) ->
     return next((known for known in alike if known.number == number), alike[0] if alike else None)
 
 
-def join_universe(shared: SharedState) -> None:
+def join_universe(shared: Holder) -> None:
     """Let a loaded mesh have the groups of the universe that it was saved from, else of the first that is alike."""
     if shared.universe is None and shared.saved_number is not None and distributed_c10d.is_initialized():
         shared.universe = find_universe(shared.rank_map, shared.private, shared.saved_number)
@@ -193,7 +201,7 @@ def join_universe(shared: SharedState) -> None:
             _leave_with(shared, shared.universe)
 
 
-def universe_of(shared: SharedState) -> Universe:
+def universe_of(shared: Holder) -> Universe:
     """The universe of a mesh in this world, opened at the first request for a group."""
     world = current_world()
     join_universe(shared)
@@ -203,7 +211,7 @@ def universe_of(shared: SharedState) -> Universe:
     return shared.universe
 
 
-def _leave_with(shared: SharedState, universe: Universe) -> None:
+def _leave_with(shared: Holder, universe: Universe) -> None:
     """Note that a mesh of a universe is gone, once it is; `_close_left` sees whether others are left."""
     universe.held.add(shared)
     noted: Any = weakref.finalize(shared, universe.world.left.setdefault, universe)
