@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .distributed._mesh.rank_map import short
-from .show.columns import aligned
+from .show.words import aligned
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

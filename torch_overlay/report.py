@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from .show import screen
-from .show.columns import fitted, wrapped
-from .show.words import counted
+from .show.words import counted, fitted, wrapped
 
 if TYPE_CHECKING:
     from .choices import Choices
@@ -58,9 +57,11 @@ class Status:
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The same for a terminal of this many columns, where a long one goes on below."""
         title, *others = self.summary()
-        found = [screen.Line(title, "title"), *_all_fitted(others, width)]
+        found = [screen.Styled(title, "title"), *_all_fitted(others, width)]
         left_out = [row for row in self.rows if row.state == "left out"]
-        found += [screen.Line(line, "trouble") for line in _all_fitted([_first_left_out(left_out)], width) if left_out]
+        found += [
+            screen.Styled(line, "trouble") for line in _all_fitted([_first_left_out(left_out)], width) if left_out
+        ]
         return found
 
     def summary(self) -> list[str]:
@@ -85,15 +86,20 @@ class Status:
 
     def all_lines(self, width: int = screen.NARROW) -> list[str]:
         """The same for a terminal of this many columns."""
-        found = [screen.Line(self.summary()[0], "title"), "", screen.Line("patches", "head"), *self._patches(width)]
+        found = [
+            screen.Styled(self.summary()[0], "title"),
+            "",
+            screen.Styled("patches", "head"),
+            *self._patches(width),
+        ]
         counts = [line for name, value in self.counts or [("none", "yet")] for line in _counted(name, value, width)]
-        found += ["", screen.Line("counts", "head"), *_all_fitted(counts, width)]
+        found += ["", screen.Styled("counts", "head"), *_all_fitted(counts, width)]
         if self.groups is not None:
             listed = [f"  {line}" for line in str(self.groups).splitlines()]
-            found += ["", screen.Line("groups", "head"), *_all_fitted(listed, width)]
+            found += ["", screen.Styled("groups", "head"), *_all_fitted(listed, width)]
         values = [(field.name, _text(getattr(self.options, field.name))) for field in dataclasses.fields(self.options)]
         options = [f"  {name}: {value}" for name, value in values]
-        return [*found, "", screen.Line("options", "head"), *_all_fitted(options, width)]
+        return [*found, "", screen.Styled("options", "head"), *_all_fitted(options, width)]
 
     def _patches(self, width: int) -> list[str]:
         """Each module of torch, and under it what of it is patched and how."""
@@ -109,7 +115,7 @@ class Status:
                 name = f"    {row.target.partition(':')[2] or _WHOLE}".ljust(start)
                 first, *others = wrapped(row.said, "", width - start)
                 style = {"on": "", "left out": "trouble"}.get(row.state, "why")
-                found += [screen.Line(name + first, style)]
+                found += [screen.Styled(name + first, style)]
                 found += screen.styled([" " * start + line for line in others], style)
         return found
 

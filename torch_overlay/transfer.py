@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .distributed._mesh.rank_map import of_ranks
-from .show.columns import aligned
+from .show.words import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,7 +10,7 @@ import torch_overlay
 from torch_overlay import versions
 from torch_overlay.__main__ import COMMANDS, main
 from torch_overlay.show import typed
-from torch_overlay.show.placements import Partial, Replicate, Shard, StridedShard
+from torch_overlay.show.typed import Partial, Replicate, Shard, StridedShard
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXPLAIN = "explain --mesh=dp=2,tp=2 --shape=8,8"
@@ -127,7 +127,6 @@ SPELLINGS = [
 @pytest.mark.parametrize("text, meant", SPELLINGS)
 def test_placements_as_people_type_them(text, meant):
     assert typed.placements(text, 3, ndim=3) == meant
-    assert typed.placements(",".join(map(typed.word, meant)), 3) == meant
 
 
 def test_placements_as_torch_prints_them():

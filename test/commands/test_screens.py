@@ -11,27 +11,26 @@ from torch_overlay import report
 from torch_overlay.choices import Choices
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show import screen
-from torch_overlay.show.columns import fitted, folded
-from torch_overlay.show.degrees_map import of_degrees
-from torch_overlay.show.drawing import Drawing
-from torch_overlay.show.explanation import Explanation, Line, Side
+from torch_overlay.show.drawing import Drawing, MeshMap, of_degrees
+from torch_overlay.show.explanation import Explanation, Redistribution, ShownPlan, ShownStep, cost_of
 from torch_overlay.show.groups import GroupRow, Listing, UniverseRow
-from torch_overlay.show.mesh_map import MeshMap
-from torch_overlay.show.question import Question, cost_of
+from torch_overlay.show.words import fitted, folded
 
 AXES = ("pp", "dp_replicate", "dp_shard_cp", "tp")
 
 
 def step(name, axes, holds):
     why = "each rank holds a part of what all of them want, and this sentence is longer than a line can be, as some are"
-    return Line(name, axes, 1024, holds, 123 << 30, 45 << 30, 0.123, why, "torch takes the wrong elements here: " + why)
+    return ShownStep(
+        name, axes, 1024, holds, 123 << 30, 45 << 30, 0.123, why, "torch takes the wrong elements here: " + why
+    )
 
 
 def explanation():
     wide = step("all_reduce(product)", AXES, "P(product)·S0#1·_S1(16)·R")
-    sides = [Side(f"torch 2.13.0+{name}", (wide, step("narrow", (), "R·R·R·R")), (), "would be " + "1 collective " * 9)
-             for name in ("cpu", "overlay")]  # fmt: skip
-    question = Question(
+    steps, note = (wide, step("narrow", (), "R·R·R·R")), "would be " + "1 collective " * 9
+    plans = [ShownPlan(f"torch 2.13.0+{name}", steps, (), note) for name in ("cpu", "overlay")]
+    question = Redistribution(
         words=("_StridedShard(0, 16)·" * 4 + "R", "R·R·R·R"),
         shape=(4096,) * 4,
         sizes=(2, 4, 8, 16),
@@ -45,7 +44,7 @@ def explanation():
         groups=None,
         cost=cost_of(AXES, None),
     )
-    return Explanation(question, *sides)
+    return Explanation(question, *plans)
 
 
 def status():

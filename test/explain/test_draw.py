@@ -11,8 +11,8 @@ import pytest
 
 import torch_overlay
 from torch_overlay.__main__ import main
-from torch_overlay.show.mesh_map import MeshMap
-from torch_overlay.show.question import laid_out
+from torch_overlay.show.drawing import MeshMap
+from torch_overlay.show.typed import laid_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,7 @@ def test_picture_shows_each_group_in_its_colour(sizes, tmp_path):
     packed, counts = numpy.unique(pixels @ (1 << 16, 1 << 8, 1), return_counts=True)
     colors = numpy.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1)
     plain = colors[counts > 20]
-    from torch_overlay.show.canvas import group_color
+    from torch_overlay.show.pictures import group_color
 
     most = max(numpy.prod(sizes) // size for size in sizes)
     for number in range(1, most):  # the first is dark

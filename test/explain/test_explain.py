@@ -20,11 +20,11 @@ import twins_tensor as twin
 from torch_overlay import versions
 from torch_overlay.__main__ import main
 from torch_overlay.distributed.tensor._planner.cost import leaving
-from torch_overlay.show.placements import Partial, StridedShard
-from torch_overlay.show.placements import Replicate as Whole
-from torch_overlay.show.placements import Shard as Cut
-from torch_overlay.show.torch_steps import make_spec, stand_in_mesh, to_torch_placement, torch_steps
-from torch_overlay.show.traffic import coordinates, traffic
+from torch_overlay.show.pictures import coordinates, traffic
+from torch_overlay.show.plans import make_spec, stand_in_mesh, to_torch_placement, torch_steps
+from torch_overlay.show.typed import Partial, StridedShard
+from torch_overlay.show.typed import Replicate as Whole
+from torch_overlay.show.typed import Shard as Cut
 from way import TENSOR_MESHES, merges
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from torch_overlay.__main__ import main
-from torch_overlay.show import asked, canvas, traffic_picture
-from torch_overlay.show.placements import Replicate, Shard, regions
-from torch_overlay.show.question import Question, cost_of, groups_at_hand
+from torch_overlay.show import asked, pictures, typed
+from torch_overlay.show.explanation import cost_of, groups_at_hand
 
 pytest.importorskip("matplotlib")
 
@@ -13,7 +12,7 @@ pytest.importorskip("matplotlib")
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are drawn, kept open."""
-    pyplot = canvas.pyplot()
+    pyplot = pictures.pyplot()
     made = []
     monkeypatch.setattr(pyplot, "close", made.append)
     yield made
@@ -43,20 +42,14 @@ def assert_nothing_clipped(figure):
         assert inside, f"{words!r} at {box} leaves the picture of {size.width} x {size.height}"
 
 
-CODES = {"R": Replicate(), "S0": Shard(0), "S1": Shard(1)}
-
-
 def explained(figures, tmp_path, sizes, source, target):
     """What is written in the picture of a redistribution of 64x64 bytes."""
     import torch
 
-    names, ranks = ("a", "b"), tuple(range(sizes[0] * sizes[1]))
-    ends = [tuple(CODES[code] for code in text.split(",")) for text in (source, target)]
-    before, after = (regions(end, (64, 64), sizes) for end in ends)
-    groups, cost = groups_at_hand("whole", sizes, []), cost_of(names, ())
-    words = (source, target)
-    question = Question(words, (64, 64), sizes, before, after, "", names, ranks, "uint8", 1, groups, cost)
-    traffic_picture.draw(asked.of_words(question, ends, torch.uint8, "cuda", []), str(tmp_path / "plans.png"))
+    mesh, shape = typed.Mesh(sizes, ("a", "b")), (64, 64)
+    ends = [typed.placements(text, 2) for text in (source, target)]
+    held, groups, cost = typed.held(ends, shape, sizes), groups_at_hand("whole", sizes, []), cost_of(mesh.names, ())
+    asked.of_words(ends, held, shape, torch.uint8, mesh, "cuda", [], groups, cost).save(str(tmp_path / "plans.png"))
     (figure,) = figures
     assert_nothing_clipped(figure)
     return [words for words, _ in written(figure)]
@@ -122,7 +115,7 @@ def test_groups_that_colours_cannot_tell_apart_are_numbered_or_said(figures, tmp
 def test_colours_of_as_many_groups_as_go_unnumbered_are_apart():
     import itertools
 
-    from torch_overlay.show.mesh_picture import MOST_COLORS
+    from torch_overlay.show.drawing import MOST_COLORS
 
-    pairs = itertools.combinations(map(canvas.group_color, range(MOST_COLORS)), 2)
+    pairs = itertools.combinations(map(pictures.group_color, range(MOST_COLORS)), 2)
     assert min(max(abs(a - b) for a, b in zip(one, other)) for one, other in pairs) > 0.05

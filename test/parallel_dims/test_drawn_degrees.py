@@ -14,8 +14,9 @@ import torch_overlay
 from dims_twin import RECIPE, Twin, all_degrees, fake_world, overlay
 from torch_overlay.__main__ import main
 from torch_overlay.parallel_dims import ParallelDims
-from torch_overlay.show.canvas import INK, group_color
-from torch_overlay.show.degrees_map import of_degrees, parse
+from torch_overlay.show.drawing import of_degrees
+from torch_overlay.show.pictures import INK, group_color
+from torch_overlay.show.typed import degrees as parse
 from width import NIGHTLY
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import pytest
 
 import house
-from torch_overlay.show.columns import aligned
+from torch_overlay.show.words import aligned
 
 MAX_FILE, MAX_FUNCTION = 500, 45
 SOURCES = house.sources("torch_overlay") + house.sources("tools")

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from torch_overlay.__main__ import main
-from torch_overlay.show import canvas
+from torch_overlay.show import pictures
 from torch_overlay.transfers._planner.flow import Flow
 from torch_overlay.transfers._planner.reductions import phases
 from transfer_twin import draw, lacking
@@ -196,7 +196,7 @@ def test_pictures_say_the_bytes_and_clip_nothing(ranks, words, tmp_path, monkeyp
     from test_pictures import assert_nothing_clipped, written
 
     figures = []
-    monkeypatch.setattr(canvas.pyplot(), "close", figures.append)
+    monkeypatch.setattr(pictures.pyplot(), "close", figures.append)
     half = ranks // 2
     size = {8: "96,128", 64: "640,128"}[ranks]
     arguments = (
@@ -210,4 +210,4 @@ def test_pictures_say_the_bytes_and_clip_nothing(ranks, words, tmp_path, monkeyp
     assert words <= set(found), sorted(found)
     legend = next(box for text, box in found.items() if text.startswith("A cell"))
     assert not any(box.overlaps(legend) for text, box in found.items() if not text.startswith("A cell"))
-    canvas.pyplot().close(figure)
+    pictures.pyplot().close(figure)

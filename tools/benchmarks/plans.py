@@ -59,29 +59,15 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     """(collectives, bytes that the busiest rank gets) by side."""
     import torch
 
-    from torch_overlay.show import asked
-    from torch_overlay.show.placements import Partial, Replicate, Shard, regions
-    from torch_overlay.show.question import Question, cost_of, groups_at_hand
+    from torch_overlay.show import asked, typed
+    from torch_overlay.show.explanation import cost_of, groups_at_hand
 
-    names, codes = ("a", "b", "c"), {"R": Replicate(), "S0": Shard(0), "S1": Shard(1), "P": Partial("sum")}
+    mesh = typed.Mesh(SIZES, ("a", "b", "c"))
     flattened = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
-    ends = [tuple(codes[code] for code in text.split(",")) for text in (source, target)]
-    before, after = (regions(end, shape, SIZES) for end in ends)
-    question = Question(
-        words=(source, target),
-        shape=shape,
-        sizes=SIZES,
-        source=before,
-        target=after,
-        refused="",
-        names=names,
-        ranks=tuple(range(8)),
-        dtype="float32",
-        itemsize=4,
-        groups=groups_at_hand("create", SIZES, flattened),
-        cost=cost_of(names, ()),
-    )
-    found = asked.of_words(question, ends, torch.float32, device, flattened)
+    ends = [typed.placements(text, len(SIZES)) for text in (source, target)]
+    held, groups = typed.held(ends, shape, SIZES), groups_at_hand("create", SIZES, flattened)
+    cost = cost_of(mesh.names, ())
+    found = asked.of_words(ends, held, shape, torch.float32, mesh, device, flattened, groups, cost)
     sides = dict(zip(SIDES, (found.torch, found.overlay)))
     for plan in sides.values():
         if plan.lines and plan.incoming is None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..show import degrees_map, typed
-from ..show.drawing import Drawing
-from ..show.mesh_map import MeshMap
-from ..show.question import laid_out
+from ..show import typed
+from ..show.drawing import Drawing, MeshMap, of_degrees
 from .answer import answer
 from .parser import Parser, add_no_strict, whole
 
@@ -59,11 +57,11 @@ def _drawing(arguments: argparse.Namespace) -> Drawing:
 def _from_degrees(arguments: argparse.Namespace) -> MeshMap:
     if arguments.axes or arguments.permute:
         raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
-    return degrees_map.of_degrees(degrees_map.parse(arguments.degrees, arguments.ranks))
+    return of_degrees(typed.degrees(arguments.degrees, arguments.ranks))
 
 
 def _from_sizes(arguments: argparse.Namespace) -> MeshMap:
     if arguments.ranks is not None:
         raise ValueError("--ranks is for --degrees; --mesh has the ranks of its sizes")
-    sizes, names, order = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
-    return MeshMap.of(names, sizes, laid_out(sizes, order))
+    mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
+    return MeshMap.of(mesh.names, mesh.sizes, mesh.ranks)

@@ -12,18 +12,16 @@ import math
 from typing import TYPE_CHECKING
 
 from ..choices import topology
-from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._planner.regions import NotPlanned
 from ..hints import instead
 from ..show import typed
-from ..show.placements import Placement, regions
-from ..show.question import Question, cost_of, groups_at_hand, laid_out
+from ..show.explanation import cost_of, groups_at_hand
 from .answer import answer
 from .parser import Parser, add_no_strict, whole
 
 if TYPE_CHECKING:
     from ..show.explanation import Explanation
-    from ..show.flow import FlowExplanation
-    from ..show.flow_words import End
+    from ..show.flow import End, FlowExplanation
 
 # Short names of dtypes, beside torch's own.
 SHORT = {
@@ -120,59 +118,38 @@ def _across(arguments: argparse.Namespace) -> FlowExplanation:
     target = _end(meshes[1], arguments.to_ranks, "--to-ranks", arguments.target, shape)
     name = dtype_name(arguments.dtype)
 
-    from ..show import asked, flow_words
+    from ..show import asked, flow
 
     given = {name: getattr(arguments, name) for name in ("tensors", "budget") if getattr(arguments, name) is not None}
     try:
-        return flow_words.of_words(shape, source, target, asked.dtype_of(name).itemsize, **given)
+        return flow.of_words(shape, source, target, asked.dtype_of(name).itemsize, **given)
     except NotPlanned as reason:
         raise ValueError(str(reason)) from None
 
 
-def _end(
-    mesh: tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...] | None],
-    ranks: str | None,
-    option: str,
-    placed: str,
-    shape: tuple[int, ...],
-) -> End:
-    sizes, _, order = mesh
-    chosen = typed.ranks(ranks, math.prod(sizes), option)
-    return typed.placements(placed, len(sizes), len(shape)), sizes, tuple([chosen[p] for p in laid_out(sizes, order)])
+def _end(mesh: typed.Mesh, ranks: str | None, option: str, placed: str, shape: tuple[int, ...]) -> End:
+    chosen = typed.ranks(ranks, math.prod(mesh.sizes), option)
+    placements = typed.placements(placed, len(mesh.sizes), len(shape))
+    return placements, mesh.sizes, tuple([chosen[place] for place in mesh.ranks])
 
 
 def _explained(arguments: argparse.Namespace) -> Explanation:
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
-    sizes, names, order = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
-    flattened = [typed.chosen(text, names, "--flattened") for text in arguments.flattened]
+    mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
+    flattened = [typed.chosen(text, mesh.names, "--flattened") for text in arguments.flattened]
     shape = typed.integers(arguments.shape, "--shape", least=0)
-    ends = [typed.placements(text, len(sizes), len(shape)) for text in (arguments.source, arguments.target)]
-    before, after = ("·".join(map(typed.word, end)) for end in ends)
-    read, refused = _regions(ends, shape, sizes)
-    cost = cost_of(names, topology("--topology", arguments.topology))
+    texts = (arguments.source, arguments.target)
+    ends = [typed.placements(text, len(mesh.sizes), len(shape)) for text in texts]
+    held = typed.held(ends, shape, mesh.sizes)
+    groups = groups_at_hand(arguments.flatten, mesh.sizes, flattened)
+    cost = cost_of(mesh.names, topology("--topology", arguments.topology))
     name = dtype_name(arguments.dtype)
-    ranks = laid_out(sizes, order)
 
     from ..show import asked  # and torch with it, now that the arguments make sense
 
-    dtype = asked.dtype_of(name)
-    question = Question(
-        words=(before, after),
-        shape=shape,
-        sizes=sizes,
-        source=read[0],
-        target=read[1],
-        refused=refused,
-        names=names,
-        ranks=ranks,
-        dtype=str(dtype).removeprefix("torch."),
-        itemsize=dtype.itemsize,
-        groups=groups_at_hand(arguments.flatten, sizes, flattened),
-        cost=cost,
-    )
-    return asked.of_words(question, ends, dtype, arguments.device, flattened)
+    return asked.of_words(ends, held, shape, asked.dtype_of(name), mesh, arguments.device, flattened, groups, cost)
 
 
 def dtype_name(text: str) -> str:
@@ -186,12 +163,3 @@ def dtype_name(text: str) -> str:
         known = instead(name, (*DTYPES.split(), *SHORT), "needed is one such as bf16 or float32")
         raise ValueError(f"--dtype: torch has no dtype {text!r}{known}")
     return name
-
-
-def _regions(
-    ends: list[tuple[Placement, ...]], shape: tuple[int, ...], sizes: tuple[int, ...]
-) -> tuple[list[Regions | None], str]:
-    try:
-        return [regions(end, shape, sizes) for end in ends], ""
-    except NotPlanned as reason:
-        return [None, None], str(reason)

@@ -9,8 +9,7 @@ from typing import Any
 from torch_overlay.demo import table
 from torch_overlay.demo.screen import Screen
 from torch_overlay.demo.worlds import World
-from torch_overlay.show.columns import wrapped
-from torch_overlay.show.words import joined
+from torch_overlay.show.words import joined, wrapped
 
 _RANKS = "torch_overlay.demo.panel_ranks"
 WEIGHTS = 300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_overlay.show.columns import aligned
+from torch_overlay.show.words import aligned
 
 
 def compared(heads: tuple[str, str], rows: Sequence[tuple[str, float | None, float | None, int]]) -> list[str]:

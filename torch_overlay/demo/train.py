@@ -11,7 +11,7 @@ from torch_overlay.demo import table
 from torch_overlay.demo.config import Config
 from torch_overlay.demo.screen import Screen
 from torch_overlay.demo.worlds import WorkerError, World
-from torch_overlay.show.columns import wrapped
+from torch_overlay.show.words import wrapped
 
 _RANKS = "torch_overlay.demo.training_ranks:TrainingRank"
 _SIDES = {"stock": False, "overlay": True}

@@ -1,13 +1,17 @@
-"""From what a user asks to an explanation: from words on a command line, or from a DTensor in a program."""
+"""From what a user asks to an explanation: from words on a command line; in a program from a DTensor, from a tree of
+them with other placements or on another mesh, or from a `Transfer`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
 
@@ -16,17 +20,29 @@ from ..choices import Choices
 from ..compat.tensor_mesh import as_views
 from ..distributed._mesh.caches import real_mesh
 from ..distributed._torch_layout import from_torch
-from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._planner.cost import Cost
+from ..distributed.tensor._planner.regions import NotPlanned
+from ..distributed.tensor._plans.groups import joint_axes
+from ..distributed.tensor._plans.question import why_not
 from ..distributed.tensor._plans.specs import read_cuts
+from ..transfer import Transfer
+from ..transfers._planner.flow import NOTHING, Flow
+from ..transfers._planner.reductions import phases
+from ..transfers.descriptions import Meshes
+from ..transfers.one_mesh import batches, moves_along, ranks_along, read_change
+from ..transfers.targets import target_placements
+from ..transfers.trees import leaves
+from ..transfers.two_meshes import moves_across, reductions_across
 from . import typed
-from .explanation import Explanation
-from .placements import Placement as Placed
-from .question import Question, cost_of
-from .sides import explained
-from .torch_steps import make_spec, stand_in_mesh, to_torch_placement, word_of
+from .explanation import Explanation, Groups, Redistribution, cost_of
+from .flow import FlowExplanation
+from .plans import explained, make_spec, stand_in_mesh, to_torch_placement, word_of
 
 if TYPE_CHECKING:
-    from .flow import FlowExplanation
+    from ..transfers.one_mesh import Change
+    from ..transfers.targets import Placements
+
+Target = tuple[DeviceMesh, "Placements"]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -37,34 +53,36 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def of_words(
-    question: Question,
-    ends: Sequence[Sequence[Placed]],
-    dtype: torch.dtype,
-    device_type: str,
-    flattened: Sequence[tuple[int, ...]],
-) -> Explanation:
-    """Explain for a mesh that stands for one of these sizes, seen from its first rank; no process group is made."""
-    mesh = stand_in_mesh(device_type, question.sizes, question.ranks, question.names, flattened)
-    specs = [make_spec(mesh, [to_torch_placement(p) for p in end], question.shape, dtype) for end in ends]
-    return explained(question, *specs)
-
-
 def of_anything(
     tensors: Any, placements: Any, device_mesh: DeviceMesh | None, budget: int
 ) -> Explanation | FlowExplanation:
     """See `torch_overlay.explain`."""
-    from ..transfer import Transfer
-
     if isinstance(tensors, Transfer):
-        from .flow_asked import of_transfer
-
         return of_transfer(tensors)
     if device_mesh is not None or isinstance(tensors, (dict, list, tuple)):
-        from .flow_asked import of_tree
-
         return of_tree(tensors, placements, device_mesh, budget)
     return of_tensor(tensors, placements)
+
+
+def of_words(
+    ends: Sequence[Sequence[typed.Placement]],
+    held: typed.Held,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    mesh: typed.Mesh,
+    device_type: str,
+    flattened: Sequence[tuple[int, ...]],
+    groups: Groups,
+    cost: Cost,
+) -> Explanation:
+    """Explain for a mesh that stands for one of these sizes, seen from its first rank; no process group is made.
+
+    Args:
+        held: what `typed.held` reads of these ends.
+    """
+    stand_in = stand_in_mesh(device_type, mesh.sizes, mesh.ranks, mesh.names, flattened)
+    source, target = (make_spec(stand_in, [to_torch_placement(p) for p in end], shape, dtype) for end in ends)
+    return explained(_redistribution(source, target, mesh.names, held, groups, cost), source, target)
 
 
 def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
@@ -74,8 +92,13 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
         raise TypeError(f"explain() needs a DTensor and placements, got {type(tensor).__name__}")
     mesh = real_mesh(source.mesh)
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
+    settings = options()
+    names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
+    # Torch's names only: the options' topology may name axes of other meshes.
+    cost = cost_of(names, tuple(row for row in settings.topology or () if row[0] in names))
     with as_views() as on:
-        return explained(_question(mesh, source, target, on), source, target)
+        held, groups = _held(mesh, source, target), _groups(mesh, settings, on)
+        return explained(_redistribution(source, target, names, held, groups, cost), source, target)
 
 
 def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
@@ -93,33 +116,30 @@ def _positive(placement: Placement, ndim: int) -> Placement:
     return placement
 
 
-def _question(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec, on: bool) -> Question:
-    settings = options()
-    shape, sizes = tuple(source.shape), tuple(mesh.shape)
-    names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
-    before, after, refused = _read(mesh, source, target)
-    return Question(
+def _redistribution(
+    source: DTensorSpec, target: DTensorSpec, names: tuple[str, ...], held: typed.Held, groups: Groups, cost: Cost
+) -> Redistribution:
+    mesh, meta = target.mesh, target.tensor_meta  # the source's mesh may be a copy
+    before, after, refused = held
+    return Redistribution(
         words=("·".join(map(word_of, source.placements)), "·".join(map(word_of, target.placements))),
-        shape=shape,
-        sizes=sizes,
+        shape=tuple(meta.shape),
+        sizes=tuple(mesh.shape),
         source=before,
         target=after,
         refused=refused,
         names=names,
         ranks=tuple(mesh.mesh.flatten().tolist()),
-        dtype=str(source.tensor_meta.dtype).removeprefix("torch."),
-        itemsize=source.tensor_meta.dtype.itemsize,
-        groups=_groups(mesh, settings, on),
-        # Torch's names only: the options' topology may name axes of other meshes.
-        cost=cost_of(names, tuple(row for row in settings.topology or () if row[0] in names)),
+        dtype=str(meta.dtype).removeprefix("torch."),
+        itemsize=meta.dtype.itemsize,
+        groups=groups,
+        cost=cost,
         named=bool(mesh.mesh_dim_names),
     )
 
 
-def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[Regions | None, Regions | None, str]:
+def _held(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.Held:
     """What the specs mean to the planner, and why it would not plan, if so."""
-    from ..distributed.tensor._plans.question import why_not
-
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
         before, after = (
@@ -131,11 +151,9 @@ def _read(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> tuple[R
     return before, after, why_not(mesh, source, target) or ""
 
 
-def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> frozenset[tuple[int, ...]] | None:
+def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> Groups:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
-    from ..distributed.tensor._plans.groups import joint_axes
-
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if policy == "create":
         return None
@@ -152,3 +170,87 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> frozenset[tuple[in
         for subset in itertools.combinations(range(mesh.ndim), count)
         if layout.select(subset).collapse().ascending() in known
     )
+
+
+def of_transfer(transfer: Transfer) -> FlowExplanation:
+    """Explain what each `run` does. On a rank that has no part in it, too."""
+    tensors = transfer._route.tensors
+    shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
+    return FlowExplanation(
+        len(tensors),
+        sum([math.prod(shape) * itemsize for shape, itemsize in shapes]),
+        _sorted({rank for tensor in tensors for rank in tensor.source.ranks}),
+        _sorted({rank for tensor in tensors for rank in tensor.target.ranks}),
+        transfer._route.flow(),
+        transfer.budget,
+    )
+
+
+def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int) -> FlowExplanation:
+    """Explain `torch_overlay.redistribute(tensors, mesh, placements, budget=budget)`."""
+    found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
+    if not found:
+        raise TypeError(f"explain() needs DTensors, in dicts, lists and tuples; got none in a {type(tensors).__name__}")
+    wanted = target_placements(found, placements, mesh)
+    moving = {n: t for n, t in found.items() if (t.device_mesh, t.placements) != wanted[n]}
+    across = {name: tensor for name, tensor in moving.items() if wanted[name][0] != tensor.device_mesh}
+    flow, alone = _flow_across([*across.values()], [wanted[name] for name in across], budget), 0
+    by_mesh: dict[DeviceMesh, dict[int, Change]] = {}
+    for number, (name, tensor) in enumerate(moving.items()):
+        change = read_change(tensor, wanted[name][1]) if name not in across else None
+        if change is not None:
+            by_mesh.setdefault(tensor.device_mesh, {})[number] = change
+        elif name not in across:
+            alone += 1
+    for on, changes in by_mesh.items():
+        together, others = batches(on, changes)
+        alone += len(others)
+        for numbers in together:
+            flow += _flow_on(on, [changes[number] for number in numbers], budget)
+    return FlowExplanation(
+        len(found),
+        sum([tensor.numel() * tensor.element_size() for tensor in found.values()]),
+        _sorted({rank for tensor in found.values() for rank in _members(tensor.device_mesh)}),
+        _sorted({rank for onto, _ in wanted.values() for rank in _members(onto)}),
+        flow,
+        budget,
+        None if across else _collectives_on_stock(moving, wanted),
+        alone,
+    )
+
+
+def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
+    if not tensors:
+        return NOTHING
+    meshes = Meshes()
+    moves = moves_across(tensors, targets, meshes)
+    parts = phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget)
+    types = [(tensor.device_mesh, tensor.dtype) for tensor in tensors]
+    return Flow.of(parts, moves, types, budget)
+
+
+def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
+    """Ranks that differ along other axes do the same beside one another."""
+    axes = sorted(frozenset().union(*[change.axes for change in changes]))
+    others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
+    found = NOTHING
+    for here in itertools.product(*others):
+        moves = moves_along(changes, ranks_along(mesh, axes, here))
+        parts = phases([change.reduction for change in changes], [move.itemsize for move in moves], budget)
+        found = found.beside(Flow.of(parts, moves, [change.tensor.dtype for change in changes], budget))
+    return found
+
+
+def _collectives_on_stock(tensors: Mapping[str, DTensor], wanted: Mapping[str, Target]) -> int:
+    """What a loop of `redistribute` takes, one tensor after the other; equal ones are planned once."""
+    kinds = Counter([(tensor._spec, wanted[name][1]) for name, tensor in tensors.items()])
+    first = {(tensor._spec, wanted[name][1]): tensor for name, tensor in tensors.items()}
+    return sum([times * of_tensor(first[kind], kind[1]).torch.collectives for kind, times in kinds.items()])
+
+
+def _members(mesh: DeviceMesh) -> list[int]:
+    return mesh.mesh.flatten().tolist()  # type: ignore[no-any-return]
+
+
+def _sorted(ranks: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(ranks))

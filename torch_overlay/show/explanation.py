@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..distributed._mesh.rank_map import short
-from ..distributed.tensor._planner.cost import EXCHANGE
-from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.cost import EXCHANGE, Cost
+from ..distributed.tensor._planner.forms import shared_plan
+from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.steps import Step
+from ..hints import did_you_mean
 from . import screen
-from .columns import aligned, fitted, folded, wrapped
-from .question import Question
-from .words import amount, counted, duration, two_digits
+from .words import aligned, amount, counted, duration, fitted, folded, two_digits, wrapped
 
+Topology = tuple[tuple[str, float, float], ...]
+Groups = frozenset[tuple[int, ...]] | None  # the sets of axes that have a group; None for all of them
 Number = TypeVar("Number", int, float)
 
 _HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
@@ -28,7 +30,74 @@ _UNDER = " " * 5  # where a step's name begins
 
 
 @dataclass(frozen=True)
-class Line:
+class Redistribution:
+    """A redistribution to explain.
+
+    Attributes:
+        words: the placements before and after, as one reads them.
+        shape: of the tensor.
+        sizes: of the mesh, by axis.
+        source: what each coordinate holds before; None if its shards are no boxes.
+        target: and after.
+        refused: why the overlay leaves this to torch's own code, if it does.
+        names: of the mesh's axes.
+        ranks: of the mesh, row-major over its axes.
+        dtype: its name.
+        itemsize: bytes of an element.
+        groups: the sets of axes for which the overlay finds a group; None for all of them.
+        cost: how long a collective takes.
+        named: whether the mesh itself has these names.
+    """
+
+    words: tuple[str, str]
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    source: Regions | None
+    target: Regions | None
+    refused: str
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    groups: Groups
+    cost: Cost
+    named: bool = True
+
+    def planned(self, all_groups: bool = False) -> tuple[Step, ...]:
+        """The overlay's plan, with the groups at hand or as if there were one for each set of axes.
+
+        Raises:
+            NotPlanned: torch's own code has to run.
+        """
+        if self.refused or self.source is None or self.target is None:
+            raise NotPlanned(self.refused or "shards that are no boxes")
+        return shared_plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)
+
+
+def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> Groups:
+    """For which sets of axes a new mesh has a group, by `options.flatten`.
+
+    Args:
+        flattened: the sets of axes that the user flattened.
+    """
+    if flatten == "create":
+        return None
+    found = {tuple(sorted(axes)) for axes in flattened}
+    if flatten == "whole":
+        found.add(tuple(axis for axis, size in enumerate(sizes) if size > 1))
+    return frozenset(found)
+
+
+def cost_of(names: tuple[str, ...], topology: Topology | None) -> Cost:
+    """The cost model with what is known of the axes; the others are as the model assumes."""
+    if missing := sorted({name for name, *_ in topology or ()} - set(names)):
+        hint = did_you_mean(missing[0], names)
+        raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}{hint}")
+    return Cost.of(names, topology)
+
+
+@dataclass(frozen=True)
+class ShownStep:
     """One step in words.
 
     Attributes:
@@ -74,7 +143,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Side:
+class ShownPlan:
     """One of the two plans.
 
     Attributes:
@@ -85,7 +154,7 @@ class Side:
     """
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[ShownStep, ...]
     steps: tuple[Step, ...] = ()
     note: str = ""
 
@@ -131,9 +200,9 @@ class Side:
 class Explanation:
     """Torch's plan and the overlay's for one redistribution. Print it."""
 
-    question: Question
-    torch: Side
-    overlay: Side
+    question: Redistribution
+    torch: ShownPlan
+    overlay: ShownPlan
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The explanation for a terminal of this many columns."""
@@ -163,9 +232,9 @@ class Explanation:
             ValueError: too many ranks to be read, or no plan that can be drawn.
             ImportError: no matplotlib (`pip install torch-overlay[plot]`).
         """
-        from .traffic_picture import draw
+        from .pictures import draw_plans
 
-        draw(self, path)
+        draw_plans(self, path)
 
     def title(self, width: int) -> list[str]:
         """What is asked."""
@@ -188,19 +257,14 @@ class Explanation:
 
     def compared(self) -> list[str]:
         """How the plans compare: how many times better the overlay's is."""
-        one, other = self.torch, self.overlay
-        if not (one.lines and other.lines):
+        plans = (self.torch, self.overlay)
+        if not all(plan.lines for plan in plans):
             return []
-        numbers: list[tuple[float | None, float | None]] = [
-            (one.collectives, other.collectives),
-            (one.incoming, other.incoming),
-        ]
-        numbers += [(one.outgoing, other.outgoing), (one.seconds, other.seconds)]
-        said = [tuple(map(str, numbers[0])), *zip(_figures(one), _figures(other))]
-        heads = ("", "torch", "overlay", "better")
+        numbers = zip(*[(plan.collectives, plan.incoming, plan.outgoing, plan.seconds) for plan in plans])
+        said = zip(*[(str(plan.collectives), *_figures(plan)) for plan in plans])
         names = ("collectives", "bytes in", "bytes out", "time")
         rows = [(name, *pair, better(*number)) for name, pair, number in zip(names, said, numbers)]
-        first, *others = aligned([heads, *rows], right=(1, 2, 3))
+        first, *others = aligned([("", "torch", "overlay", "better"), *rows], right=(1, 2, 3))
         return ["", *screen.styled([first], "head"), *others]
 
     def notes(self, width: int) -> list[str]:
@@ -225,7 +289,7 @@ class Explanation:
         return ["", *screen.styled((line for text in said if text for line in wrapped(text, "", width, "  ")), "why")]
 
 
-def _figures(of: Line | Side) -> tuple[str, str, str]:
+def _figures(of: ShownStep | ShownPlan) -> tuple[str, str, str]:
     into, out = ("?" if size is None else amount(size) for size in (of.incoming, of.outgoing))
     return (into, out, "?" if of.seconds is None else duration(of.seconds))
 

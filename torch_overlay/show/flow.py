@@ -1,18 +1,26 @@
-"""Who sends what to whom when many tensors move, on one mesh or to another, as a value that prints as a table.
+"""Who sends what to whom when many tensors move, on one mesh or to another, as a value that prints as a table. From
+words on a command line, too.
 
 Bytes are those of exchanges; what reductions send before isn't among them. Standard library only.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..distributed._mesh.rank_map import of_ranks
 from ..transfers._planner.flow import Flow
+from ..transfers._planner.reductions import Reduced, phases
+from ..transfers._planner.routes import Move
+from ..transfers._planner.sides import Ranks, Side
 from . import screen
-from .columns import aligned, fitted, wrapped
-from .words import amount, counted
+from .typed import Placement, regions
+from .words import aligned, amount, brief, counted, fitted, wrapped
+
+End = tuple[Sequence[Placement], tuple[int, ...], tuple[int, ...]]  # placements, sizes and ranks of a mesh
 
 MATRIX = 8  # ranks that fit beside each other
 SHOWN = 32  # ranks that have a row
@@ -56,11 +64,11 @@ class FlowExplanation:
         found += screen.styled(wrapped(f"overlay: {self.steps()}", "", width, "  "), "side")
         if not self.flow.sent:
             return found
-        table = self._matrix() if len(self.ranks) <= MATRIX else self._table(width)
-        first, *others = table
-        note = "bytes that the rank of a row sends to the rank of a column" if len(self.ranks) <= MATRIX else ""
-        more = "exchanges only; what reductions send isn't counted" if self.flow.reductions else ""
-        notes = [line for text in (note, more) if text for line in wrapped(text, "", width, "  ")]
+        fits = len(self.ranks) <= MATRIX
+        first, *others = self._matrix() if fits else self._table(width)
+        notes = wrapped("bytes that the rank of a row sends to the rank of a column", "", width, "  ") if fits else []
+        if self.flow.reductions:
+            notes += wrapped("exchanges only; what reductions send isn't counted", "", width, "  ")
         return [*found, "", *screen.styled([first], "head"), *others, "", *screen.styled(notes, "why")]
 
     def __str__(self) -> str:
@@ -78,9 +86,9 @@ class FlowExplanation:
             ValueError: too many ranks to be read.
             ImportError: no matplotlib (`pip install torch-overlay[plot]`).
         """
-        from .flow_picture import draw
+        from .pictures import draw_flow
 
-        draw(self, path)
+        draw_flow(self, path)
 
     def stock(self) -> str:
         """What torch does."""
@@ -142,9 +150,42 @@ class FlowExplanation:
 
 
 def _cell(size: int) -> str:
-    """Bytes, as briefly as they allow.
+    return brief(size) if size else "·"
 
-    >>> _cell(0), _cell(1000), _cell(3 << 20)
-    ('·', '1000', '3M')
+
+def of_words(
+    shape: tuple[int, ...], source: End, target: End, itemsize: int, tensors: int = 1, budget: int = 256 << 20
+) -> FlowExplanation:
+    """Explain for so many equal tensors. No process group is made.
+
+    Raises:
+        ValueError: a pending target, too few tensors, or too small a budget.
+        NotPlanned: shards that are no boxes.
+
+    >>> from .typed import Replicate, Shard
+    >>> print(of_words((8, 8), ([Shard(0)], (2,), (0, 1)), ([Replicate()], (2,), (2, 3)), itemsize=4))
+    1 tensor, 256 B, from ranks 0, 1 to ranks 2, 3
+    torch: can't, from one mesh to another
+    overlay: 1 exchange; 512 B in all; buffers of 256 B on a rank at most (budget
+      256 MiB)
+    <BLANKLINE>
+    from\\to  0  1    2    3  sends
+    0           ·  128  128    256
+    1        ·     128  128    256
+    2        ·  ·         ·      ·
+    3        ·  ·    ·           ·
+    gets     ·  ·  256  256
+    <BLANKLINE>
+    bytes that the rank of a row sends to the rank of a column
     """
-    return amount(size).replace(" ", "").removesuffix("iB").removesuffix("B") if size else "·"
+    if tensors < 1:
+        raise ValueError(f"--tensors needs 1 or more, got {tensors}")
+    before, after = (regions(placements, shape, sizes) for placements, sizes, _ in (source, target))
+    if after.pending:
+        raise ValueError(f"a tensor can't get a pending reduction on another mesh; asked for {after}")
+    ends = [Ranks.of(ranks, sizes) for _, sizes, ranks in (source, target)]
+    moves = [Move(Side(before.without_pending(before.pending), ends[0]), Side(after, ends[1]), itemsize)] * tensors
+    reduction = Reduced.apart(before) if before.pending else None
+    flow = Flow.of(phases([reduction] * tensors, [itemsize] * tensors, budget), moves, [itemsize] * tensors, budget)
+    size = tensors * math.prod(shape) * itemsize
+    return FlowExplanation(tensors, size, tuple(sorted(ends[0].ranks)), tuple(sorted(ends[1].ranks)), flow, budget)

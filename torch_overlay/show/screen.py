@@ -21,13 +21,13 @@ COLORS = ("cyan", "yellow", "magenta", "green", "bright_blue", "bright_red", "br
 Part = tuple[int, int, str]  # from column, to column, style
 
 
-class Line(str):
+class Styled(str):
     """A line of text that knows how it looks where there are colours: as a whole, and parts of it."""
 
     style: str
     parts: Sequence[Part]
 
-    def __new__(cls, text: str, style: str = "", parts: Sequence[Part] = ()) -> Line:
+    def __new__(cls, text: str, style: str = "", parts: Sequence[Part] = ()) -> Styled:
         made = super().__new__(cls, text)
         made.style, made.parts = STYLES.get(style, style), parts
         return made
@@ -35,7 +35,7 @@ class Line(str):
 
 def styled(lines: Iterable[str], style: str) -> list[str]:
     """All of these lines in one style."""
-    return [Line(line, style) for line in lines]
+    return [Styled(line, style) for line in lines]
 
 
 def width() -> int:

@@ -5,12 +5,65 @@ Everything is taken as it is written elsewhere, too: as torch prints it, as a li
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
-from ..distributed.tensor._planner.regions import OPS
-from ..hints import instead
-from .placements import Partial, Placement, Replicate, Shard, StridedShard
+from ..distributed._mesh_layout import row_major
+from ..distributed.tensor._planner.regions import OPS, NotPlanned, Regions
+from ..hints import did_you_mean, instead
+from ..parallel_dims import ParallelDims
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every coordinate of the axis holds the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The axis cuts dim `dim` into chunks, in the order of its coordinates."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class StridedShard:
+    """The axis cuts dim `dim` after later axes of the mesh have cut it into `split_factor` chunks."""
+
+    dim: int
+    split_factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The value is the reduction `op` over the coordinates of the axis."""
+
+    op: str = "sum"
+
+
+Placement = Replicate | Shard | StridedShard | Partial
+Held = tuple[Regions | None, Regions | None, str]  # before and after, or neither, and why that isn't planned
+
+
+class Mesh(NamedTuple):
+    """A mesh as it is typed.
+
+    Attributes:
+        order: the axes along which its ranks are numbered, slowest first; None for as they come.
+    """
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Row-major over its axes. Raises as `laid_out`."""
+        return laid_out(self.sizes, self.order)
+
 
 _REPLICATE = re.compile(r"r|replicate(\(\))?", re.IGNORECASE)
 _SHARD = re.compile(r"s(?:hard)?(?:(-?\d+)|\((?:dim=)?(-?\d+)\))", re.IGNORECASE)
@@ -46,28 +99,36 @@ def placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement
     return found
 
 
-def word(placement: Placement) -> str:
-    """The shortest spelling.
+def regions(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
+    """What each coordinate of a mesh holds of a tensor. Raises as `Regions.of`."""
+    return Regions.of(
+        dims=[p.dim if isinstance(p, (Shard, StridedShard)) else None for p in placements],
+        ops=[p.op if isinstance(p, Partial) else None for p in placements],
+        shape=shape,
+        sizes=sizes,
+        factors=[p.split_factor if isinstance(p, StridedShard) else 1 for p in placements],
+    )
 
-    >>> [word(placement) for placement in placements("Partial(max), Replicate(), _StridedShard(0, 2)", 3)]
-    ['P(max)', 'R', '_S0(2)']
-    """
-    if isinstance(placement, StridedShard):
-        return f"_S{placement.dim}({placement.split_factor})"
-    if isinstance(placement, Shard):
-        return f"S{placement.dim}"
-    if isinstance(placement, Partial):
-        return "P" if placement.op == "sum" else f"P({placement.op})"
-    return "R"
+
+def held(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]) -> Held:
+    """What each coordinate of a mesh holds by these placements, before and after."""
+    try:
+        before, after = (regions(end, shape, sizes) for end in ends)
+    except NotPlanned as reason:
+        return None, None, str(reason)
+    return before, after, ""
 
 
 def _parts(text: str) -> list[str]:
     """The words of a list, which may stand in brackets and end in a comma."""
-    bare = text.strip()
-    if bare[:1] + bare[-1:] in ("[]", "()"):
-        bare = bare[1:-1]
-    words = [word.strip() for word in _COMMA.split(bare)]
+    words = [word.strip() for word in _COMMA.split(_bare(text))]
     return words[:-1] if len(words) > 1 and not words[-1] else words
+
+
+def _bare(text: str) -> str:
+    """Without the brackets around it."""
+    bare = text.strip()
+    return bare[1:-1] if bare[:1] + bare[-1:] in ("[]", "()") else bare
 
 
 def _placement(word: str, text: str) -> Placement:
@@ -96,8 +157,7 @@ def _counted(placement: Placement, ndim: int | None, text: str) -> Placement:
         return placement
     if ndim is None or placement.dim + ndim < 0:
         raise ValueError(f"{text!r} shards dim {placement.dim} of a tensor with {ndim} dims")
-    dim = placement.dim + ndim
-    return Shard(dim) if isinstance(placement, Shard) else StridedShard(dim, placement.split_factor)
+    return replace(placement, dim=placement.dim + ndim)
 
 
 def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
@@ -106,11 +166,8 @@ def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
     >>> integers("2,2,2", "the sizes of the mesh") == integers("2x2x2", "") == integers("(2, 2, 2)", "")
     True
     """
-    bare = text.strip()
-    bare = bare[1:-1] if bare[:1] + bare[-1:] in ("[]", "()") else bare
-    words = [word for word in _sizes(bare) if word]
     try:
-        found = tuple(map(int, words))
+        found = tuple([int(word) for word in _sizes(_bare(text)) if word])
     except ValueError:
         raise ValueError(f"{what}: needed whole numbers, as 2,4 or 2x4, got {text!r}") from None
     if any(number < least for number in found):
@@ -174,10 +231,8 @@ def chosen(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def mesh(
-    text: str, axes: str | None, permuted: str | None
-) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...] | None]:
-    """The mesh that ``--mesh``, its axes' names and ``--permute`` describe: sizes, names, order (None: as they come).
+def mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
+    """The mesh that ``--mesh``, its axes' names and ``--permute`` describe.
 
     >>> mesh("2x4", "dp,tp", "tp,dp") == mesh("dp=2,tp=4", None, "1,0")
     True
@@ -194,4 +249,59 @@ def mesh(
     if not read:
         raise ValueError("--mesh needs the size of at least one axis, as 2,4")
     called = names(axes, len(read))
-    return read, called, chosen(permuted, called, "--permute") if permuted else None
+    return Mesh(read, called, chosen(permuted, called, "--permute") if permuted else None)
+
+
+def laid_out(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The ranks of a mesh, row-major over its axes, that are numbered along the axes in this order, slowest first.
+
+    >>> laid_out((2, 3), (1, 0))  # along the first axis first, so rank 1 is at coordinate (1, 0)
+    (0, 2, 4, 1, 3, 5)
+
+    Raises:
+        ValueError: the order doesn't name each axis once.
+    """
+    order = tuple(range(len(sizes))) if order is None else order
+    if sorted(order) != list(range(len(sizes))):
+        raise ValueError(f"an order of {len(sizes)} axes names each of them once, got {order}")
+    strides = dict(zip(order, row_major([sizes[axis] for axis in order])))
+    ranks = [0]
+    for axis, size in enumerate(sizes):
+        ranks = [rank + step * strides[axis] for rank in ranks for step in range(size)]
+    return tuple(ranks)
+
+
+def degrees(text: str, ranks: int | None) -> ParallelDims:
+    """Degrees as they are typed, fitted to a world: ``pp=2,dp_shard=4,tp=2,ep=4``.
+
+    Args:
+        ranks: of the world; None for as many as the degrees make, where a degree that isn't named is 1.
+
+    Raises:
+        ValueError: no degrees, or such as don't fit.
+
+    >>> degrees("dp_shard=4,tp=2,ep=4", None)
+    ParallelDims(pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=4, etp=1)
+    """
+    known = tuple([each.name for each in fields(ParallelDims)])
+    given: dict[str, int] = {}
+    for word in text.split(","):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if name not in known or not equals:
+            hint = did_you_mean(name, known) if name not in known else ""
+            raise ValueError(
+                f"--degrees: needed degrees as pp=2,tp=4, out of {', '.join(known)}; got {word.strip()!r}{hint}"
+            )
+        if name in given:
+            raise ValueError(f"--degrees names {name} twice: {text!r}")
+        try:
+            given[name] = int(value)
+        except ValueError:
+            raise ValueError(f"--degrees: {name} needs a number of ranks, got {value!r}") from None
+    if ranks is not None:
+        return ParallelDims(**given).fit(ranks)
+    dims = ParallelDims(**{"dp_shard": 1, **given})
+    outer = [getattr(dims, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
+    if -1 in outer:
+        raise ValueError(f"--degrees: what -1 stands for is known with --ranks, how many ranks there are; got {text!r}")
+    return dims.fit(math.prod(outer))

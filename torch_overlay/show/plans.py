@@ -1,7 +1,8 @@
-"""Torch's plan for a redistribution, read into the same steps as ours, so that both can be counted and shown alike.
+"""Both plans for a redistribution: torch asked, ours made, each put into lines.
 
-The plan is torch's own: its planner is asked, and its merging of steps over flattened meshes. Nothing communicates,
-and the meshes that are made for it have no process groups.
+Torch's plan is read into the same steps as ours, so that both can be counted and shown alike: its planner is asked, and
+its merging of steps over flattened meshes. Nothing communicates, and the meshes that are made for it have no process
+groups.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,18 +27,182 @@ from ..compat._mesh_layout import flattened_layout
 from ..compat.tensor import merged, shards_become_terms
 from ..compat.tensor_mesh import without_groups
 from ..distributed._torch_layout import from_torch
-from ..distributed.tensor._planner.regions import Regions, chunk
+from ..distributed.tensor._planner.cost import arriving, collectives, leaving
+from ..distributed.tensor._planner.plan import NAMES, flatten_call
+from ..distributed.tensor._planner.regions import NotPlanned, Regions, chunk
 from ..distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
     AllToAll,
+    Collective,
     Divide,
     Embed,
     Narrow,
     ReduceScatter,
     Step,
 )
-from . import placements
+from ..distributed.tensor._plans.specs import into_terms, norm_ended, norm_made
+from ..versions import running
+from . import typed
+from .explanation import Explanation, Redistribution, ShownPlan, ShownStep
+from .words import counted, joined
+
+
+def explained(question: Redistribution, source: Any, target: Any) -> Explanation:
+    """Ask both planners.
+
+    Args:
+        source: torch's spec before.
+        target: torch's spec after.
+    """
+    question = replace(question, refused=question.refused or _refused(source, target))
+    made = norm_made(tuple(source.placements), tuple(target.placements))
+    return Explanation(question, _torchs(question, source, target), _ours(question, made))
+
+
+def _refused(source: Any, target: Any) -> str:
+    """What the runner leaves to torch although it could be planned."""
+    try:
+        norm_ended(tuple(source.placements), tuple(target.placements), tuple(source.mesh.shape))
+    except NotPlanned as reason:
+        return str(reason)
+    return ""
+
+
+def _torchs(question: Redistribution, source: Any, target: Any) -> ShownPlan:
+    name = f"torch {running().text}"
+    try:
+        found = torch_steps(source, target, question.source)
+    except Exception as error:  # of any kind: what torch says is the explanation
+        return ShownPlan(name, (), (), f"torch can't plan this: {type(error).__name__}: {' '.join(str(error).split())}")
+    lines = tuple(_torch_line(question, step) for step in found)
+    steps = tuple(step.step for step in found if step.step is not None)
+    return ShownPlan(name, lines, steps if len(steps) == len(found) else ())
+
+
+def _torch_line(question: Redistribution, found: TorchStep) -> ShownStep:
+    axes = tuple(question.names[axis] for axis in found.axes)
+    if found.step is None:
+        text = f"from {word_of(found.source)} to {word_of(found.target)} over {','.join(axes)}"
+        ranks = math.prod(question.sizes[axis] for axis in found.axes)
+        return ShownStep("?", axes, ranks, "", None, None, None, text, found.trouble)
+    assert question.target is not None, "torch's steps are read only where both ends are boxes"
+    why = _why_torchs(found.step, question.names, question.target)
+    sent = padded(found.step) if isinstance(found.step, AllToAll) else None
+    return _line(question, found.step, why, found.trouble, sent)
+
+
+def _ours(question: Redistribution, made: Any) -> ShownPlan:
+    name = "torch_overlay"
+    try:
+        steps = question.planned() if made is None else into_terms(question.planned(), made)
+        best = question.planned(all_groups=True)
+    except NotPlanned as reason:
+        return ShownPlan(
+            name, (), (), f"leaves this to torch's own code, without merging where that is wrong: {reason}"
+        )
+    return ShownPlan(name, _our_lines(question, steps), steps, _missing(question, steps, best))
+
+
+def _missing(question: Redistribution, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:
+    """Which calls would make the groups that the plan lacks, and what it would be with them; empty if it lacks none."""
+    if collectives(best) >= collectives(steps):
+        return ""
+    wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
+    lacked = dict.fromkeys(axes for axes in wanted if axes not in (question.groups or ()))
+    calls = " and ".join(flatten_call(axes, question.names if question.named else None) for axes in lacked)
+    return f"would be {counted(collectives(best), 'collective')} with {calls}"
+
+
+def _our_lines(question: Redistribution, steps: tuple[Step, ...]) -> tuple[ShownStep, ...]:
+    # An average that ends as a sum is divided after it; what is split into terms of a sum is divided last.
+    assert question.source is not None, "a plan has a source"
+    averages = "avg" in question.source.partial and any(getattr(step, "op", None) == "sum" for step in steps)
+    lines = []
+    for step in steps:
+        lines.append(_line(question, step, _why_ours(step, averages)))
+        averages = averages and not isinstance(step, Divide)
+    return tuple(lines)
+
+
+def _line(
+    question: Redistribution, step: Step, why: str, trouble: str = "", sent: Collective | None = None
+) -> ShownStep:
+    """A step in words; `sent` is what goes over the wire where that is more."""
+    name = NAMES[type(step)]
+    op = getattr(step, "op", None)
+    name = f"{name}({op})" if op else name
+    holds = "" if isinstance(step, Divide) else str(step.after)
+    if not isinstance(step, Collective):
+        return ShownStep(name, (), 1, holds, 0, 0, 0.0, why, trouble)
+    sent = sent or step
+    incoming, outgoing = arriving(sent) * question.itemsize, leaving(sent) * question.itemsize
+    seconds = question.cost.seconds(sent, question.itemsize)
+    axes = tuple(question.names[axis] for axis in step.axes)
+    rounds = getattr(step, "rounds", 1)
+    return ShownStep(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble, rounds)
+
+
+# --- why a step is there ---
+
+_EMBED = "local: a shard becomes a term of a sum, with zeros around it"
+_ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
+
+
+def _why_ours(step: Step, averages: bool) -> str:
+    """Why the overlay's plan has this step; `averages`: whether a division ends an average or splits a value."""
+    if isinstance(step, Narrow):
+        return "local: each rank holds what it wants and keeps that"
+    if isinstance(step, Embed):
+        return _EMBED
+    if isinstance(step, Divide):
+        return f"local: divide by {step.by}, " + ("the terms of the average" if averages else "the parts of each value")
+    if isinstance(step, AllGather):
+        return "each rank holds a part of what all of them want"
+    if isinstance(step, AllReduce):
+        return f"ends the {_ended(step.op)}: all ranks get the result"
+    if isinstance(step, ReduceScatter):
+        return f"ends the {_ended(step.op)}: each rank gets only its own part"
+    return "each rank gets all terms of its own part" if getattr(step, "op", None) else "each rank gets what it lacks"
+
+
+def _why_torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:
+    """What one of torch's steps does, and what it costs beyond need, if it does."""
+    if isinstance(step, Divide):
+        return f"local: divide by {step.by}"
+    if isinstance(step, Embed):
+        return _EMBED
+    if isinstance(step, Narrow):
+        axes = [names[axis] for axis in sorted(step.after.sharded - step.before.sharded)]
+        if not axes:
+            return "local: each value becomes a term"
+        return f"local: {joined(axes)} cuts {_dims(step.before, step.after)}"
+    assert isinstance(step, Collective), step
+    merged = "merged: " if len(step.axes) > 1 else ""
+    if isinstance(step, AllReduce):
+        unused = any(axis in target.sharded for axis in step.axes)
+        return merged + f"ends the {_ended(step.op)}" + (", to be cut later" if unused else "")
+    if isinstance(step, ReduceScatter):
+        return merged + f"ends the {_ended(step.op)}, cut into {_dims(step.before, step.after)}"
+    if isinstance(step, AllToAll):
+        over = joined([names[axis] for axis in step.axes])
+        return f"{over} cuts {_dims(step.before, step.after)} instead of {_dims(step.after, step.before)}"
+    text = merged + f"gathers {_dims(step.after, step.before)}"
+    again = [names[axis] for axis in step.axes if axis in target.sharded]
+    return text + (f", to be cut over {joined(again)} again later" if again else "")
+
+
+def _dims(without: Regions, with_: Regions) -> str:
+    """The dims that more axes cut in the second than in the first."""
+    dims = [dim for dim, (old, new) in enumerate(zip(without.orders, with_.orders)) if set(new) - set(old)]
+    return f"dim {joined([str(dim) for dim in dims])}" if dims else "nothing"
+
+
+def _ended(op: str) -> str:
+    return _ENDED.get(op, op)
+
+
+# --- torch's plan, in our steps ---
 
 
 class TorchStep(NamedTuple):
@@ -67,13 +234,10 @@ def stand_in_mesh(
     for axes in flattened:
         # All that torch's merging asks of a flattened mesh is its layout.
         joint = layout.select(sorted(axes)).collapse()
-        mesh._flatten_mapping["_".join(names[axis] for axis in sorted(axes))] = _Flattened(flattened_layout(joint))
+        mesh._flatten_mapping["_".join(names[axis] for axis in sorted(axes))] = SimpleNamespace(
+            _layout=flattened_layout(joint)
+        )
     return mesh
-
-
-class _Flattened:
-    def __init__(self, layout: Any) -> None:
-        self._layout = layout
 
 
 def make_spec(
@@ -84,13 +248,13 @@ def make_spec(
     return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), strides, dtype))
 
 
-def to_torch_placement(placement: placements.Placement) -> Placement:
+def to_torch_placement(placement: typed.Placement) -> Placement:
     """The planner's word for a placement, as torch's."""
-    if isinstance(placement, placements.Shard):
+    if isinstance(placement, typed.Shard):
         return Shard(placement.dim)
-    if isinstance(placement, placements.StridedShard):
+    if isinstance(placement, typed.StridedShard):
         return _StridedShard(placement.dim, split_factor=placement.split_factor)
-    return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
+    return Partial(placement.op) if isinstance(placement, typed.Partial) else Replicate()
 
 
 def word_of(placement: Placement) -> str:
@@ -153,7 +317,7 @@ def _read(
     """One of torch's steps, as one or two of ours, and what is held after it."""
     source, target = info.src_dst_placements
     strided = isinstance(source, _StridedShard) or isinstance(target, _StridedShard)
-    trouble = _refused(source, target)
+    trouble = _cannot_run(source, target)
     if before is None or strided or trouble:
         return [TorchStep(None, axes, source, target, trouble)], None
     after = _changed(before, axes, source, target)
@@ -166,7 +330,7 @@ def _read(
     return made, after
 
 
-def _refused(source: Placement, target: Placement) -> str:
+def _cannot_run(source: Placement, target: Placement) -> str:
     """What torch plans, and then can't run."""
     if not target.is_partial():
         return ""

@@ -1,0 +1,350 @@
+"""Pictures of who holds what, and who sends what to whom; and what all pictures share: style, colours, boxes.
+
+Needs matplotlib (`pip install torch-overlay[plot]`), imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..distributed._mesh.rank_map import short
+from ..distributed.tensor._planner.regions import Regions
+from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from .explanation import Explanation, ShownPlan
+from .words import amount, brief, counted, joined
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .flow import FlowExplanation
+
+INK = "#2b2d42"
+FAINT = "#c9cdd6"
+SIDES = ("#8d99ae", "#e4572e")  # torch, the overlay
+SIDE_INKS = ("#56627a", "#c23d17")  # the same, dark enough to be read as text
+STYLE: dict[str, Any] = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot, with no display needed. Raises ImportError that says how to get it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as found
+
+    return found
+
+
+def group_color(number: int) -> tuple[float, float, float]:
+    """A light colour, neighbours far apart: dark text reads on each."""
+    hue = number * 0.61803398875 % 1
+    light = (0.80, 0.70, 0.87)[number % 3]
+    return colorsys.hls_to_rgb(hue, light, 0.65)
+
+
+@contextmanager
+def figure(path: str, **given: Any) -> Iterator[Any]:
+    """An empty figure in our style, written when it is drawn; the ending of `path` chooses the format."""
+    plots = pyplot()
+    with plots.rc_context(STYLE):
+        made = plots.figure(**given)
+        yield made
+        made.savefig(path, dpi=130)
+        plots.close(made)
+
+
+def fill(
+    axes: Axes,
+    boxes: Sequence[tuple[tuple[float, float], float, float]],
+    colors: Sequence[Any],
+    rims: str = "white",
+    width: float = 2.0,
+) -> None:
+    """Many filled boxes (corner, width, height) with a rim as one thing, which is drawn faster than each of its own."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    patches = [Rectangle(*box) for box in boxes]
+    axes.add_collection(PatchCollection(patches, facecolors=colors, edgecolors=rims, linewidths=width))
+
+
+def frame(axes: Axes, width: float, height: float) -> None:
+    """Limits without ticks, rows from the top down."""
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+
+
+def shades(color: str) -> Any:
+    """From almost white to a colour, by amount."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("shades", ["#f4f5f7", color])
+
+
+# --- who sends how many elements to whom ---
+
+
+def coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every coordinate of a mesh, row-major."""
+    return list(itertools.product(*map(range, sizes)))
+
+
+def traffic(step: Collective) -> list[list[int]]:
+    """Elements from each position of the mesh (row-major) to each other one, without padding.
+
+    An all-reduce has no fixed way; it is shown as a reduce-scatter and an all-gather of equal parts.
+    """
+    places = coordinates(step.before.sizes)
+    number = {place: i for i, place in enumerate(places)}
+    sent = [[0] * len(places) for _ in places]
+    for place in places:
+        members = [number[member] for member in step.members(place)]
+        for member, elements in _parts(step, place):
+            other = members[member]
+            if other == number[place]:
+                continue
+            if isinstance(step, AllGather):
+                sent[other][number[place]] += elements
+            else:
+                sent[number[place]][other] += elements
+    return sent
+
+
+def _parts(step: Collective, place: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Member and elements: of an all-gather what comes from it, else what goes to it."""
+    if isinstance(step, AllReduce):
+        return [(member, -(-2 * step.before.most // step.ranks)) for member in range(step.ranks)]
+    if isinstance(step, AllToAll):
+        return [(piece.member, piece.box.elements) for piece in step.sends(place)]
+    assert isinstance(step, (AllGather, ReduceScatter)), step
+    return [(piece.member, piece.box.elements) for piece in step.pieces(place)]
+
+
+def holders(regions: Regions) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+    """Start and length of each box that some position holds, and the positions that hold it."""
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for number, place in enumerate(coordinates(regions.sizes)):
+        box = regions.box(place)
+        if box.elements:
+            found.setdefault((box.start, box.length), []).append(number)
+    return found
+
+
+# --- the pictures ---
+
+MOST_RANKS = 128
+_NUMBERED = 16  # more ranks than this, and the bytes don't fit into a cell
+LEGEND = (
+    "A cell: the bytes that the rank of its row sends to the rank of its column, the darker the more\n"
+    "(K: KiB, M: MiB, G: GiB). Bars: what each rank sends, at the right, and gets, below."
+)
+_PLAN, _EMPTY = 4.9, 3.1  # inches that a plan takes, and one that sends nothing
+
+
+def draw_plans(explanation: Explanation, path: str) -> None:
+    """Draw both plans. Raises ValueError: too many ranks to be read, or no plan that can be drawn."""
+    ask = explanation.question
+    if ask.source is None or ask.target is None:
+        raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
+    _check(math.prod(ask.sizes))
+    plans = (explanation.torch, explanation.overlay)
+    columns = max(2, *(plan.collectives for plan in plans))
+    heights = [3.7, *(_PLAN if _sent(plan) else _EMPTY for plan in plans)]
+    heights[-1] += 0.4 if any(map(_sent, plans)) else 0  # for the legend
+    with figure(path, figsize=(4.6 * columns + 0.4, sum(heights)), layout="constrained") as made:
+        bands = made.subfigures(3, 1, height_ratios=heights, hspace=0.03)
+        _holds(bands[0], explanation)
+        for band, plan, color, ink in zip(bands[1:], plans, SIDES, SIDE_INKS):
+            band.suptitle(_headline(plan), fontweight="bold", color=ink, ha="left", x=0.02)
+            if _sent(plan):
+                _plan(band, plan, explanation, columns, color)
+            else:
+                _nothing_sent(band, plan, explanation)
+        if any(map(_sent, plans)):
+            bands[-1].supxlabel(LEGEND, fontsize=9)
+
+
+def draw_flow(explained: FlowExplanation, path: str) -> None:
+    """Draw a matrix of who sends how much to whom. Raises ValueError: too many ranks to be read."""
+    ranks = explained.ranks
+    _check(len(ranks))
+    matrix = [[explained.flow.sent[sender, receiver] for receiver in ranks] for sender in ranks]
+    with figure(path, figsize=(8, 8.6)) as made:
+        lines = explained.lines()
+        head = lines[: lines.index("") if "" in lines else len(lines)]
+        made.text(0.5, 0.98, "\n".join(head), fontweight="bold", ha="center", va="top")
+        _matrix(made.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks, SIDES[1])
+        made.text(0.5, 0.015, LEGEND, fontsize=9, ha="center", va="bottom")
+
+
+def _check(ranks: int) -> None:
+    if ranks > MOST_RANKS:
+        raise ValueError(
+            f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
+        )
+
+
+def _sent(plan: ShownPlan) -> list[Collective]:
+    return [step for step in plan.steps if isinstance(step, Collective)]
+
+
+def _holds(figure: Any, explanation: Explanation) -> None:
+    """The tensor, cut into what the ranks hold: before on the left, after on the right."""
+    ask = explanation.question
+    assert ask.source is not None and ask.target is not None, "draw() looked"
+    shape = "x".join(map(str, ask.shape)) or "scalar"
+    mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes))
+    figure.suptitle(f"{shape} {ask.dtype} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
+    left, right = figure.subplots(1, 2)
+    dims = _shown(ask.source, ask.target)
+    for axes, regions, when in ((left, ask.source, "before"), (right, ask.target, "after")):
+        _boxes(axes, regions, dims, ask.ranks)
+        pending = [ask.names[axis] for axis in sorted(regions.pending)]
+        terms = f"\nvalues are terms, to be reduced over {', '.join(pending)}" if pending else ""
+        axes.set_title(f"{when}: which ranks hold which part{terms}{_unseen(regions, dims)}", fontsize=10)
+
+
+def _unseen(regions: Regions, dims: list[int]) -> str:
+    """What two dims of the tensor can't show."""
+    cut = [str(dim) for dim, order in enumerate(regions.orders) if order and dim not in dims]
+    empty = math.prod(regions.sizes) - sum(map(len, holders(regions).values()))
+    text = f"\nthese parts are cut along dim {joined(cut)} too, not shown" if cut else ""
+    return text + (f"\n{counted(empty, 'rank')} without any" if empty else "")
+
+
+def _shown(*ends: Regions) -> list[int]:
+    """The dims to draw, at most two: those that are cut first."""
+    cut = [dim for dim in range(len(ends[0].shape)) if any(end.orders[dim] for end in ends)]
+    others = [dim for dim in range(len(ends[0].shape)) if dim not in cut]
+    return sorted([*cut, *others][:2])
+
+
+def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]) -> None:
+    rows, columns = [*(regions.shape[dim] for dim in dims), 1, 1][:2]
+    parts: dict[tuple[int, int, int, int], list[int]] = {}
+    for (start, length), positions in holders(regions).items():
+        top, left = [*(start[dim] for dim in dims), 0, 0][:2]
+        height, width = [*(length[dim] for dim in dims), 1, 1][:2]
+        parts.setdefault((left, top, width, height), []).extend(ranks[position] for position in positions)
+    colors = [group_color(min(held)) for held in parts.values()]  # of its first holder, before and after
+    boxes = [((x / columns, y / rows), width / columns, height / rows) for x, y, width, height in parts]
+    fill(axes, boxes, colors)
+    for (left, top, width, height), held in parts.items():
+        center = ((left + width / 2) / columns, (top + height / 2) / rows)
+        text = short(sorted(held))
+        if height / rows > 0.04:
+            word = "" if len(parts) > 16 else "rank " if len(held) == 1 else "ranks "
+            axes.text(*center, word + text, ha="center", va="center", fontsize=9)
+    frame(axes, 1, 1)
+    axes.set(**{label: f"dim {dim}: {regions.shape[dim]}" for label, dim in zip(("ylabel", "xlabel"), dims)})
+
+
+def _headline(plan: ShownPlan) -> str:
+    if not plan.lines:
+        return f"{plan.name}: {plan.note or 'nothing to do, nothing is sent'}"
+    if plan.incoming is None or len(plan.steps) != len(plan.lines):
+        return f"{plan.name}: a plan that it cannot run"
+    drawn = _sent(plan)
+    local = counted(len(plan.lines) - len(drawn), "local step")
+    if not drawn:
+        return f"{plan.name}: {local}, nothing is sent"
+    rest = f" ({local} not drawn)" if len(drawn) < len(plan.lines) else ""
+    out = "" if plan.outgoing is None else f", sends {amount(plan.outgoing)}"
+    return f"{plan.name}: {counted(len(drawn), 'collective')}{rest}\nthe busiest rank gets {amount(plan.incoming)}{out}"
+
+
+def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int, color: str) -> None:
+    """One plan: its collectives from left to right, each as a matrix of who sends to whom."""
+    panels = figure.subplots(1, columns, squeeze=False)[0]
+    steps = _sent(plan)
+    for panel in panels[len(steps) :]:
+        panel.axis("off")
+    for number, (panel, step, line) in enumerate(zip(panels, steps, [line for line in plan.lines if line.axes]), 1):
+        matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(step)]
+        _matrix(panel, matrix, explanation.question.ranks, color)
+        way = " (as if in equal parts)" if isinstance(step, AllReduce) else ""
+        title = f"{number}. {line.name} over {','.join(line.axes)}{way}"
+        lines = [title, *textwrap.wrap(line.why, 46), f"sent in all: {amount(sum(map(sum, matrix)))}"]
+        panel.set_title("\n".join(lines), fontsize=9)
+
+
+def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> None:
+    """The mesh: its ranks in their places, in the colours of the parts that they end with."""
+    ask = explanation.question
+    assert ask.target is not None, "draw() looked"
+    words = [f"{line.name}: {line.why}" for line in plan.lines] or ["each rank holds what it needs already"]
+    across = ask.sizes[-1] if ask.sizes else 1
+    parts = holders(ask.target).values()
+    color = {place: group_color(ask.ranks[held[0]]) for held in parts for place in held}
+    places = [(position % across, position // across) for position in range(len(ask.ranks))]
+    axes = figure.subplots()
+    fill(axes, [(place, 1, 1) for place in places], [color.get(position, "white") for position in range(len(places))])
+    for rank, (column, row) in zip(ask.ranks, places) if len(places) <= 64 else ():
+        axes.text(column + 0.5, row + 0.5, str(rank), ha="center", va="center", fontsize=9)
+    frame(axes, across, len(ask.ranks) // across)
+    mesh = [f"{name} ({size})" for name, size in zip(ask.names, ask.sizes)] or [""]
+    axes.set_xlabel(mesh[-1])
+    axes.set_ylabel(" x ".join(mesh[:-1]))
+    axes.set_title("\n".join(["the mesh, each rank in the colour of the part that it ends with", *words]), fontsize=9)
+
+
+def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: str) -> None:
+    """Bytes from each rank (a row) to each other one (a column), and beside it what each sends and gets in all."""
+    axes.imshow(matrix, cmap=shades(color), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
+    sent, got = [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)]
+    numbered = len(ranks) <= _NUMBERED
+    every = range(0, len(ranks), 1 if numbered else max(2, len(ranks) // 8))
+    for ticks in (axes.set_xticks, axes.set_yticks):
+        ticks(every, [str(ranks[i]) for i in every], fontsize=8)
+    axes.set(xlabel="receiver", ylabel="sender")
+    _totals(axes, sent, got, color, numbered)
+    _rule(axes, len(ranks))
+    for row, cells in enumerate(matrix if numbered else []):
+        for column, cell in enumerate(cells):
+            text = brief(cell) if cell else "·" if row != column else ""
+            axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+
+
+def _totals(axes: Axes, sent: list[int], got: list[int], color: str, numbered: bool) -> None:
+    """Bars at the right for what each rank sends, below for what it gets; with numbers while there is room."""
+    size, most = len(sent), max(1, *sent, *got)
+    right = axes.inset_axes((1.02, 0, 0.16, 1))
+    below = axes.inset_axes((0, -0.34, 1, 0.16))
+    right.barh(range(size), sent, height=0.8, color=color, alpha=0.6)
+    below.bar(range(size), got, width=0.8, color=color, alpha=0.6)
+    right.axis("off")
+    right.set(xlim=(0, most), ylim=(size - 0.5, -0.5))
+    below.axis("off")
+    below.set(xlim=(-0.5, size - 0.5), ylim=(most, 0))
+    for number, (out, in_) in enumerate(zip(sent, got) if numbered else ()):
+        right.text(most * 0.06, number, brief(out), va="center", fontsize=7.5)
+        below.text(number, most * 0.08, brief(in_), ha="center", va="top", fontsize=7.5)
+    for word, gap, x, y, sums in (("sends", "\n", 1.1, -0.03, sent), ("gets", " ", 0.5, -0.36, got)):
+        text = word if numbered else gap.join([f"{word},", "at most", amount(max(sums))])
+        axes.text(x, y, text, transform=axes.transAxes, ha="center", va="top", fontsize=8)
+
+
+def _rule(axes: Axes, size: int) -> None:
+    """Lines between the cells where they can be seen, and a frame."""
+    axes.tick_params(length=0)
+    if size <= 32:
+        for ticks in (axes.set_xticks, axes.set_yticks):
+            ticks([i - 0.5 for i in range(size)], minor=True)
+        axes.grid(which="minor", color="white", linewidth=1)
+    axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(size > 32)
