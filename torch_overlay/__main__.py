@@ -22,7 +22,7 @@ COMMANDS = {
     "status": ("torch_overlay.commands.status", "what enable() does with this torch, patch by patch"),
     "explain": ("torch_overlay.commands.explain", "a redistribution in words, with bytes and time"),
     "draw": ("torch_overlay.commands.draw", "a mesh and its groups, in the terminal or as a picture"),
-    "demo": ("torch_overlay.commands.demo", "weights, a hang, a wrong value: stock torch beside the overlay"),
+    "demo": ("torch_overlay.demo.command", "weights, a hang, a wrong value: stock torch beside the overlay"),
 }
 # Those that do without torch: it may be missing, but if it is there it must be one that is supported.
 NO_TORCH = ("run", "draw")

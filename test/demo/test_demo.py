@@ -7,20 +7,19 @@ import re
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 
-from torch_overlay.demo import command, panels, table
-from torch_overlay.demo.command import main
-from torch_overlay.demo.screen import Screen
-from torch_overlay.demo.text import Text
+from torch_overlay.__main__ import main, parser
+from torch_overlay.demo import command, panels
+from torch_overlay.demo.processes import Processes, WorkerError
 from torch_overlay.demo.train import _add_loss
-from torch_overlay.demo.worlds import WorkerError, World
+from torch_overlay.demo.training import Text
+from torch_overlay.show.screen import Screen, Styled
 
 ROOT = Path(__file__).parents[2]
-RANK = "torch_overlay.demo.panel_ranks:MeshRank"
+RANK = "MeshRank"
 
 
 def printed(*arguments: str, folder: Path) -> tuple[str, dict]:
@@ -100,10 +99,7 @@ def test_training_has_fewer_calls_and_collectives(trained):
 
 
 def lines_of(show, found) -> str:
-    said: list[str] = []
-    screen = types.SimpleNamespace(width=80, say=lambda text="", style="": said.append(text))
-    screen.say_all = lambda lines: said.extend(text for text, _ in lines)
-    show(found, screen)
+    said = show(found, 80)
     assert max(map(len, said)) <= 80
     return " ".join(" ".join(said).split())
 
@@ -143,7 +139,7 @@ def test_a_terminal_has_a_bar_from_the_first_moment(colour, monkeypatch):
     screen = Screen()
     with screen.progress(4):
         screen.now("starting")
-        screen.say("a line", "cyan")
+        screen.say(Styled("a line", "cyan"))
         screen.advance(2)
     drawn = terminal.getvalue()
     assert screen.width == 100 and "starting" in drawn and "━" in drawn
@@ -160,27 +156,25 @@ def test_without_a_terminal_or_rich_it_prints_plain_lines(missing, monkeypatch, 
     with screen.progress(4):
         screen.now("starting")
         screen.now("training", line=False)
-        screen.say("a line", "bold")
+        screen.say(Styled("a line", "bold"))
         screen.advance(2)
     assert capsys.readouterr().out == "  0.0 s  starting\na line\n" and screen.width == 120
 
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_next_commands_are_ones_that_work(trained, capsys):
-    from torch_overlay.__main__ import main as program
-
     lines = [re.split("torch.overlay ", line, maxsplit=1)[1].split() for line, _ in command.next_commands(trained)]
     assert [line[0] for line in lines] == ["run", "explain", "demo"]
-    assert program(lines[0]) == 2
+    assert main(lines[0]) == 2
     assert "there is no file 'your_script.py'" in capsys.readouterr().err
-    assert program(lines[1]) == 0
+    assert main(lines[1]) == 0
     assert "overlay: " in capsys.readouterr().out
-    assert command._parser().parse_args(lines[2][1:]).train == (not trained)
+    assert parser().parse_args(lines[2]).train == (not trained)
 
 
 def test_worker_that_dies_ends_the_run():
     with pytest.raises(WorkerError, match=r"stock: rank 1 ended \(exit code -9\) during 'ready'"):
-        with World("stock", RANK, 2, timeout=60, overlay=False) as world:
+        with Processes("stock", RANK, 2, timeout=60, overlay=False) as world:
             processes = list(world.processes)
             os.kill(processes[1].pid, signal.SIGKILL)
             world.ask("ready")
@@ -189,13 +183,15 @@ def test_worker_that_dies_ends_the_run():
 
 def test_worker_that_raises_ends_the_run():
     with pytest.raises(WorkerError, match=r"(?s)rank 0 failed during 'leave'.*Default process group has not been"):
-        with World("stock", RANK, 2, timeout=60, overlay=False) as world:
+        with Processes("stock", RANK, 2, timeout=60, overlay=False) as world:
             world.ask("leave", ranks=range(1))  # before it has joined a world
 
 
 def test_worker_that_is_late_ends_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(command, "run", lambda screen, _: World("stock", RANK, 2, 0.001, overlay=False).ask("ready"))
-    assert main([]) == 1
+    monkeypatch.setattr(
+        command, "run", lambda screen, _: Processes("stock", RANK, 2, 0.001, overlay=False).ask("ready")
+    )
+    assert main(["demo"]) == 1
     assert "no answer to 'ready' in 0.001 s" in capsys.readouterr().err
 
 
@@ -207,14 +203,14 @@ def test_worker_that_is_late_ends_the_run(monkeypatch, capsys):
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message, capsys):
-    assert main(arguments) == 2
+    assert main(["demo", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_is_said(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(command, "run", panels.gathers)
-    assert main(["--device=cuda"]) == 1
+    assert main(["demo", "--device=cuda"]) == 1
     assert "--device cuda needs a GPU, and torch finds none" in capsys.readouterr().err
 
 
@@ -222,8 +218,9 @@ def test_the_device_reaches_ranks_and_meshes(monkeypatch):
     """Of each panel, and of the training; a rank takes its GPU, and NCCL only where none is shared."""
     import torch
 
-    from torch_overlay.demo import meshes, panel_ranks
-    from torch_overlay.demo.config import Config
+    from torch_overlay.demo import ranks as makes
+    from torch_overlay.demo import training
+    from torch_overlay.demo.train import Config
 
     asked = []
 
@@ -234,18 +231,18 @@ def test_the_device_reaches_ranks_and_meshes(monkeypatch):
         asked.append(device)
         raise Asked
 
-    monkeypatch.setattr(panel_ranks, "DeviceMesh", made)
-    monkeypatch.setattr(panel_ranks, "init_device_mesh", made)
-    monkeypatch.setattr(meshes.ParallelDims, "build", lambda dims, device: made(device))
+    monkeypatch.setattr(makes, "DeviceMesh", made)
+    monkeypatch.setattr(makes, "init_device_mesh", made)
+    monkeypatch.setattr(training.ParallelDims, "build", lambda dims, device: made(device))
     for make, order in (("WeightsRank", "build"), ("GatherRank", "gather"), ("MeshRank", "build")):
-        rank = object.__new__(getattr(panel_ranks, make))
+        rank = object.__new__(getattr(makes, make))
         rank.device, rank.rank = "elsewhere", 0
         try:
             getattr(rank, order)(*[1] * (order == "gather"))
         except Asked:
             pass
     with pytest.raises(Asked):
-        meshes.build_meshes(Config(device="elsewhere"))
+        training.build_meshes(Config(device="elsewhere"))
     assert asked == ["elsewhere"] * 4
     used = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -263,7 +260,7 @@ def test_ranks_that_disagree_on_the_loss_are_an_error():
 
 def test_numbers_stand_below_one_another():
     rows = [("calls", 44, 42, 0), ("time, ms", 1234.5, 1234.5, 1), ("B", None, 1, 0)]
-    lines = table.compared(("stock", "overlay"), rows)
+    lines = panels.compared(("stock", "overlay"), rows)
     assert [line.split()[-1] for line in lines] == ["better", "1.05x", "same"] and len({*map(len, lines)}) <= 2
 
 
@@ -276,6 +273,7 @@ def test_text_is_the_same_for_everyone_and_bounded():
     assert not bool((first[0] == one.batch(4, 4, 16, seed=1)[0]).all())
 
 
-def test_text_that_is_missing_is_said(tmp_path):
+def test_text_that_is_missing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     with pytest.raises(RuntimeError, match="needed 100 bytes of Python sources, found 0"):
-        Text(5000, least=100, folder=str(tmp_path))
+        Text(5000, least=100)

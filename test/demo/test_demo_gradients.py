@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,20 +11,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import forks
 import torch_overlay
-from torch_overlay.demo.config import Config
 from torch_overlay.demo.counters import count_collectives
-from torch_overlay.demo.meshes import build_meshes
 from torch_overlay.demo.model import build_model, byte_loss
-from torch_overlay.demo.text import Text
-from torch_overlay.demo.training import Trainer, whole
+from torch_overlay.demo.train import Config
+from torch_overlay.demo.training import Text, Trainer, build_meshes, whole
 from way import TENSOR_MESHES
 from width import sample
 
 # float64, so that a token near the border of two experts goes the same way, and a wrong factor can't hide in rounding.
-_SMALL = {"ranks": 8, "width": 16, "heads": 4, "seq": 8, "batch": 8, "text_bytes": 20_000, "dtype": "float64"}
+_SMALL = {"width": 16, "heads": 4, "seq": 8, "batch": 8, "text_bytes": 20_000, "dtype": "float64"}
 CONFIGS = {
-    "default": Config(**_SMALL),
-    "ep over a replica": Config(**_SMALL, ep=4),
+    "default": Config(**_SMALL, dp_replicate=2),
+    "ep over a replica": Config(**_SMALL, dp_replicate=2, ep=4),
     "ep across tp": Config(**_SMALL, dp_replicate=1, dp_shard=4, tp=2, ep=4),
     "no tp": Config(**_SMALL, dp_replicate=2, dp_shard=4, tp=1, ep=2),
     "no replicas, no ep": Config(**_SMALL, dp_replicate=1, dp_shard=2, tp=4, ep=1, layers=4, top_k=1),
@@ -56,8 +53,11 @@ def _counts(overlay: bool, flatten: bool) -> tuple[int, int]:
     # Torch keeps results of equal meshes, with the mesh that came first and its groups.
     getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", bool)()  # there is none before 2.10
     with torch_overlay.enabled() if overlay else contextlib.nullcontext():
-        config = replace(CONFIGS["default"], flatten=flatten)
-        trainer = Trainer(config, build_meshes(config))
+        config = CONFIGS["default"]
+        meshes = build_meshes(config)
+        for axes in [("fsdp", "tp"), ("efsdp", "ep")] if flatten else []:  # the axes that cut a weight get a group
+            meshes[axes]._flatten("_".join(axes))
+        trainer = Trainer(config, meshes)
         for weight in trainer.model.parameters():  # a step would send numbers of tokens, and here nothing arrives
             weight.grad = torch.ones_like(weight)
         return tuple(sum(count_collectives(call)[1].values()) for call in (trainer.clip, trainer.full_state))
@@ -120,7 +120,7 @@ MERGED = 2 if hasattr(_redistribute, "NestedRedistribute") else 4  # before 2.12
     [(False, False, (4, 34)), (False, True, (MERGED, 34)), (True, False, (4, 29)), (True, True, (2, 3))],
 )
 def test_flattening_saves_an_all_reduce_and_the_overlay_gathers_a_mesh_at_once(fake_world, overlay, flatten, counts):
-    """What the demo's table says of a step's collectives and of a full save's, with --flatten and without."""
+    """What the demo's table says of a step's collectives and of a full save's, with flattened meshes and without."""
     if TENSOR_MESHES and flatten and not overlay:
         pytest.skip("before 2.10 stock torch takes flattened meshes of earlier worlds for new ones")
     assert _counts(overlay, flatten) == counts

@@ -11,14 +11,12 @@ import torch.distributed as dist
 
 import forks
 import torch_overlay
-from torch_overlay.demo.config import Config
-from torch_overlay.demo.meshes import build_meshes
 from torch_overlay.demo.model import build_model, byte_loss
-from torch_overlay.demo.text import Text
-from torch_overlay.demo.training import Trainer, whole
+from torch_overlay.demo.train import Config
+from torch_overlay.demo.training import Text, Trainer, build_meshes, whole
 from torch_overlay.parallel_dims import ParallelDims
 
-SMALL = {"ranks": 8, "width": 16, "heads": 4, "seq": 8, "batch": 8, "text_bytes": 20_000, "dtype": "float64"}
+SMALL = {"width": 16, "heads": 4, "seq": 8, "batch": 8, "text_bytes": 20_000, "dtype": "float64"}
 CONFIGS = {
     "tp 2, ep 2, replicas": Config(**SMALL, dp_replicate=2, dp_shard=2, tp=2, ep=2),
     "tp 2, ep 4 of fsdp and tp": Config(**SMALL, dp_replicate=1, dp_shard=4, tp=2, ep=4),

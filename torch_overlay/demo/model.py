@@ -1,13 +1,26 @@
-"""The demo's model: a byte-level transformer whose every second block has a mixture of experts."""
+"""The demo's model: a byte-level transformer whose every second block has a mixture of experts; and its weights spread
+over meshes, by tensor parallelism, expert parallelism, then FSDP2 around both."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
-from torch_overlay.demo.config import Config
-from torch_overlay.demo.experts import MixtureOfExperts
+from ..parallel_dims import ParallelMeshes
+from .train import Config
 
 BYTES = 256
 
@@ -43,7 +56,82 @@ class FeedForward(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Block(nn.Module):
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotary positions (arXiv 2104.09864), shape (batch, heads, seq, head_width) in and out.
+
+    Pair i of the head's elements turns by the position times a speed of its own, so that the product of a query and a
+    key depends on how far apart they are.
+    """
+    half = x.shape[-1] // 2
+    speed = 10_000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    angle = torch.arange(x.shape[-2], dtype=x.dtype).unsqueeze(-1) * speed
+    left, right = x[..., :half], x[..., half:]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
+
+
+class Experts(nn.Module):
+    """A stack of two-layer networks, weights (experts, width, hidden) and (experts, hidden, width).
+
+    Under expert parallelism the weights are DTensors, Shard(0) over ep; a rank computes with its own experts only.
+    """
+
+    def __init__(self, count: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(count, width, hidden) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(count, hidden, width) * hidden**-0.5)
+
+    def forward(self, tokens: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Apply expert i to the i-th run of `counts[i]` rows of `tokens`, (rows, width) in and out."""
+        up, down = (w.to_local() if isinstance(w, DTensor) else w for w in (self.up, self.down))
+        runs = tokens.split(counts)
+        return torch.cat([F.gelu(run @ up[i]) @ down[i] for i, run in enumerate(runs)])
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token goes to its `top_k` experts of `count`.
+
+    No token is ever dropped, so where the experts live changes no result.
+    `group` is the ep axis' group, set when the experts are spread over it; None computes all experts here.
+    """
+
+    def __init__(self, count: int, top_k: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.count = count
+        self.top_k = top_k
+        self.router = nn.Linear(width, count, bias=False)
+        self.experts = Experts(count, width, hidden)
+        self.group: dist.ProcessGroup | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, width) to the same shape; on each rank its own tokens."""
+        tokens = x.reshape(-1, x.shape[-1])
+        odds = F.softmax(self.router(tokens), dim=-1)
+        weights, chosen = odds.topk(self.top_k, dim=-1)
+        order = chosen.flatten().argsort(stable=True)  # pairs (token, choice), sorted by expert
+        source = order // self.top_k
+        counts = torch.bincount(chosen.flatten(), minlength=self.count)
+        answers = self._ask_experts(tokens[source], counts)
+        weighted = answers * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(tokens).index_add(0, source, weighted).reshape(x.shape)
+
+    def _ask_experts(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Experts' answers for `rows`, which are sorted by expert with `counts` rows each."""
+        if self.group is None:
+            return self.experts(rows, counts.tolist())
+        size = self.group.size()
+        arriving = all_to_all_single(counts, None, None, self.group).reshape(size, -1)  # (from rank, my expert)
+        sends = counts.reshape(size, -1).sum(1).tolist()
+        receives = arriving.sum(1).tolist()
+        received = all_to_all_single_autograd(rows, receives, sends, self.group)
+        mine = torch.arange(arriving.shape[1]).repeat(size).repeat_interleave(arriving.flatten())
+        by_expert = mine.argsort(stable=True)
+        answers = self.experts(received[by_expert], arriving.sum(0).tolist())
+        by_rank = answers[by_expert.argsort()]
+        return all_to_all_single_autograd(by_rank, sends, receives, self.group)
+
+
+class TransformerBlock(nn.Module):
     def __init__(self, config: Config, sparse: bool) -> None:
         super().__init__()
         width = config.width
@@ -67,7 +155,7 @@ class Transformer(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, config.width)
-        self.blocks = nn.ModuleList(Block(config, sparse=i % 2 == 1) for i in range(config.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config, sparse=i % 2 == 1) for i in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.head = nn.Linear(config.width, BYTES, bias=False)
 
@@ -89,15 +177,70 @@ def byte_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> 
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
-def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions (arXiv 2104.09864), shape (batch, heads, seq, head_width) in and out.
+# --- spread over meshes ---
 
-    Pair i of the head's elements turns by the position times a speed of its own, so that the product of a query and a
-    key depends on how far apart they are.
+
+def shard_model(model: Transformer, meshes: ParallelMeshes) -> None:
+    """Shard in place. Between blocks a rank holds its share of the sequence, (batch, seq / tp, width)."""
+    tp = meshes.dense["tp"]
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    parallelize_module(model, tp, plan)
+    for block in model.blocks:
+        parallelize_module(block, tp, _block_plan(block))
+    for block in model.blocks:
+        if isinstance(block.mixer, MixtureOfExperts):
+            _apply_expert_parallel(block.mixer, meshes.sparse["ep"])
+    _apply_fsdp(model, meshes)
+
+
+def _block_plan(block: TransformerBlock) -> dict:
+    gathered = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
+    plan = {
+        "attention_norm": SequenceParallel(),
+        "attention": PrepareModuleInput(**gathered),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.out": RowwiseParallel(output_layouts=Shard(1)),
+        "mixer_norm": SequenceParallel(use_local_output=True),
+    }
+    if isinstance(block.mixer, MixtureOfExperts):
+        # The router sees this rank's tokens; its weight's gradient is summed over tp like a norm's.
+        return plan | {"mixer.router": SequenceParallel(sequence_dim=0, use_local_output=True)}
+    return plan | {
+        "mixer": PrepareModuleInput(**gathered),
+        "mixer.up": ColwiseParallel(),
+        "mixer.down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def _apply_expert_parallel(mixture: MixtureOfExperts, ep: DeviceMesh) -> None:
+    for name, weight in list(mixture.experts.named_parameters()):
+        # Every rank drew the same weights, so each takes its part without asking.
+        spread = distribute_tensor(weight.detach(), ep, [Shard(0)], src_data_rank=None)
+        setattr(mixture.experts, name, nn.Parameter(spread))
+    mixture.group = ep.get_group()
+
+
+def _apply_fsdp(model: Transformer, meshes: ParallelMeshes) -> None:
+    """FSDP2 only adds gradients up; the trainer divides the loss instead.
+
+    FSDP2 would divide an expert's gradient by the ranks of its own mesh, but tokens of other ranks came to it over ep.
+    A divisor of our own would be applied twice where efsdp is 1 (torch 2.13 to 2.15, with the sum that gloo needs).
     """
-    half = x.shape[-1] // 2
-    speed = 10_000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
-    angle = torch.arange(x.shape[-2], dtype=x.dtype).unsqueeze(-1) * speed
-    left, right = x[..., :half], x[..., half:]
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
+    replicas = ("dp_replicate",) if "dp_replicate" in meshes.enabled else ()  # two axes if there are any: HSDP
+    dense, sparse = (meshes[names] for names in ((*replicas, "fsdp"), (*replicas, "efsdp")))
+    for block in model.blocks:
+        if isinstance(block.mixer, MixtureOfExperts):
+            # Their dim 0 is spread over ep already, and may be too short to be cut again.
+            fully_shard(block.mixer.experts, mesh=sparse, shard_placement_fn=lambda _: Shard(1))
+        fully_shard(block, mesh=dense)
+    fully_shard(model, mesh=dense)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no averaging reduction

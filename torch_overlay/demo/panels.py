@@ -1,22 +1,20 @@
-"""The demo's three panels: what its user would feel, each measured on stock torch and under the overlay."""
+"""The demo's three panels: what its user would feel, measured on stock torch and under the overlay, and as lines."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from torch_overlay.demo import table
-from torch_overlay.demo.screen import Screen
-from torch_overlay.demo.worlds import World
-from torch_overlay.show.words import joined, wrapped
+from ..show.screen import Screen, styled
+from ..show.words import aligned, joined, wrapped
+from .processes import Processes
 
-_RANKS = "torch_overlay.demo.panel_ranks"
 WEIGHTS = 300
 ROUNDS = 3  # of a loop and a Transfer
 LONGEST = 16  # elements of a vector that is gathered
 PATIENCE = 20.0  # seconds for a rank that waits to say why
-_TIMEOUT = 60.0  # of the groups of ranks that disagree, which are ended before
 STEPS = 2 + 2 * ROUNDS + 5 + 2  # of progress, in all panels
 
 
@@ -24,7 +22,7 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """300 weights from a trainer's mesh to two servers: by hand, and by a Transfer. Neither needs the overlay."""
     screen.now("starting 6 processes, each with its own torch")
     ways = ("loop", "transfer")
-    with World("weights", f"{_RANKS}:WeightsRank", 6, overlay=False, device=device) as world:
+    with Processes("weights", "WeightsRank", 6, overlay=False, device=device) as world:
         release = world.enter()
         screen.advance()
         screen.now("making 300 weights on both sides, and the Transfer")
@@ -50,35 +48,35 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     return {"torch": release, "planned": planned, "seconds": medians, "calls": calls, "mib": mib, "right": right}
 
 
-def show_weights(found: dict[str, Any], screen: Screen) -> None:
-    _title(screen, "1. Weights from a trainer to its servers")
-    _words(screen, "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise.")
-    screen.say()
+def show_weights(found: dict[str, Any], width: int) -> list[str]:
+    """Lines of the panel."""
+    title = "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise."
     rows = [
         (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in found["seconds"].values()), 0),
         ("collectives of a rank", *found["calls"].values(), 0),
         ("sent by all ranks, MiB", *found["mib"].values(), 1),
     ]
-    lines = table.compared(("loop by hand", "Transfer"), rows)
-    screen.say_all((f"  {line}", "" if number else "bold") for number, line in enumerate(lines))
-    screen.say()
     loop, transfer = found["right"].values()
     right = "all 300" if min(loop, transfer) == 300 else f"{loop} and {transfer} of 300"
-    _words(
-        screen,
+    said = (
         f"The loop makes each weight whole and broadcasts it. Both ways {right} weights came bit for bit, each time. "
-        f"The Transfer was planned once, in {1000 * found['planned']:.0f} ms.",
+        f"The Transfer was planned once, in {1000 * found['planned']:.0f} ms."
     )
+    return [
+        *_headed("1. Weights from a trainer to its servers", title, width),
+        *compared(("loop by hand", "Transfer"), rows, "  "),
+        "",
+        *wrapped(said, "", width),
+    ]
 
 
 def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     """Ranks that build different meshes: what a rank that waits says on stock, under the overlay, with check_mesh."""
     screen.now("starting 3 x 4 processes that build different meshes")
-    make = f"{_RANKS}:MeshRank"
     with (
-        World("stock", make, 4, overlay=False, device=device) as stock,
-        World("overlay", make, 4, overlay=True, device=device) as overlay,
-        World("check_mesh", make, 4, overlay=True, check_mesh=True, device=device) as check,
+        Processes("stock", "MeshRank", 4, overlay=False, device=device) as stock,
+        Processes("overlay", "MeshRank", 4, overlay=True, device=device) as overlay,
+        Processes("check_mesh", "MeshRank", 4, overlay=True, check_mesh=True, device=device) as check,
     ):
         for world in (stock, overlay, check):
             world.enter()
@@ -109,25 +107,28 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     return found
 
 
-def show_meshes(found: dict[str, Any], screen: Screen) -> None:
-    _title(screen, "2. Ranks that build different meshes")
-    _words(screen, "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4).")
-    screen.say()
+def show_meshes(found: dict[str, Any], width: int) -> list[str]:
+    """Lines of the panel."""
+    title = "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4)."
+    lines = _headed("2. Ranks that build different meshes", title, width)
     if found["stock_waits"]:
         said = f"and said: {found['stock_said']}" if found["stock_said"] else "and said nothing"
-        _words(screen, f"stock: rank 0 waited {found['waited']:.1f} s, {said}; it was ended then.", "  ", "yellow")
+        text = f"stock: rank 0 waited {found['waited']:.1f} s, {said}; it was ended then."
+        lines += styled(wrapped(text, "  ", width), "yellow")
     else:
-        _words(screen, "stock: rank 0 went on; this torch doesn't hang here.", "  ")
+        lines += wrapped("stock: rank 0 went on; this torch doesn't hang here.", "  ", width)
     if found["overlay_said"]:
-        _words(screen, f"overlay: after {found['overlay_waited']:.1f} s its log says:", "  ")
-        _words(screen, found["overlay_said"], "    ", "green")
+        lines += wrapped(f"overlay: after {found['overlay_waited']:.1f} s its log says:", "  ", width)
+        lines += styled(wrapped(found["overlay_said"], "    ", width), "green")
     else:
-        _words(screen, f"overlay: rank 0 said nothing in {found['overlay_waited']:.1f} s.", "  ", "yellow")
+        text = f"overlay: rank 0 said nothing in {found['overlay_waited']:.1f} s."
+        lines += styled(wrapped(text, "  ", width), "yellow")
     raised = [(seconds, error) for seconds, error in found["errors"] if error]
     if raised:
-        latest = max(seconds for seconds, _ in raised)
-        _words(screen, f"overlay with check_mesh: after {latest:.2f} s an error on {len(raised)} of 4 ranks:", "  ")
-        _words(screen, raised[0][1], "    ", "green")
+        after = max(seconds for seconds, _ in raised)
+        text = f"overlay with check_mesh: after {after:.2f} s an error on {len(raised)} of 4 ranks:"
+        lines += [*wrapped(text, "  ", width), *styled(wrapped(raised[0][1], "    ", width), "green")]
+    return lines
 
 
 def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
@@ -135,7 +136,7 @@ def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, on in {"stock": False, "overlay": True}.items():
         screen.now(f"{name}: gathering vectors of 1 to {LONGEST} elements")
-        with World(name, f"{_RANKS}:GatherRank", 4, overlay=on, device=device) as world:
+        with Processes(name, "GatherRank", 4, overlay=on, device=device) as world:
             world.enter()
             found[name] = world.ask("gather", LONGEST)[0]
             world.ask("leave")
@@ -148,36 +149,70 @@ def wrong(gathered: dict[int, Any]) -> list[int]:
     return [length for length, values in gathered.items() if values != list(range(length))]
 
 
-def show_gathers(found: dict[str, Any], screen: Screen) -> None:
-    _title(screen, "3. A redistribution that stock gets wrong")
-    _words(
-        screen,
-        "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor().",
+def show_gathers(found: dict[str, Any], width: int) -> list[str]:
+    """Lines of the panel."""
+    title = (
+        "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor()."
     )
-    screen.say()
+    lines = _headed("3. A redistribution that stock gets wrong", title, width)
     bad = {side: wrong(gathered) for side, gathered in found.items()}
     if not bad["stock"]:
-        _words(screen, f"This torch gets all lengths from 1 to {LONGEST} right: what was wrong has been mended.", "  ")
-    else:
-        shown = next((length for length in bad["stock"] if length > 4), bad["stock"][0])
-        for side, gathered in found.items():
-            values = gathered[shown]
-            row = " ".join(map(str, values)) if isinstance(values, list) else values
-            _words(screen, f"{side:8} {row}", "  ", "yellow" if shown in bad[side] else "green")
-        screen.say()
+        text = f"This torch gets all lengths from 1 to {LONGEST} right: what was wrong has been mended."
+        return [*lines, *wrapped(text, "  ", width), *_wrong_lengths(bad, width)]
+    shown = next((length for length in bad["stock"] if length > 4), bad["stock"][0])
+    for side, gathered in found.items():
+        values = gathered[shown]
+        row = " ".join(map(str, values)) if isinstance(values, list) else values
+        lines += styled(wrapped(f"{side:8} {row}", "  ", width), "yellow" if shown in bad[side] else "green")
+    return [*lines, "", *_wrong_lengths(bad, width)]
+
+
+def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
+    said = []
     for side, lengths in bad.items():
         if lengths:
-            _words(
-                screen, f"{side}: wrong for {len(lengths)} of {LONGEST} lengths: {joined([*map(str, lengths)])}.", "  "
-            )
+            said.append(f"{side}: wrong for {len(lengths)} of {LONGEST} lengths: {joined([*map(str, lengths)])}.")
         elif bad["stock"]:
-            _words(screen, f"{side}: right for all {LONGEST} lengths.", "  ")
+            said.append(f"{side}: right for all {LONGEST} lengths.")
+    return [line for text in said for line in wrapped(text, "  ", width)]
 
 
-def _title(screen: Screen, text: str) -> None:
-    screen.say()
-    screen.say(text, "bold cyan")
+def _headed(title: str, text: str, width: int) -> list[str]:
+    return ["", *styled([title], "side"), *wrapped(text, "", width), ""]
 
 
-def _words(screen: Screen, text: str, indent: str = "", style: str = "") -> None:
-    screen.say_all((line, style) for line in wrapped(text, indent, screen.width))
+def compared(
+    heads: tuple[str, str], rows: Sequence[tuple[str, float | None, float | None, int]], indent: str = ""
+) -> list[str]:
+    """Two ways beside each other: what was measured of each, and how many times better the second is.
+
+    Args:
+        heads: what the ways are called.
+        rows: a label, a number of each way and its decimals; None for what couldn't be measured, which has no row.
+
+    >>> print(*compared(("loop", "Transfer"), [("calls", 900, 1, 0), ("bytes", None, None, 0)]), sep="\\n")
+           loop  Transfer  better
+    calls   900         1    900x
+    """
+    cells = [
+        (label, f"{first:,.{decimals}f}", f"{second:,.{decimals}f}", times_better(first, second))
+        for label, first, second, decimals in rows
+        if first is not None and second is not None
+    ]
+    head, *others = [indent + line for line in aligned([("", *heads, "better"), *cells], right=(1, 2, 3))]
+    return [*styled([head], "head"), *others]
+
+
+def times_better(cost: float, other: float) -> str:
+    """How many times less the other costs.
+
+    >>> times_better(33, 11), times_better(44, 42), times_better(48, 48), times_better(36, 39), times_better(600, 3)
+    ('3x', '1.05x', 'same', '0.92x', '200x')
+    """
+    if cost == other:
+        return "same"
+    if not cost or not other:
+        return "-"
+    gain = cost / other
+    text = f"{gain:.2f}" if gain < 2 else f"{gain:.1f}" if gain < 10 else f"{gain:,.0f}"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text}x"

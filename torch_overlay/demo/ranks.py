@@ -1,4 +1,4 @@
-"""One rank of a world: a process that does what the parent asks for, one order at a time."""
+"""The ranks of the demo: processes that do what the parent asks for, one order at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import torch_overlay
 
+from .counters import GroupCounter, count_collectives
+from .panels import WEIGHTS
+from .train import Config
+
 LOOPBACK = "127.0.0.1"
+SHAPE = (128, 64)
+
+
+def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
+    """A rank's main: answer the parent's orders until it sends None or is gone.
+
+    An answer is (True, value) or (False, traceback). What torch prints goes to the file `log`, which the parent reads.
+    """
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):  # of C++ libraries, too
+        os.dup2(file, stream)
+    os.close(file)
+    try:
+        worker = make(rank, **arguments)
+        while (order := parent.recv()) is not None:
+            name, given = order
+            parent.send((True, getattr(worker, name)(*given)))
+    except EOFError:
+        pass  # the parent is gone
+    except Exception:
+        parent.send((False, traceback.format_exc(limit=-20)))  # a recursion has thousands of frames
 
 
 class Rank:
@@ -25,10 +52,8 @@ class Rank:
         device: where the tensors are, "cpu" or "cuda"; new ones are made there by default.
     """
 
-    def __init__(
-        self, rank: int, ranks: int, overlay: bool, timeout: float = 120.0, device: str = "cpu", **options: Any
-    ) -> None:
-        self.rank, self.ranks, self.timeout, self.device = rank, ranks, timedelta(seconds=timeout), device
+    def __init__(self, rank: int, ranks: int, overlay: bool, device: str = "cpu", **options: Any) -> None:
+        self.rank, self.ranks, self.device, self.timeout = rank, ranks, device, timedelta(seconds=120)
         torch.set_num_threads(1)
         self.backend = "gloo" if device == "cpu" else self._use_gpus()
         if overlay:
@@ -76,34 +101,165 @@ def timed(call: Any) -> float:
     return time.perf_counter() - start
 
 
-def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
-    """A rank's main: answer the parent's orders until it sends None or is gone.
+class WeightsRank(Rank):
+    """A trainer on ranks 0 to 3, two servers on ranks 4 and 5, and two ways to bring the weights over."""
 
-    An answer is (True, value) or (False, traceback). What torch prints goes to the file `log`, which the parent reads.
-    """
-    _redirect_output(log)
+    def build(self) -> float:
+        """Make both sides, and the Transfer; its seconds."""
+        trainer = DeviceMesh(self.device, [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp"))
+        server = DeviceMesh(self.device, [4, 5])
+        self.trains, self.step = self.rank < 4, 0
+        cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
+        names = [f"w{number}" for number in range(WEIGHTS)]
+        mesh, zeros = trainer if self.trains else server, torch.zeros(SHAPE)
+        self.dims = {name: number % 2 for number, name in enumerate(names)}  # by which the servers cut
+        self.state = {
+            name: distribute_tensor(
+                zeros, mesh, cuts[number % 3] if self.trains else [Shard(number % 2)], src_data_rank=None
+            )
+            for number, name in enumerate(names)
+        }
+        sides = (self.state, None) if self.trains else (None, self.state)
+        start = time.perf_counter()
+        self.sync = torch_overlay.Transfer(*sides)
+        return time.perf_counter() - start
+
+    def train(self) -> None:
+        """Give every weight of the trainer new values, which tell elements, weights and steps apart."""
+        self.step += 1
+        if self.trains:
+            for number, (name, weight) in enumerate(self.state.items()):
+                new = distribute_tensor(self._whole(number), weight.device_mesh, weight.placements, src_data_rank=None)
+                self.state[name].to_local().copy_(new.to_local())
+
+    def _whole(self, number: int) -> torch.Tensor:
+        return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE) + 10_000 * number + self.step
+
+    def loop(self) -> None:
+        """By hand: each weight is made whole, sent to all, and cut by each server."""
+        for name, weight in self.state.items():
+            whole = weight.full_tensor() if self.trains else torch.empty(SHAPE)
+            dist.broadcast(whole, src=0)
+            if not self.trains:
+                weight.to_local().copy_(whole.chunk(2, dim=self.dims[name])[self.rank - 4])
+
+    def transfer(self) -> None:
+        self.sync.run()
+
+    def time(self, way: str) -> tuple[float, int | None]:
+        """The seconds, and the bytes that this rank wrote to sockets, where the kernel tells."""
+        before = written()
+        seconds = timed(getattr(self, way))
+        after = written()
+        return seconds, None if before is None or after is None else after - before
+
+    def count(self, way: str) -> int:
+        """The collectives of this rank."""
+        return sum(count_collectives(getattr(self, way))[1].values())
+
+    def right(self) -> int:
+        """How many of a server's weights are the trainer's of this step, to the bit."""
+        if self.trains:
+            return WEIGHTS
+        wholes = (self._whole(number).chunk(2, dim=number % 2)[self.rank - 4] for number in range(WEIGHTS))
+        return sum(torch.equal(weight.to_local(), part) for weight, part in zip(self.state.values(), wholes))
+
+
+def written() -> int | None:
+    """The bytes that this process has written so far, to whatever; None where the kernel doesn't tell (not Linux)."""
     try:
-        worker = make(rank, **arguments)
-        while (order := parent.recv()) is not None:
-            name, given = order
-            parent.send((True, getattr(worker, name)(*given)))
-    except EOFError:
-        pass  # the parent is gone
-    except Exception:
-        parent.send((False, _shorten(traceback.format_exc())))
+        with open("/proc/self/io") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
+    except (OSError, StopIteration):
+        return None
 
 
-def _shorten(report: str, head: int = 15, tail: int = 25) -> str:
-    """The ends of a long report: what was called and what went wrong; a recursion's middle is thousands of lines."""
-    lines = report.splitlines()
-    if len(lines) > head + tail:
-        lines[head:-tail] = [f"  ... {len(lines) - head - tail} lines ..."]
-    return "\n".join(lines)
+class MeshRank(Rank):
+    """Ranks that build different meshes."""
+
+    def build(self) -> tuple[float, str]:
+        """The seconds, and the error if there was one."""
+        sizes, names = ((2, 2), ("dp", "tp")) if self.rank == 0 else ((4,), ("dp",))
+        start, error = time.perf_counter(), ""
+        try:
+            init_device_mesh(self.device, sizes, mesh_dim_names=names)
+        except RuntimeError as said:
+            error = str(said)
+        return time.perf_counter() - start, error
 
 
-def _redirect_output(log: str) -> None:
-    """Send this process' stdout and stderr to a file, C++ libraries' included."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
+class GatherRank(Rank):
+    """Vectors of many lengths, cut over both axes of a mesh with a flattened view, and made whole again."""
+
+    def gather(self, longest: int) -> dict[int, list[int] | str]:
+        """What the whole vector is on this rank, for each length; the error if there was one."""
+        mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
+        mesh._flatten("dp_tp")
+        return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
+
+    def _gathered(self, mesh: Any, length: int) -> list[int] | str:
+        cut = distribute_tensor(torch.arange(length), mesh, [Shard(0), Shard(0)], src_data_rank=None)
+        try:
+            return cut.full_tensor().tolist()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+
+
+class TrainingRank(Rank):
+    """Trains the model of a config, and counts what that takes."""
+
+    def __init__(self, rank: int, ranks: int, overlay: bool, config: Config) -> None:
+        super().__init__(rank, ranks, overlay, device=config.device)
+        self.config = config
+
+    def build(self) -> str:
+        """Make meshes, model and optimizer; a digest of the text, which is the same on all ranks."""
+        from .training import Trainer, build_meshes  # the panels need no FSDP
+
+        self.counter = GroupCounter()
+        self.trainer = Trainer(self.config, build_meshes(self.config))
+        return self.trainer.text.digest
+
+    def train(self, first: int, count: int) -> list[tuple[float, float]]:
+        """(loss, seconds) of each of `count` steps."""
+        answers = []
+        for step in range(first, first + count):
+            start = time.perf_counter()
+            loss = self.trainer.step(step)
+            answers.append((loss, time.perf_counter() - start))
+        return answers
+
+    def count(self, step: int) -> dict[str, float]:
+        """Train one step with its collectives counted, and make the weights whole."""
+        loss, in_a_step = count_collectives(lambda: self.trainer.step(step))
+        self.state, in_a_save = count_collectives(self.trainer.full_state)
+        return {
+            "loss": loss,
+            "groups": self.counter.groups(),
+            "calls": self.counter.calls,
+            "step": sum(in_a_step.values()),
+            "save": sum(in_a_save.values()),
+            "seconds": timed(self.trainer.full_state),
+        }
+
+    def keep_weights(self, path: str) -> None:
+        """Write the weights that `count` made whole, for another run to compare."""
+        torch.save(self.state, path)
+
+    def compare_weights(self, path: str) -> dict[str, Any]:
+        """How far the weights are from those in a file."""
+        return weights_apart(torch.load(path), self.state)
+
+
+def weights_apart(theirs: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """How many numbers are compared and differ, and the largest difference.
+
+    >>> weights_apart({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.0, -2.5])})
+    {'elements': 2, 'different': 1, 'largest': 0.5}
+    """
+    pairs = [(one, ours[name]) for name, one in theirs.items()]
+    return {
+        "elements": sum(one.numel() for one, _ in pairs),
+        "different": sum(int((one != other).sum()) for one, other in pairs),
+        "largest": max((one - other).abs().max().item() for one, other in pairs),
+    }

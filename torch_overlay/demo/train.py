@@ -5,45 +5,80 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+from dataclasses import dataclass
 from typing import Any
 
-from torch_overlay.demo import table
-from torch_overlay.demo.config import Config
-from torch_overlay.demo.screen import Screen
-from torch_overlay.demo.worlds import WorkerError, World
-from torch_overlay.show.words import wrapped
+from ..show.screen import Screen
+from ..show.words import wrapped
+from .panels import compared
+from .processes import Processes, WorkerError
 
-_RANKS = "torch_overlay.demo.training_ranks:TrainingRank"
 _SIDES = {"stock": False, "overlay": True}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a worker must know, the same on every rank and in both runs.
+
+    Degrees count ranks, and experts spread over `ep` of the `dp_shard * tp` ranks of one replica. Sizes count elements,
+    `batch` sequences of a global step, `seq` tokens. By default two meshes of two axes: FSDP2 x TP, and FSDP2 x EP.
+
+    Raises ValueError with what was needed and what came if the steps are too few.
+    """
+
+    dp_replicate: int = 1
+    dp_shard: int = 2
+    tp: int = 2
+    ep: int = 2
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    experts: int = 4
+    top_k: int = 2
+    seq: int = 64
+    batch: int = 16
+    steps: int = 14
+    warmup: int = 2
+    rate: float = 3e-3
+    clip: float = 1.0
+    seed: int = 0
+    text_bytes: int = 1_000_000
+    dtype: str = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.steps < self.warmup + 2:
+            raise ValueError(
+                f"steps must be at least warmup + 2 (a step to time, a step to count), with warmup at least 1; "
+                f"got {self.steps} steps and warmup {self.warmup}"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Of a run."""
+        return self.dp_replicate * self.dp_shard * self.tp
 
 
 def run(config: Config, screen: Screen) -> dict[str, Any]:
     """Both runs, in turns, so that whatever else the machine does meets both; what was measured, by side."""
     c = config
-    screen.say_all(
-        (line, "")
-        for line in wrapped(
-            f"One training job, twice: {c.ranks} {'gloo' if c.device == 'cpu' else c.device} processes learn {c.steps} "
-            f"steps of {c.tokens_per_step:,} bytes "
-            f"of Python with a transformer of {c.layers} layers and {c.experts} experts, by FSDP2 ({c.dp_replicate}x"
-            f"{c.dp_shard}), tensor parallelism ({c.tp}) and expert parallelism ({c.ep}).",
-            width=screen.width,
-        )
+    what = (
+        f"One training job, twice: {c.ranks} {'gloo' if c.device == 'cpu' else c.device} processes learn {c.steps} "
+        f"steps of {c.batch * c.seq:,} bytes of Python with a transformer of {c.layers} layers and {c.experts} "
+        f"experts, by FSDP2 ({c.dp_replicate}x{c.dp_shard}), "
+        f"tensor parallelism ({c.tp}) and expert parallelism ({c.ep})."
     )
-    screen.say()
+    screen.say(*wrapped(what, width=screen.width), "")
     with screen.progress(4 + 2 * c.steps):
         screen.now(f"starting {2 * c.ranks} processes")
-        stock, overlay = [World(name, _RANKS, c.ranks, overlay=on, config=c) for name, on in _SIDES.items()]
+        stock, overlay = [Processes(name, "TrainingRank", c.ranks, overlay=on, config=c) for name, on in _SIDES.items()]
         with stock, overlay:
             found = _measured([stock, overlay], config, screen)
-    screen.say()
-    screen.say_all((line, "bold" if number == 0 else "") for number, line in enumerate(_table(found, config)))
-    screen.say()
-    screen.say_all((line, "") for line in wrapped(_verdict(found), width=screen.width))
+    screen.say("", *_table(found), "", *wrapped(_verdict(found), width=screen.width))
     return found
 
 
-def _measured(worlds: list[World], config: Config, screen: Screen) -> dict[str, Any]:
+def _measured(worlds: list[Processes], config: Config, screen: Screen) -> dict[str, Any]:
     found: dict[str, Any] = {world.name: {"losses": [], "seconds": []} for world in worlds}
     for world in worlds:
         screen.now(f"{world.name}: making meshes, model and optimizer")
@@ -81,15 +116,18 @@ def _add_loss(name: str, side: dict[str, Any], losses: list[float]) -> None:
     side["losses"].append(losses[0])
 
 
-def _table(found: dict[str, Any], config: Config) -> list[str]:
-    rows = {"calls": "new_group calls of a rank", "groups": "process groups of a rank", "step": "collectives of a step"}
-    rows["save"] = "collectives of a full state dict"
-    counts = [found[side]["counts"] for side in _SIDES]
-    lines: list[Any] = [(label, *(count[name] for count in counts), 0) for name, label in rows.items()]
-    lines.append(("time of a full state dict, ms", *(1000 * count["seconds"] for count in counts), 0))
+def _table(found: dict[str, Any]) -> list[str]:
+    one, other = [found[side]["counts"] for side in _SIDES]
     medians = [1000 * statistics.median(found[side]["seconds"]) for side in _SIDES]
-    lines.append(("time of a step, ms (median)", *medians, 0))
-    return table.compared(("stock", "overlay"), lines)
+    rows = [
+        ("new_group calls of a rank", one["calls"], other["calls"], 0),
+        ("process groups of a rank", one["groups"], other["groups"], 0),
+        ("collectives of a step", one["step"], other["step"], 0),
+        ("collectives of a full state dict", one["save"], other["save"], 0),
+        ("time of a full state dict, ms", 1000 * one["seconds"], 1000 * other["seconds"], 0),
+        ("time of a step, ms (median)", *medians, 0),
+    ]
+    return compared(("stock", "overlay"), rows)
 
 
 def _verdict(found: dict[str, Any]) -> str:

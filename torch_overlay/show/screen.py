@@ -1,6 +1,7 @@
 """What is printed for people: as wide as the terminal allows, with colours where there are any, else plain text.
 
-The text is the same either way. rich brings the colours; without it, and in a pipe, there are none.
+The text is the same either way. rich brings the colours, and a bar that moves while something is under way; without it,
+and in a pipe, there are none.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 NARROW, WIDE = 80, 120  # columns: every table fits the first, and none is wider than the second
@@ -48,12 +51,15 @@ def width() -> int:
 def show(lines: Iterable[str], file: TextIO | None = None) -> None:
     """Print the lines."""
     file = sys.stdout if file is None else file
-    found = console(file)
+    _print(lines, file, console(file))
+
+
+def _print(lines: Iterable[str], file: TextIO, on: Any) -> None:
     for line in lines:
-        if found is None:
+        if on is None:
             print(line, file=file)
         else:
-            found.print(_text(line), soft_wrap=True)
+            on.print(_text(line), soft_wrap=True)
 
 
 def console(file: TextIO) -> Any:
@@ -75,3 +81,46 @@ def _text(line: str) -> Any:
     for start, end, style in getattr(line, "parts", ()):
         made.stylize(style, start, end)
     return made
+
+
+class Screen:
+    """Prints lines, and shows what is under way: by a bar on a terminal, by lines without rich or in a pipe."""
+
+    def __init__(self) -> None:
+        self._console = console(sys.stdout)
+        self._bar: Any = None
+        self._task: Any = None
+        self._begun = time.perf_counter()
+        self.width = max(60, min(WIDE, shutil.get_terminal_size().columns))
+
+    def say(self, *lines: str) -> None:
+        """Print lines at once."""
+        _print(lines, sys.stdout, self._console)
+        sys.stdout.flush()
+
+    @contextmanager
+    def progress(self, total: int) -> Iterator[None]:
+        """While the block runs, `now` says what is under way and `advance` how much of `total` is done."""
+        if self._console is None:
+            yield
+            return
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=self._console, transient=True) as self._bar:
+            self._task = self._bar.add_task("", total=total)
+            try:
+                yield
+            finally:
+                self._bar = None
+
+    def now(self, what: str, line: bool = True) -> None:
+        """Say what is under way: beside the bar, or as a line with the seconds since the start unless `line` is off."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+        elif line:
+            self.say(f"{time.perf_counter() - self._begun:5.1f} s  {what}")
+
+    def advance(self, count: int = 1) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task, count)

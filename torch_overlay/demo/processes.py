@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 # One process imports torch (and dynamo, for DTensor) and forks the workers. Without fork, each imports its own.
-_PRELOAD = ["torch_overlay.demo.panel_ranks", "torch._dynamo"]
+_RANKS = "torch_overlay.demo.ranks"
 _NUMPY = "ignore:Failed to initialize NumPy:UserWarning"
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
@@ -23,11 +23,11 @@ class WorkerError(RuntimeError):
     """A worker failed, ended or gave no answer in time; the message says which and shows its last words."""
 
 
-class World:
+class Processes:
     """The ranks of one run. Close it, or use it as a context: no process outlives it.
 
     Args:
-        make: the class of its ranks, as ``module:Class``; imported by the ranks, since it imports torch.
+        make: the class of its ranks, in `ranks.py`, which imports torch.
         arguments: that the class takes beside the rank.
         timeout: seconds that a rank may take for an answer.
     """
@@ -42,7 +42,7 @@ class World:
             for rank in range(ranks):
                 self._start(rank)
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -139,10 +139,8 @@ class World:
 
 
 def _serve(make: str, *arguments: Any) -> None:
-    from torch_overlay.demo.ranks import serve  # imports torch, which the parent never does
-
-    module, _, name = make.partition(":")
-    serve(getattr(importlib.import_module(module), name), *arguments)
+    ranks = importlib.import_module(_RANKS)  # and with it torch, which the parent never does
+    ranks.serve(getattr(ranks, make), *arguments)
 
 
 @contextmanager
@@ -152,15 +150,12 @@ def _worker_environment() -> Iterator[None]:
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
     # Torch warns once where numpy isn't installed, and the demo needs none.
     wanted["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _NUMPY]))
-    before = {name: os.environ.get(name) for name in wanted}
+    before = dict(os.environ)
     os.environ.update(wanted)
     try:
         if _METHOD == "forkserver":
-            multiprocessing.get_context(_METHOD).set_forkserver_preload(_PRELOAD)
+            multiprocessing.get_context(_METHOD).set_forkserver_preload([_RANKS, "torch._dynamo"])
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
