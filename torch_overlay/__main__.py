@@ -16,12 +16,12 @@ from .choices import strict_from_environment
 from .commands.parser import Mistake, Parser
 from .errors import OptionError
 
-# Each command is a module with `add_arguments` and `act`, imported when it is used.
+# The module of each command NAME: `add_NAME` says what it takes, `NAME` does it. Imported when it is used.
 COMMANDS = {
     "run": ("torch_overlay.commands.run", "run a program, and all that it starts, under the overlay"),
-    "status": ("torch_overlay.commands.status", "what enable() does with this torch, patch by patch"),
-    "explain": ("torch_overlay.commands.explain", "a redistribution in words, with bytes and time"),
-    "draw": ("torch_overlay.commands.draw", "a mesh and its groups, in the terminal or as a picture"),
+    "status": ("torch_overlay.commands.shown", "what enable() does with this torch, patch by patch"),
+    "explain": ("torch_overlay.commands.shown", "a redistribution in words, with bytes and time"),
+    "draw": ("torch_overlay.commands.shown", "a mesh and its groups, in the terminal or as a picture"),
     "demo": ("torch_overlay.demo.command", "weights, a hang, a wrong value: stock torch beside the overlay"),
 }
 # Those that do without torch: it may be missing, but if it is there it must be one that is supported.
@@ -39,13 +39,17 @@ def parser() -> Parser:
         epilog="COMMAND --help says what a command takes.",
     )
     commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", prog=made.prog)
-    for name, (module, what) in COMMANDS.items():
-        commands.add_parser(name, help=what, title=f"torch_overlay {name}", fill=_filled(module))
+    for name, (_, what) in COMMANDS.items():
+        commands.add_parser(name, help=what, title=f"torch_overlay {name}", fill=_filled(name))
     return made
 
 
-def _filled(module: str) -> Any:
-    return lambda made: importlib.import_module(module).add_arguments(made)
+def _filled(name: str) -> Any:
+    return lambda made: getattr(_module(name), f"add_{name}")(made)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(COMMANDS[name][0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +90,7 @@ def _act(arguments: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             # Torch says so when it is imported without numpy, which nothing here needs.
             warnings.filterwarnings("ignore", "Failed to initialize NumPy")
-            code = importlib.import_module(COMMANDS[arguments.command][0]).act(arguments)
+            code = getattr(_module(arguments.command), arguments.command)(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # who reads has seen enough, as in `explain ... | head`

@@ -155,7 +155,7 @@ def test_names_may_have_an_x():
 
 def test_every_dtype_is_known():
     torch = pytest.importorskip("torch")
-    from torch_overlay.commands.explain import DTYPES, SHORT, dtype_name
+    from torch_overlay.commands.shown import DTYPES, SHORT, dtype_name
 
     torchs = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
     assert torchs <= set(DTYPES.split()) and set(SHORT.values()) <= torchs

@@ -44,7 +44,7 @@ CUT_OFF = "EIS"
 CHECK_PYCS = "--check-hash-based-pycs"
 
 
-def add_arguments(parser: Parser) -> None:
+def add_run(parser: Parser) -> None:
     """Our own flags; which words are the program's is for `parse` to say, since Python's flags stand among them."""
     parser.usage = "%(prog)s [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]"
     parser.description = "Run an unmodified program, and every Python process that it starts, under the overlay."
@@ -84,7 +84,7 @@ def _read(parser: Parser, words: list[str]) -> argparse.Namespace:
     return argparse.Namespace(no_strict=not strict, line=command, environ=environ)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run it; returns only where the platform can't replace a process."""
     line, environ = arguments.line, arguments.environ
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from ..show.screen import Screen, Styled
 from . import panels, train
 
 
-def add_arguments(parser: Parser) -> None:
+def add_demo(parser: Parser) -> None:
     """What it takes."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all numbers to FILE")
 
 
-def act(options: argparse.Namespace) -> int:
+def demo(options: argparse.Namespace) -> int:
     """Run it; 0 if it came through, 1 if a process failed, 2 if the arguments make no sense."""
     try:
         config = train.Config(steps=options.steps, device=options.device)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..show.screen import Screen, styled
+from ..show.screen import Screen, headed, styled
 from ..show.words import aligned, joined, wrapped
 from .processes import Processes
 
@@ -199,8 +199,7 @@ def compared(
         for label, first, second, decimals in rows
         if first is not None and second is not None
     ]
-    head, *others = [indent + line for line in aligned([("", *heads, "better"), *cells], right=(1, 2, 3))]
-    return [*styled([head], "head"), *others]
+    return headed([indent + line for line in aligned([("", *heads, "better"), *cells], right=(1, 2, 3))])
 
 
 def times_better(cost: float, other: float) -> str:

@@ -142,8 +142,8 @@ def _spelled(names: tuple[str, ...], sizes: dict[str, int]) -> str:
 # --- text ---
 
 
-@dataclass(frozen=True)
-class Drawing:
+@dataclass(frozen=True, repr=False)
+class Drawing(screen.Shown):
     """A mesh, its hosts and each axis's groups. Print it.
 
     Attributes:
@@ -202,21 +202,8 @@ class Drawing:
             *_grid(self.mesh, hosts, width),
         ]
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    __repr__ = __str__
-
     def save(self, path: str) -> None:
-        """Write a picture: a panel an axis, each rank in the colour of its group, hosts framed.
-
-        Args:
-            path: its ending chooses the format.
-
-        Raises:
-            ValueError: more ranks than can be seen.
-            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
-        """
+        """Write a picture: a panel an axis, each rank in the colour of its group, hosts framed; see `Shown.save`."""
         _draw(self, path)
 
 
@@ -234,7 +221,7 @@ def _table(mesh: MeshMap, gpus_per_host: int, width: int) -> list[str]:
     found = []
     for (first, *others), text in zip(left, said):
         found += [f"{first:{start}}{text}", *(f"  {line}" for line in others)]
-    return [*screen.styled(found[:1], "head"), *found[1:]]
+    return screen.headed(found)
 
 
 def _groups_in(axis: Axis, room: int) -> str:

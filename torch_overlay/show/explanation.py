@@ -196,8 +196,8 @@ class ShownPlan:
         return [*found, *screen.styled(rows[-1], "head"), *screen.styled(wrapped(self.note, _UNDER, width), "trouble")]
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(screen.Shown):
     """Torch's plan and the overlay's for one redistribution. Print it."""
 
     question: Redistribution
@@ -206,32 +206,20 @@ class Explanation:
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The explanation for a terminal of this many columns."""
-        sides = (self.torch, self.overlay)
-        rows = [_HEADS, *self.torch.rows(), *self.overlay.rows()]
-        heads, *table = folded(rows, width, {1: "(", 2: ",", 4: "·"}, _RIGHT)
-        found, at = [*self.title(width), "", *(screen.styled(heads, "head") if table else [])], 0
-        for side in sides:
-            count = len(side.rows())
-            found += side.text(table[at : at + count], width)
-            at += count
-        found += self.compared()
-        return [*found, *self.notes(width)]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    __repr__ = __str__
+        rows = [self.torch.rows(), self.overlay.rows()]
+        heads, *table = folded([_HEADS, *rows[0], *rows[1]], width, {1: "(", 2: ",", 4: "·"}, _RIGHT)
+        return [
+            *self.title(width),
+            "",
+            *(screen.styled(heads, "head") if table else []),
+            *self.torch.text(table[: len(rows[0])], width),
+            *self.overlay.text(table[len(rows[0]) :], width),
+            *self.compared(),
+            *self.notes(width),
+        ]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom in both plans.
-
-        Args:
-            path: its ending chooses the format.
-
-        Raises:
-            ValueError: too many ranks to be read, or no plan that can be drawn.
-            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
-        """
+        """Write a picture of who sends what to whom in both plans; see `Shown.save`."""
         from .pictures import draw_plans
 
         draw_plans(self, path)
@@ -244,7 +232,7 @@ class Explanation:
         order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {short(ask.ranks)}"
         asked = f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"
         return [
-            *screen.styled(wrapped(asked, "", width, "  "), "title"),
+            *screen.styled(fitted(asked, width), "title"),
             *fitted(f"  from {ask.words[0]}{self._held(ask.source)}", width),
             *fitted(f"  to   {ask.words[1]}{self._held(ask.target)}", width),
         ]
@@ -264,29 +252,25 @@ class Explanation:
         said = zip(*[(str(plan.collectives), *_figures(plan)) for plan in plans])
         names = ("collectives", "bytes in", "bytes out", "time")
         rows = [(name, *pair, better(*number)) for name, pair, number in zip(names, said, numbers)]
-        first, *others = aligned([("", "torch", "overlay", "better"), *rows], right=(1, 2, 3))
-        return ["", *screen.styled([first], "head"), *others]
+        return ["", *screen.headed(aligned([("", "torch", "overlay", "better"), *rows], right=(1, 2, 3)))]
 
     def notes(self, width: int) -> list[str]:
         """What the numbers assume and leave out."""
         if not (self.torch.lines or self.overlay.lines):
             return []
         cost = self.question.cost
-        steps = (*self.torch.lines, *self.overlay.lines)
-        said = [
-            "better: how many times fewer, or faster" if self.torch.lines and self.overlay.lines else "",
+        said = ["better: how many times fewer, or faster"] if self.torch.lines and self.overlay.lines else []
+        said += [
             "in, out: bytes that the busiest rank gets from others and sends to others",
             f"time: an estimate, latency + the larger of in and out / bandwidth (x {EXCHANGE:g} in an all_to_all)",
-            ""
-            if cost.axes
-            else f"assumed: {duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s, "
-            "for want of a topology",
-            "left out: contention, overlap with compute, copies to pack and unpack",
-            "S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes"
-            if any("#" in step.holds for step in steps)
-            else "",
         ]
-        return ["", *screen.styled((line for text in said if text for line in wrapped(text, "", width, "  ")), "why")]
+        if not cost.axes:
+            speed = f"{duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s"
+            said.append(f"assumed: {speed}, for want of a topology")
+        said.append("left out: contention, overlap with compute, copies to pack and unpack")
+        if any("#" in step.holds for step in (*self.torch.lines, *self.overlay.lines)):
+            said.append("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
+        return ["", *screen.styled([line for text in said for line in fitted(text, width)], "why")]
 
 
 def _figures(of: ShownStep | ShownPlan) -> tuple[str, str, str]:

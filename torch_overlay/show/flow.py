@@ -18,7 +18,7 @@ from ..transfers._planner.routes import Move
 from ..transfers._planner.sides import Ranks, Side
 from . import screen
 from .typed import Placement, regions
-from .words import aligned, amount, brief, counted, fitted, wrapped
+from .words import aligned, amount, brief, counted, fitted
 
 End = tuple[Sequence[Placement], tuple[int, ...], tuple[int, ...]]  # placements, sizes and ranks of a mesh
 
@@ -27,8 +27,8 @@ SHOWN = 32  # ranks that have a row
 LISTED = 24  # characters of a list of ranks
 
 
-@dataclass(frozen=True)
-class FlowExplanation:
+@dataclass(frozen=True, repr=False)
+class FlowExplanation(screen.Shown):
     """What torch and the overlay would do with many tensors. Print it.
 
     Attributes:
@@ -60,32 +60,18 @@ class FlowExplanation:
         way = f"from {of_ranks(self.sources)} to {of_ranks(self.targets)}"
         where = f"on {of_ranks(self.sources)}" if self.sources == self.targets else way
         title = f"{counted(self.tensors, 'tensor')}, {amount(self.size)}, {where}"
-        found = [*screen.styled(wrapped(title, "", width, "  "), "title"), *wrapped(self.stock(), "", width, "  ")]
-        found += screen.styled(wrapped(f"overlay: {self.steps()}", "", width, "  "), "side")
+        found = [*screen.styled(fitted(title, width), "title"), *fitted(self.stock(), width)]
+        found += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
         if not self.flow.sent:
             return found
         fits = len(self.ranks) <= MATRIX
-        first, *others = self._matrix() if fits else self._table(width)
-        notes = wrapped("bytes that the rank of a row sends to the rank of a column", "", width, "  ") if fits else []
-        if self.flow.reductions:
-            notes += wrapped("exchanges only; what reductions send isn't counted", "", width, "  ")
-        return [*found, "", *screen.styled([first], "head"), *others, "", *screen.styled(notes, "why")]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines()).rstrip()
-
-    __repr__ = __str__
+        table = self._matrix() if fits else self._table(width)
+        notes = ["bytes that the rank of a row sends to the rank of a column"] if fits else []
+        notes += ["exchanges only; what reductions send isn't counted"] if self.flow.reductions else []
+        return [*found, "", *screen.headed(table), "", *screen.styled(notes, "why")]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom.
-
-        Args:
-            path: its ending chooses the format.
-
-        Raises:
-            ValueError: too many ranks to be read.
-            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
-        """
+        """Write a picture of who sends what to whom; see `Shown.save`."""
         from .pictures import draw_flow
 
         draw_flow(self, path)

@@ -41,6 +41,36 @@ def styled(lines: Iterable[str], style: str) -> list[str]:
     return [Styled(line, style) for line in lines]
 
 
+def headed(table: list[str]) -> list[str]:
+    """A table whose first line is its head."""
+    return [*styled(table[:1], "head"), *table[1:]]
+
+
+class Shown:
+    """What prints as text, as wide as there is room, and can be drawn."""
+
+    def lines(self, width: int = NARROW) -> list[str]:
+        """The text for a terminal of this many columns."""
+        raise NotImplementedError
+
+    def save(self, path: str) -> None:
+        """Write a picture.
+
+        Args:
+            path: its ending chooses the format.
+
+        Raises:
+            ValueError: too many ranks to be seen, or nothing that can be drawn.
+            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
+        """
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines()).rstrip()
+
+    __repr__ = __str__
+
+
 def width() -> int:
     """Columns to print in: the terminal's, within limits; in a pipe the fewest, unless COLUMNS says how many."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():

@@ -1,22 +1,26 @@
-"""`python -m torch_overlay explain`: a redistribution by torch's plan and by the overlay's. Nothing communicates.
+"""The commands that show something: `explain` a redistribution, `draw` a mesh, the `status` of the overlay.
 
     python -m torch_overlay explain --mesh 2,2,2 --shape 4096,4096 --dtype bf16 "P,S0,R" "R,S1,S0"
+    python -m torch_overlay draw --mesh dp=2,tp=4 --out mesh.png
+    python -m torch_overlay draw --degrees pp=2,dp_shard=4,tp=2,ep=4 --out run.png  # all meshes of a run
 
-In a program, `torch_overlay.explain` does the same for a DTensor.
+In a program, `torch_overlay.explain`, `draw` and `status` do the same. Nothing communicates; `draw` needs no torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..choices import topology
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..hints import instead
-from ..show import typed
+from ..show import screen, typed
+from ..show.drawing import Drawing, MeshMap, of_degrees
 from ..show.explanation import cost_of, groups_at_hand
-from .answer import answer
 from .parser import Parser, add_no_strict, whole
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ Examples:
 """
 
 
-def add_arguments(parser: Parser) -> None:
+def add_explain(parser: Parser) -> None:
     """What it takes."""
     parser.usage = "%(prog)s --mesh MESH --shape SHAPE [OPTION...] FROM TO"
     parser.description = "Torch's plan for a redistribution and the overlay's, step by step, with bytes, time and why."
@@ -104,10 +108,10 @@ def add_arguments(parser: Parser) -> None:
     add_no_strict(parser)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def explain(arguments: argparse.Namespace) -> int:
     """Print the explanation; 2 if it can't be made."""
     explained = _explained if arguments.to_mesh is None else _across
-    return answer("explain", lambda: explained(arguments), arguments.out)
+    return _answer("explain", lambda: explained(arguments), arguments.out)
 
 
 def _across(arguments: argparse.Namespace) -> FlowExplanation:
@@ -163,3 +167,95 @@ def dtype_name(text: str) -> str:
         known = instead(name, (*DTYPES.split(), *SHORT), "needed is one such as bf16 or float32")
         raise ValueError(f"--dtype: torch has no dtype {text!r}{known}")
     return name
+
+
+_DRAWN = """Examples:
+
+  %(prog)s --mesh dp=2,tp=4
+  %(prog)s --degrees dp_shard=4,tp=2,ep=4 --out run.png
+"""
+
+
+def add_draw(parser: Parser) -> None:
+    """What it takes."""
+    parser.usage = "%(prog)s (--mesh MESH | --degrees DEGREES) [OPTION...]"
+    parser.description = (
+        "A mesh in the terminal, and as a picture with --out: ranks, the hosts they sit on, and each axis's groups."
+    )
+    parser.epilog = _DRAWN
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--mesh", help="the sizes of its axes: 2,4 or 2x4 or dp=2,tp=4")
+    what.add_argument("--degrees", help="all meshes of a run (parallel_dims), as pp=2,dp_shard=4")
+    parser.add_argument("--axes", metavar="NAMES", help="names of the mesh's axes, as dp,tp (default: a,b,c)")
+    parser.add_argument(
+        "--permute", metavar="AXES", help="number the ranks along the axes in this order, slowest first"
+    )
+    parser.add_argument(
+        "--ranks", type=whole, metavar="N", help="with --degrees: of the world, so that one degree can be -1"
+    )
+    parser.add_argument("--gpus-per-host", type=whole, default=8, metavar="N", help="ranks on one host (default: 8)")
+    parser.add_argument("--out", metavar="FILE.png", help="write the picture there, too (needs matplotlib)")
+    add_no_strict(parser)
+
+
+def draw(arguments: argparse.Namespace) -> int:
+    """Print the mesh, and write the picture if it was asked for; 2 if it can't be drawn."""
+    return _answer("draw", lambda: _drawing(arguments), arguments.out)
+
+
+def _drawing(arguments: argparse.Namespace) -> Drawing:
+    shown = _from_sizes(arguments) if arguments.degrees is None else _from_degrees(arguments)
+    return Drawing(shown, arguments.gpus_per_host)
+
+
+def _from_degrees(arguments: argparse.Namespace) -> MeshMap:
+    if arguments.axes or arguments.permute:
+        raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
+    return of_degrees(typed.degrees(arguments.degrees, arguments.ranks))
+
+
+def _from_sizes(arguments: argparse.Namespace) -> MeshMap:
+    if arguments.ranks is not None:
+        raise ValueError("--ranks is for --degrees; --mesh has the ranks of its sizes")
+    mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
+    return MeshMap.of(mesh.names, mesh.sizes, mesh.ranks)
+
+
+def _answer(command: str, make: Callable[[], screen.Shown], out: str | None) -> int:
+    """Print what is made, and write its picture there; the exit code, 2 if one of the two can't be done."""
+    try:
+        shown = make()
+        if out:  # first, so that a reader who stops reading still gets it
+            shown.save(out)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"torch_overlay {command}: {error}", file=sys.stderr)
+        return 2
+    screen.show(shown.lines(screen.width()))
+    if out:
+        print(f"drawn: {out}")
+    return 0
+
+
+def add_status(parser: Parser) -> None:
+    """`--all` and `--no-strict`."""
+    parser.usage = "%(prog)s [OPTION...]"
+    parser.description = (
+        "Turn the overlay on in a process of its own and print in six lines what it did. Ends with 1 if a patch had to "
+        "be left out."
+    )
+    parser.epilog = "A job asks in its own processes: print(torch_overlay.status()), or `run --report`."
+    parser.add_argument("--all", action="store_true", help="print each patch, each count and each option")
+    add_no_strict(parser)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Enable as far as the targets are recognised, print the table, and return 1 if a patch had to be left out."""
+    import torch_overlay
+
+    try:
+        now = torch_overlay.enable(strict=False)
+    except Exception as error:  # the table says why in a line, where a traceback wouldn't help
+        print(f"torch_overlay can't be enabled: {error}", file=sys.stderr)
+        return 1
+    screen.show((now.all_lines if arguments.all else now.lines)(screen.width()))
+    return int(any(row.state == "left out" for row in now.rows))
