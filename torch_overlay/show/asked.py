@@ -34,7 +34,7 @@ from ..transfers.targets import target_placements
 from ..transfers.trees import leaves
 from ..transfers.two_meshes import moves_across, reductions_across
 from . import typed
-from .explanation import Explanation, Groups, Redistribution, cost_of
+from .explanation import Explanation, JointAxes, Redistribution, cost_of
 from .flow import FlowExplanation
 from .plans import explained, make_spec, stand_in_mesh, to_torch_placement, word_of
 
@@ -72,7 +72,7 @@ def of_words(
     mesh: typed.Mesh,
     device_type: str,
     flattened: Sequence[tuple[int, ...]],
-    groups: Groups,
+    groups: JointAxes,
     cost: Cost,
 ) -> Explanation:
     """Explain for a mesh that stands for one of these sizes, seen from its first rank; no process group is made.
@@ -117,7 +117,7 @@ def _positive(placement: Placement, ndim: int) -> Placement:
 
 
 def _redistribution(
-    source: DTensorSpec, target: DTensorSpec, names: tuple[str, ...], held: typed.Held, groups: Groups, cost: Cost
+    source: DTensorSpec, target: DTensorSpec, names: tuple[str, ...], held: typed.Held, groups: JointAxes, cost: Cost
 ) -> Redistribution:
     mesh, meta = target.mesh, target.tensor_meta  # the source's mesh may be a copy
     before, after, refused = held
@@ -151,7 +151,7 @@ def _held(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.H
     return before, after, why_not(mesh, source, target) or ""
 
 
-def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> Groups:
+def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
     policy = "existing" if settings.share_groups == "off" else settings.flatten

@@ -116,27 +116,16 @@ def of_degrees(dims: ParallelDims) -> MeshMap:
     ['world = efsdp', 'pp = dp_replicate = ep = etp = cp', 'fsdp = batch = loss', 'tp']
     """
     sizes = dims.sizes()
-    notes = [f"{mesh:8}{_spelled(names, sizes)}" for mesh, names in MESHES.items()]
-    notes.append(f"{'loss':8}{_spelled(('loss',), sizes)}")
-    found: dict[tuple[tuple[int, ...], ...], list[str]] = {}
-    for axis in _axes(sizes):
-        names = found.setdefault(axis.groups, [])
-        if axis.name not in names:
-            names.append(axis.name)
-    axes = [Axis(names[0], groups, " = ".join(names)) for groups, names in found.items()]
+    ranks = tuple(range(sizes["world"]))
+    found: dict[tuple[tuple[int, ...], ...], dict[str, None]] = {}  # the names of the axes with these groups
+    for names in (*MESHES.values(), ("pp", "loss", "tp")):  # loss is axes of the data mesh, joined to one
+        for axis in MeshMap.of(names, [sizes[name] for name in names], ranks).axes:
+            found.setdefault(axis.groups, {})[axis.name] = None
+    axes = [Axis(next(iter(names)), groups, " = ".join(names)) for groups, names in found.items()]
+    meshes = {**MESHES, "loss": ("loss",)}
+    notes = [f"{mesh:8}" + " x ".join(f"{name}={sizes[name]}" for name in names) for mesh, names in meshes.items()]
     named = [f"{each.name}={getattr(dims, each.name)}" for each in fields(dims) if getattr(dims, each.name) > 1]
-    return MeshMap(" ".join(named) or "one rank", tuple(range(sizes["world"])), tuple(axes), tuple(notes))
-
-
-def _axes(sizes: dict[str, int]) -> list[Axis]:
-    """Every axis of every mesh; loss is the axes of the data mesh that are joined, as one."""
-    views = [*MESHES.values(), ("pp", "loss", "tp")]
-    maps = [MeshMap.of(names, [sizes[name] for name in names], range(sizes["world"])) for names in views]
-    return [axis for shown in maps for axis in shown.axes]
-
-
-def _spelled(names: tuple[str, ...], sizes: dict[str, int]) -> str:
-    return " x ".join(f"{name}={sizes[name]}" for name in names)
+    return MeshMap(" ".join(named) or "one rank", ranks, tuple(axes), tuple(notes))
 
 
 # --- text ---

@@ -21,7 +21,7 @@ from . import screen
 from .words import aligned, amount, counted, duration, fitted, folded, two_digits, wrapped
 
 Topology = tuple[tuple[str, float, float], ...]
-Groups = frozenset[tuple[int, ...]] | None  # the sets of axes that have a group; None for all of them
+JointAxes = frozenset[tuple[int, ...]] | None  # the sets of axes that have a joint group; None for all of them
 Number = TypeVar("Number", int, float)
 
 _HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
@@ -59,7 +59,7 @@ class Redistribution:
     ranks: tuple[int, ...]
     dtype: str
     itemsize: int
-    groups: Groups
+    groups: JointAxes
     cost: Cost
     named: bool = True
 
@@ -74,7 +74,7 @@ class Redistribution:
         return shared_plan(self.source, self.target, self.itemsize, None if all_groups else self.groups, self.cost)
 
 
-def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> Groups:
+def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> JointAxes:
     """For which sets of axes a new mesh has a group, by `options.flatten`.
 
     Args:

@@ -83,9 +83,9 @@ def _torchs(question: Redistribution, source: Any, target: Any) -> ShownPlan:
 def _torch_line(question: Redistribution, found: TorchStep) -> ShownStep:
     axes = tuple(question.names[axis] for axis in found.axes)
     if found.step is None:
-        text = f"from {word_of(found.source)} to {word_of(found.target)} over {','.join(axes)}"
         ranks = math.prod(question.sizes[axis] for axis in found.axes)
-        return ShownStep("?", axes, ranks, "", None, None, None, text, found.trouble)
+        why = f"{found.change} over {','.join(axes)}"
+        return ShownStep("?", axes, ranks, "", None, None, None, why, found.trouble)
     assert question.target is not None, "torch's steps are read only where both ends are boxes"
     why = _why_torchs(found.step, question.names, question.target)
     sent = padded(found.step) if isinstance(found.step, AllToAll) else None
@@ -160,9 +160,9 @@ def _why_ours(step: Step, averages: bool) -> str:
     if isinstance(step, AllGather):
         return "each rank holds a part of what all of them want"
     if isinstance(step, AllReduce):
-        return f"ends the {_ended(step.op)}: all ranks get the result"
+        return f"ends the {_ENDED.get(step.op, step.op)}: all ranks get the result"
     if isinstance(step, ReduceScatter):
-        return f"ends the {_ended(step.op)}: each rank gets only its own part"
+        return f"ends the {_ENDED.get(step.op, step.op)}: each rank gets only its own part"
     return "each rank gets all terms of its own part" if getattr(step, "op", None) else "each rank gets what it lacks"
 
 
@@ -181,9 +181,9 @@ def _why_torchs(step: Step, names: tuple[str, ...], target: Regions) -> str:
     merged = "merged: " if len(step.axes) > 1 else ""
     if isinstance(step, AllReduce):
         unused = any(axis in target.sharded for axis in step.axes)
-        return merged + f"ends the {_ended(step.op)}" + (", to be cut later" if unused else "")
+        return merged + f"ends the {_ENDED.get(step.op, step.op)}" + (", to be cut later" if unused else "")
     if isinstance(step, ReduceScatter):
-        return merged + f"ends the {_ended(step.op)}, cut into {_dims(step.before, step.after)}"
+        return merged + f"ends the {_ENDED.get(step.op, step.op)}, cut into {_dims(step.before, step.after)}"
     if isinstance(step, AllToAll):
         over = joined([names[axis] for axis in step.axes])
         return f"{over} cuts {_dims(step.before, step.after)} instead of {_dims(step.after, step.before)}"
@@ -198,10 +198,6 @@ def _dims(without: Regions, with_: Regions) -> str:
     return f"dim {joined([str(dim) for dim in dims])}" if dims else "nothing"
 
 
-def _ended(op: str) -> str:
-    return _ENDED.get(op, op)
-
-
 # --- torch's plan, in our steps ---
 
 
@@ -211,15 +207,13 @@ class TorchStep(NamedTuple):
     Attributes:
         step: as the overlay would say it; None where it has no such step.
         axes: of the mesh, more than one where torch merged.
-        source: the placement that the step takes away.
-        target: the one that it brings.
+        change: the placement that the step takes away, and the one that it brings, in words.
         trouble: what torch does wrong here, as a sentence, or nothing.
     """
 
     step: Step | None
     axes: tuple[int, ...]
-    source: Placement
-    target: Placement
+    change: str
     trouble: str = ""
 
 
@@ -298,17 +292,13 @@ def _unheard() -> Iterator[None]:
     """Torch warns once of what it can't merge. Here it must not, and must be able to, later."""
     logger = logging.getLogger(torch_redistribute.__name__)
     issues: set[Any] = getattr(torch_redistribute, "_warned_flatten_issues", set())  # merges since 2.11
-    known = set(issues)
-    logger.addFilter(_nothing)
+    known, disabled = set(issues), logger.disabled
+    logger.disabled = True
     try:
         yield
     finally:
-        logger.removeFilter(_nothing)
+        logger.disabled = disabled
         issues.intersection_update(known)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
 
 
 def _read(
@@ -317,17 +307,14 @@ def _read(
     """One of torch's steps, as one or two of ours, and what is held after it."""
     source, target = info.src_dst_placements
     strided = isinstance(source, _StridedShard) or isinstance(target, _StridedShard)
-    trouble = _cannot_run(source, target)
+    change, trouble = f"from {word_of(source)} to {word_of(target)}", _cannot_run(source, target)
     if before is None or strided or trouble:
-        return [TorchStep(None, axes, source, target, trouble)], None
-    after = _changed(before, axes, source, target)
-    made = [TorchStep(step, axes, source, target) for step in _steps(before, after, axes, source, target, device_type)]
-    if made[0].step is not None and (trouble := _misplaced(made[0].step, ranks)):
-        made[0] = made[0]._replace(trouble=trouble)
-    scale = getattr(info, "avg_scale", None)
-    if scale:
-        made.append(TorchStep(Divide(scale), axes, source, target))
-    return made, after
+        return [TorchStep(None, axes, change, trouble)], None
+    after = _changed(before, axes, target)
+    first, *others = _steps(before, after, axes, source, target, device_type)
+    others += [Divide(info.avg_scale)] if getattr(info, "avg_scale", None) else []
+    made = [TorchStep(first, axes, change, _misplaced(first, ranks))]
+    return made + [TorchStep(step, axes, change) for step in others], after
 
 
 def _cannot_run(source: Placement, target: Placement) -> str:
@@ -358,14 +345,14 @@ def _steps(
             return [AllGather(before, after, axes)]
         if device_type != "cpu":
             return [AllToAll(before, after, axes)]
-        whole = _changed(before, axes, source, Replicate())
+        whole = _changed(before, axes, Replicate())
         return [AllGather(before, whole, axes), Narrow(whole, after)]
     if target.is_partial() and target.reduce_op == "sum":
         return [Divide(math.prod(before.sizes[axis] for axis in axes))]
     return [Narrow(before, after)]
 
 
-def _changed(regions: Regions, axes: tuple[int, ...], source: Placement, target: Placement) -> Regions:
+def _changed(regions: Regions, axes: tuple[int, ...], target: Placement) -> Regions:
     """What is held after these axes changed their placement."""
     orders = [tuple(axis for axis in order if axis not in axes) for order in regions.orders]
     if isinstance(target, Shard):

@@ -21,16 +21,16 @@ STYLES = {"title": "bold", "head": "bold", "side": "bold cyan", "why": "dim", "t
 # Of groups, by their number.
 COLORS = ("cyan", "yellow", "magenta", "green", "bright_blue", "bright_red", "bright_black", "white", "blue", "red")
 
-Part = tuple[int, int, str]  # from column, to column, style
+Colored = tuple[int, int, str]  # from column, to column, style
 
 
 class Styled(str):
     """A line of text that knows how it looks where there are colours: as a whole, and parts of it."""
 
     style: str
-    parts: Sequence[Part]
+    parts: Sequence[Colored]
 
-    def __new__(cls, text: str, style: str = "", parts: Sequence[Part] = ()) -> Styled:
+    def __new__(cls, text: str, style: str = "", parts: Sequence[Colored] = ()) -> Styled:
         made = super().__new__(cls, text)
         made.style, made.parts = STYLES.get(style, style), parts
         return made
