@@ -29,7 +29,7 @@ def step(name, axes, holds):
 def explanation():
     wide = step("all_reduce(product)", AXES, "P(product)·S0#1·_S1(16)·R")
     steps, note = (wide, step("narrow", (), "R·R·R·R")), "would be " + "1 collective " * 9
-    plans = [ShownPlan(f"torch 2.13.0+{name}", steps, (), note) for name in ("cpu", "overlay")]
+    plans = [ShownPlan(f"torch 2.13.0+{name}", steps, note) for name in ("cpu", "overlay")]
     question = Redistribution(
         words=("_StridedShard(0, 16)·" * 4 + "R", "R·R·R·R"),
         shape=(4096,) * 4,

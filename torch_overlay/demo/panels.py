@@ -119,7 +119,7 @@ def show_meshes(found: dict[str, Any], width: int) -> list[str]:
         lines += wrapped("stock: rank 0 went on; this torch doesn't hang here.", "  ", width)
     if found["overlay_said"]:
         lines += wrapped(f"overlay: after {found['overlay_waited']:.1f} s its log says:", "  ", width)
-        lines += styled(wrapped(found["overlay_said"], "    ", width), "green")
+        lines += styled(wrapped(found["overlay_said"], "    ", width), "good")
     else:
         text = f"overlay: rank 0 said nothing in {found['overlay_waited']:.1f} s."
         lines += styled(wrapped(text, "  ", width), "yellow")
@@ -127,7 +127,7 @@ def show_meshes(found: dict[str, Any], width: int) -> list[str]:
     if raised:
         after = max(seconds for seconds, _ in raised)
         text = f"overlay with check_mesh: after {after:.2f} s an error on {len(raised)} of 4 ranks:"
-        lines += [*wrapped(text, "  ", width), *styled(wrapped(raised[0][1], "    ", width), "green")]
+        lines += [*wrapped(text, "  ", width), *styled(wrapped(raised[0][1], "    ", width), "good")]
     return lines
 
 
@@ -163,7 +163,7 @@ def show_gathers(found: dict[str, Any], width: int) -> list[str]:
     for side, gathered in found.items():
         values = gathered[shown]
         row = " ".join(map(str, values)) if isinstance(values, list) else values
-        lines += styled(wrapped(f"{side:8} {row}", "  ", width), "yellow" if shown in bad[side] else "green")
+        lines += styled(wrapped(f"{side:8} {row}", "  ", width), "yellow" if shown in bad[side] else "good")
     return [*lines, "", *_wrong_lengths(bad, width)]
 
 

@@ -15,7 +15,7 @@ from ..distributed._mesh.rank_map import short
 from ..distributed._mesh_layout import row_major
 from ..parallel_dims import MESHES, ParallelDims, ParallelMeshes
 from . import pictures, screen, typed
-from .words import counted, fitted, folded, wrapped
+from .words import counted, fitted, folded, sized, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,13 +45,9 @@ class Axis:
         """From rank to the number of its group."""
         return {rank: number for number, group in enumerate(self.groups) for rank in group}
 
-    def hosts(self, gpus_per_host: int) -> int:
-        """The hosts that a group reaches, at most."""
-        return max(len({rank // gpus_per_host for rank in group}) for group in self.groups)
-
     def reach(self, gpus_per_host: int) -> str:
         """Whether its collectives leave a host: what decides how fast they are."""
-        hosts = self.hosts(gpus_per_host)
+        hosts = max(len({rank // gpus_per_host for rank in group}) for group in self.groups)
         return "no communication" if self.size == 1 else "inside a host" if hosts == 1 else f"over {hosts} hosts"
 
 
@@ -70,19 +66,9 @@ class MeshMap:
 
     @staticmethod
     def of(names: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> MeshMap:
-        """Read a mesh.
-
-        Args:
-            ranks: row-major over the axes.
-
-        Raises:
-            ValueError: not one name for each size, or not one rank for each coordinate.
-        """
-        if len(names) != len(sizes) or math.prod(sizes) != len(ranks):
-            raise ValueError(f"a mesh needs a name a size and a rank a place: got {names}, {sizes}, {len(ranks)} ranks")
-        title = " x ".join(f"{name}={size}" for name, size in zip(names, sizes))
+        """Of a mesh, from its ranks row-major over the axes."""
         axes = [Axis(name, _groups(axis, sizes, ranks), name) for axis, name in enumerate(names)]
-        return MeshMap(title, tuple(ranks), tuple(axes))
+        return MeshMap(sized(names, sizes), tuple(ranks), tuple(axes))
 
     def telling(self) -> tuple[Axis, ...]:
         """The axes that there is something to see of: they join ranks, and tell them apart if any axis does."""
@@ -123,7 +109,7 @@ def of_degrees(dims: ParallelDims) -> MeshMap:
             found.setdefault(axis.groups, {})[axis.name] = None
     axes = [Axis(next(iter(names)), groups, " = ".join(names)) for groups, names in found.items()]
     meshes = {**MESHES, "loss": ("loss",)}
-    notes = [f"{mesh:8}" + " x ".join(f"{name}={sizes[name]}" for name in names) for mesh, names in meshes.items()]
+    notes = [f"{mesh:8}{sized(names, [sizes[name] for name in names])}" for mesh, names in meshes.items()]
     named = [f"{each.name}={getattr(dims, each.name)}" for each in fields(dims) if getattr(dims, each.name) > 1]
     return MeshMap(" ".join(named) or "one rank", ranks, tuple(axes), tuple(notes))
 
@@ -181,15 +167,27 @@ class Drawing(screen.Shown):
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The drawing for a terminal of this many columns."""
-        hosts = self.mesh.hosts(self.gpus_per_host)
         notes = [line for note in self.mesh.notes for line in fitted(note, width)]
         return [
             *screen.styled(fitted(self.title, width), "title"),
             *(["", *notes] if notes else []),
             "",
-            *_table(self.mesh, self.gpus_per_host, width),
-            *_grid(self.mesh, hosts, width),
+            *self._table(width),
+            *_grid(self.mesh, self.mesh.hosts(self.gpus_per_host), width),
         ]
+
+    def _table(self, width: int) -> list[str]:
+        """A row an axis, with as many of its groups as there is room for."""
+        rows = [("axis", "size", "groups", "reaches")]
+        for axis in self.mesh.axes:
+            rows.append((axis.label, str(axis.size), str(len(axis.groups)), axis.reach(self.gpus_per_host)))
+        left = folded(rows, width - max(24, width // 3), {0: " = "}, right=(1, 2))
+        start = max(len(line) for row in left for line in row) + 2
+        said = ["the groups' ranks", *(_groups_in(axis, width - start) for axis in self.mesh.axes)]
+        found = []
+        for (first, *others), text in zip(left, said):
+            found += [f"{first:{start}}{text}", *(f"  {line}" for line in others)]
+        return screen.headed(found)
 
     def save(self, path: str) -> None:
         """Write a picture: a panel an axis, each rank in the colour of its group, hosts framed; see `Shown.save`."""
@@ -197,20 +195,6 @@ class Drawing(screen.Shown):
 
 
 _MOST_GROUPS = 8
-
-
-def _table(mesh: MeshMap, gpus_per_host: int, width: int) -> list[str]:
-    """A row an axis, with as many of its groups as there is room for."""
-    rows = [("axis", "size", "groups", "reaches")]
-    for axis in mesh.axes:
-        rows.append((axis.label, str(axis.size), str(len(axis.groups)), axis.reach(gpus_per_host)))
-    left = folded(rows, width - max(24, width // 3), {0: " = "}, right=(1, 2))
-    start = max(len(line) for row in left for line in row) + 2
-    said = ["the groups' ranks", *(_groups_in(axis, width - start) for axis in mesh.axes)]
-    found = []
-    for (first, *others), text in zip(left, said):
-        found += [f"{first:{start}}{text}", *(f"  {line}" for line in others)]
-    return screen.headed(found)
 
 
 def _groups_in(axis: Axis, room: int) -> str:

@@ -18,7 +18,7 @@ from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.steps import Step
 from ..hints import did_you_mean
 from . import screen
-from .words import aligned, amount, counted, duration, fitted, folded, two_digits, wrapped
+from .words import aligned, amount, counted, duration, fitted, folded, sized, two_digits, wrapped
 
 Topology = tuple[tuple[str, float, float], ...]
 JointAxes = frozenset[tuple[int, ...]] | None  # the sets of axes that have a joint group; None for all of them
@@ -62,6 +62,11 @@ class Redistribution:
     groups: JointAxes
     cost: Cost
     named: bool = True
+
+    @property
+    def tensor(self) -> str:
+        """Its shape and dtype."""
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
     def planned(self, all_groups: bool = False) -> tuple[Step, ...]:
         """The overlay's plan, with the groups at hand or as if there were one for each set of axes.
@@ -111,6 +116,7 @@ class ShownStep:
         why: one sentence.
         trouble: what goes wrong here, or nothing.
         rounds: how many collectives the step is, one after the other.
+        step: the same as the planner's value, for pictures; None if it has none.
     """
 
     name: str
@@ -123,6 +129,7 @@ class ShownStep:
     why: str
     trouble: str = ""
     rounds: int = 1
+    step: Step | None = None
 
     def cells(self, number: int) -> tuple[str, ...]:
         """The step as a row of the table."""
@@ -149,13 +156,11 @@ class ShownPlan:
     Attributes:
         name: whose plan it is.
         lines: its steps in words.
-        steps: the same as the planner's values, for pictures; empty if there are none.
         note: what else to say of it, or nothing.
     """
 
     name: str
     lines: tuple[ShownStep, ...]
-    steps: tuple[Step, ...] = ()
     note: str = ""
 
     @property
@@ -227,10 +232,9 @@ class Explanation(screen.Shown):
     def title(self, width: int) -> list[str]:
         """What is asked."""
         ask = self.question
-        mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes)) or "no axes"
-        shape = "x".join(map(str, ask.shape)) or "scalar"
+        mesh = sized(ask.names, ask.sizes) or "no axes"
         order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {short(ask.ranks)}"
-        asked = f"{shape} {ask.dtype} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"
+        asked = f"{ask.tensor} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"
         return [
             *screen.styled(fitted(asked, width), "title"),
             *fitted(f"  from {ask.words[0]}{self._held(ask.source)}", width),

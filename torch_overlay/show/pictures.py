@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..distributed._mesh.rank_map import short
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
-from .explanation import Explanation, ShownPlan
-from .words import amount, brief, counted, joined
+from .explanation import Explanation, ShownPlan, ShownStep
+from .words import amount, brief, counted, joined, sized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,17 +198,17 @@ def _check(ranks: int) -> None:
         )
 
 
-def _sent(plan: ShownPlan) -> list[Collective]:
-    return [step for step in plan.steps if isinstance(step, Collective)]
+def _sent(plan: ShownPlan) -> list[ShownStep]:
+    """The collectives; none of a plan that can't run."""
+    return [line for line in plan.lines if line.axes] if plan.incoming is not None else []
 
 
 def _holds(figure: Any, explanation: Explanation) -> None:
     """The tensor, cut into what the ranks hold: before on the left, after on the right."""
     ask = explanation.question
     assert ask.source is not None and ask.target is not None, "draw() looked"
-    shape = "x".join(map(str, ask.shape)) or "scalar"
-    mesh = " x ".join(f"{name}={size}" for name, size in zip(ask.names, ask.sizes))
-    figure.suptitle(f"{shape} {ask.dtype} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
+    mesh = sized(ask.names, ask.sizes)
+    figure.suptitle(f"{ask.tensor} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
     left, right = figure.subplots(1, 2)
     dims = _shown(ask.source, ask.target)
     for axes, regions, when in ((left, ask.source, "before"), (right, ask.target, "after")):
@@ -256,7 +256,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
 def _headline(plan: ShownPlan) -> str:
     if not plan.lines:
         return f"{plan.name}: {plan.note or 'nothing to do, nothing is sent'}"
-    if plan.incoming is None or len(plan.steps) != len(plan.lines):
+    if plan.incoming is None:
         return f"{plan.name}: a plan that it cannot run"
     drawn = _sent(plan)
     local = counted(len(plan.lines) - len(drawn), "local step")
@@ -270,13 +270,14 @@ def _headline(plan: ShownPlan) -> str:
 def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int, color: str) -> None:
     """One plan: its collectives from left to right, each as a matrix of who sends to whom."""
     panels = figure.subplots(1, columns, squeeze=False)[0]
-    steps = _sent(plan)
-    for panel in panels[len(steps) :]:
+    drawn = _sent(plan)
+    for panel in panels[len(drawn) :]:
         panel.axis("off")
-    for number, (panel, step, line) in enumerate(zip(panels, steps, [line for line in plan.lines if line.axes]), 1):
-        matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(step)]
+    for number, (panel, line) in enumerate(zip(panels, drawn), 1):
+        assert isinstance(line.step, Collective), line
+        matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(line.step)]
         _matrix(panel, matrix, explanation.question.ranks, color)
-        way = " (as if in equal parts)" if isinstance(step, AllReduce) else ""
+        way = " (as if in equal parts)" if isinstance(line.step, AllReduce) else ""
         title = f"{number}. {line.name} over {','.join(line.axes)}{way}"
         lines = [title, *textwrap.wrap(line.why, 46), f"sent in all: {amount(sum(map(sum, matrix)))}"]
         panel.set_title("\n".join(lines), fontsize=9)

@@ -74,10 +74,8 @@ def _torchs(question: Redistribution, source: Any, target: Any) -> ShownPlan:
     try:
         found = torch_steps(source, target, question.source)
     except Exception as error:  # of any kind: what torch says is the explanation
-        return ShownPlan(name, (), (), f"torch can't plan this: {type(error).__name__}: {' '.join(str(error).split())}")
-    lines = tuple(_torch_line(question, step) for step in found)
-    steps = tuple(step.step for step in found if step.step is not None)
-    return ShownPlan(name, lines, steps if len(steps) == len(found) else ())
+        return ShownPlan(name, (), f"torch can't plan this: {type(error).__name__}: {' '.join(str(error).split())}")
+    return ShownPlan(name, tuple([_torch_line(question, step) for step in found]))
 
 
 def _torch_line(question: Redistribution, found: TorchStep) -> ShownStep:
@@ -98,10 +96,8 @@ def _ours(question: Redistribution, made: Any) -> ShownPlan:
         steps = question.planned() if made is None else into_terms(question.planned(), made)
         best = question.planned(all_groups=True)
     except NotPlanned as reason:
-        return ShownPlan(
-            name, (), (), f"leaves this to torch's own code, without merging where that is wrong: {reason}"
-        )
-    return ShownPlan(name, _our_lines(question, steps), steps, _missing(question, steps, best))
+        return ShownPlan(name, (), f"leaves this to torch's own code, without merging where that is wrong: {reason}")
+    return ShownPlan(name, _our_lines(question, steps), _missing(question, steps, best))
 
 
 def _missing(question: Redistribution, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:
@@ -134,13 +130,13 @@ def _line(
     name = f"{name}({op})" if op else name
     holds = "" if isinstance(step, Divide) else str(step.after)
     if not isinstance(step, Collective):
-        return ShownStep(name, (), 1, holds, 0, 0, 0.0, why, trouble)
+        return ShownStep(name, (), 1, holds, 0, 0, 0.0, why, trouble, step=step)
     sent = sent or step
     incoming, outgoing = arriving(sent) * question.itemsize, leaving(sent) * question.itemsize
     seconds = question.cost.seconds(sent, question.itemsize)
     axes = tuple(question.names[axis] for axis in step.axes)
     rounds = getattr(step, "rounds", 1)
-    return ShownStep(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble, rounds)
+    return ShownStep(name, axes, step.ranks, holds, incoming, outgoing, seconds, why, trouble, rounds, step)
 
 
 # --- why a step is there ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _KEPT = "\N{NO-BREAK SPACE}"  # textwrap breaks no line there
 
@@ -64,6 +64,11 @@ def counted(count: int, noun: str) -> str:
 def joined(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def sized(names: Iterable[str], sizes: Iterable[int]) -> str:
+    """A mesh: `dp=2 x tp=4`."""
+    return " x ".join([f"{name}={size}" for name, size in zip(names, sizes)])
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
