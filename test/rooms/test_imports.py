@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 
+import networkx  # torch needs it
 import pytest
 
 import house
@@ -176,6 +177,27 @@ def test_rule_catches(rule, name, text, count):
 
 def test_every_rule_is_tried():
     assert {rule for rule, *_, count in TRIED if count} == set(RULES)
+
+
+def circles(sources):
+    """Files that import one another, in functions and for types too."""
+    modules = {source.module for source in sources}
+    arrows = networkx.DiGraph()
+    for source in sources:
+        named = {i.name if i.name in modules else i.name.rpartition(".")[0] for i in source.imports()}
+        arrows.add_edges_from((source.module, name) for name in (named & modules) - {source.module})
+    return [sorted(found) for found in networkx.strongly_connected_components(arrows) if len(found) > 1]
+
+
+def test_only_files_of_one_folder_make_a_circle():
+    assert not [found for found in circles(PACKAGE) if len({name.rpartition(".")[0] for name in found}) > 1]
+    files = [
+        ("distributed/one.py", "if TYPE_CHECKING:\n  from .two.y import y"),
+        ("distributed/two/y.py", "from ..one import x"),
+    ]
+    assert circles([house.of(text, f"torch_overlay/{name}") for name, text in files]) == [
+        ["torch_overlay.distributed.one", "torch_overlay.distributed.two.y"]
+    ]
 
 
 def test_too_many_dots_are_an_error():

@@ -4,10 +4,9 @@ views become such meshes again. Roots and flattened views stand in two dicts of 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import get_process_group_ranks
 
-from .. import enabled, is_enabled
 from ..distributed._groups.table import find_group
 from ..distributed._mesh.pickling import NOT_PICKLED, OfTheRank
 from ..distributed._mesh.rank_map import RankMap
@@ -62,18 +60,6 @@ def without_groups(device_type: str, ranks: torch.Tensor, names: tuple[str, ...]
     view = {"_layout": layout, "_flatten_mapping": {}, "_root_mesh": None, "_rank": rank}
     mesh.__dict__.update(held, _thread_id=None, _coordinate_on_dim=place, **view)
     return mesh
-
-
-@contextlib.contextmanager
-def as_views() -> Iterator[bool]:
-    """The overlay for a while where torch lacks what our bodies read of it: views, which meshes are since 2.10, and the
-    switch that turns off the merging of steps, which it does since 2.11. Gives whether the overlay was on before."""
-    from torch.distributed.tensor import _redistribute  # whoever asks has a DTensor; meshes need none
-
-    on = is_enabled()
-    whole = has_views() and hasattr(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-    with contextlib.nullcontext() if whole else enabled():
-        yield on
 
 
 def has_views() -> bool:
