@@ -111,11 +111,12 @@ class WeightsRank(Rank):
         self.trains, self.step = self.rank < 4, 0
         cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
         names = [f"w{number}" for number in range(WEIGHTS)]
-        mesh, zeros = trainer if self.trains else server, torch.zeros(SHAPE)
+        mesh = trainer if self.trains else server
         self.dims = {name: number % 2 for number, name in enumerate(names)}  # by which the servers cut
+        # Of a tensor of its own each: up to torch 2.9 a shard along dim 0 is a view of what was distributed.
         self.state = {
             name: distribute_tensor(
-                zeros, mesh, cuts[number % 3] if self.trains else [Shard(number % 2)], src_data_rank=None
+                torch.zeros(SHAPE), mesh, cuts[number % 3] if self.trains else [Shard(number % 2)], src_data_rank=None
             )
             for number, name in enumerate(names)
         }
