@@ -56,12 +56,12 @@ def read(torch: pathlib.Path, release: versions.Release) -> dict[str, dict[str, 
     for module in sorted({*ALWAYS, *(p.module for p in patches)}):
         source = recognise.Source(module, str(path_of(torch, module)))
         if source.digest is None:
-            sys.exit(f"fingerprint: torch {release.text} has no {source.path}; give its rows a since or until")
+            sys.exit(f"fingerprint: torch {release.text} has no {source.path}; limit its rows' releases")
         found[module] = {"file": source.digest}
         for name in sorted({p.qualname for p in patches if p.module == module and p.kind is not Kind.ADD}):
             fingerprint = source.fingerprint(name)
             if fingerprint is None:
-                sys.exit(f"fingerprint: torch {release.text} defines no {module}:{name}; give its row a since or until")
+                sys.exit(f"fingerprint: torch {release.text} defines no {module}:{name}; limit its row's releases")
             found[module][name] = fingerprint
     return found
 

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 import house
+from torch_overlay.patching.errors import PatchError
 from torch_overlay.patching.patch import Kind, Patch
 from torch_overlay.patching.recognise import definitions
-from torch_overlay.series import PATCHES
+from torch_overlay.series import MODULES, PATCHES, TABLE, _patches
 
 SOURCES = {source.module: source for source in house.sources("torch_overlay")}
 ROW = Patch(
@@ -66,3 +67,44 @@ def test_body_is_there_and_mirrors_its_target(patch):
 def test_a_wrong_row_is_caught(change, is_missing, is_misplaced):
     row = dataclasses.replace(ROW, **change)
     assert (bool(missing(row)), bool(misplaced(row))) == (is_missing, is_misplaced)
+
+
+def test_each_line_of_the_table_is_a_patch():
+    lines = [line for line in TABLE.splitlines() if line and not line.startswith(("#", "["))]
+    assert len(lines) == len(PATCHES) == len(set(PATCHES))
+    assert {row.module for row in PATCHES} == {*MODULES.values()}
+
+
+def test_a_row_says_what_its_line_says():
+    ours, compat, hook = _patches(
+        """
+[one]
+replace >=2.10 #1 mesh:DeviceMesh.get_group ours
+# why
+add <2.10 - spec:ShardOrderEntry compat._mesh_layout:*
+
+[two]
+hook all - mesh hooks:on/off
+"""
+    )
+    assert ours == dataclasses.replace(ROW, releases=">=2.10", ends="pytorch/pytorch#1", unit="one")
+    assert compat.target == "torch.distributed.tensor._dtensor_spec:ShardOrderEntry"
+    assert compat.body == "torch_overlay.compat._mesh_layout:ShardOrderEntry"
+    assert (compat.kind, compat.releases, compat.ends, compat.unit) == (Kind.ADD, "<2.10", None, "one")
+    assert (hook.target, hook.releases, hook.unit) == ("torch.distributed.device_mesh", "", "two")
+    assert (hook.body, hook.undo) == ("torch_overlay.hooks:on", "torch_overlay.hooks:off")
+
+
+@pytest.mark.parametrize(
+    "line, error",
+    [
+        ("replace all mesh:DeviceMesh.get_group ours", TypeError),  # a cell too few
+        ("swap all - mesh:DeviceMesh.get_group ours", KeyError),
+        ("replace all - nowhere:DeviceMesh.get_group ours", KeyError),
+        ("replace 2.10 - mesh:DeviceMesh.get_group ours", PatchError),
+        ("hook all - mesh hooks:on", PatchError),  # and off?
+    ],
+)
+def test_a_line_that_is_no_row_is_refused(line, error):
+    with pytest.raises(error):
+        [*_patches(line)]
