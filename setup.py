@@ -66,7 +66,7 @@ setup(
     # So that an editable install is a plain path, which type checkers read, instead of a hook, which they don't.
     package_dir={"": "."},
     packages=find_packages(include=["torch_overlay", "torch_overlay.*"]),
-    package_data={"torch_overlay": ["py.typed"]},
+    package_data={"torch_overlay": ["py.typed", "fingerprints.json"]},
     include_package_data=False,
     install_requires=["torch" + constant("versions.py", "REQUIRED")],
     extras_require={

@@ -1,4 +1,4 @@
-"""Write torch_overlay/fingerprints.py: what each row's target looks like in a torch release, read from its files.
+"""Write torch_overlay/fingerprints.json: what each row's target looks like in a torch release, read from its files.
 
     python tools/fingerprint.py                     the torch of this Python
     python tools/fingerprint.py --torch DIR ...     other torch packages (a folder with torch's __init__.py), any Python
@@ -10,6 +10,7 @@ No torch is imported.
 
 import argparse
 import importlib.util
+import json
 import pathlib
 import re
 import sys
@@ -18,11 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from torch_overlay import series, versions  # noqa: E402
-from torch_overlay.fingerprints import FINGERPRINTS  # noqa: E402
 from torch_overlay.patching import recognise  # noqa: E402
 from torch_overlay.patching.patch import Kind  # noqa: E402
 
-FILE = ROOT / "torch_overlay" / "fingerprints.py"
+FILE = ROOT / "torch_overlay" / "fingerprints.json"
 # Known as files even without a row in them: most targets lie there, so a new row works before its fingerprint does.
 ALWAYS = ("torch.distributed.device_mesh", "torch.distributed.tensor._redistribute")
 
@@ -67,20 +67,9 @@ def read(torch: pathlib.Path, release: versions.Release) -> dict[str, dict[str, 
 
 
 def render(table: dict[str, dict[str, dict[str, str]]]) -> str:
-    """The module's text, as the formatter would leave it."""
-    lines = [
-        '"""Written by tools/fingerprint.py: by release and module, the digest of its file and of each target."""',
-        "",
-        "FINGERPRINTS: dict[str, dict[str, dict[str, str]]] = {",
-    ]
-    for release, modules in sorted(table.items(), key=lambda item: versions.parse(item[0]).number):
-        lines.append(f'    "{release}": {{')
-        for module, targets in sorted(modules.items()):
-            lines.append(f'        "{module}": {{')
-            lines += [f'            "{name}": "{value}",' for name, value in targets.items()]
-            lines.append("        },")
-        lines.append("    },")
-    return "\n".join([*lines, "}", ""])
+    """The file's text: the oldest release first, a digest a line."""
+    table = dict(sorted(table.items(), key=lambda item: versions.parse(item[0]).number))
+    return json.dumps(table, indent=1) + "\n"
 
 
 def main() -> int:
@@ -88,7 +77,8 @@ def main() -> int:
     parser.add_argument("--torch", nargs="+", type=pathlib.Path, metavar="DIR", help="torch packages to read")
     parser.add_argument("--check", action="store_true", help="exit 1 if the file isn't up to date")
     arguments = parser.parse_args()
-    table = {release: FINGERPRINTS[release] for release in FINGERPRINTS if release in versions.SUPPORTED}
+    known = versions.fingerprints()
+    table = {release: known[release] for release in known if release in versions.SUPPORTED}
     for torch in arguments.torch or [installed()]:
         release = release_of(torch)
         if release.name not in versions.SUPPORTED or not release.supported:

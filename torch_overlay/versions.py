@@ -4,14 +4,15 @@ Adding a release is adding it here, running ``tools/fingerprint.py`` with it, an
 """
 
 import dataclasses
+import functools
 import importlib.util
+import json
 import pathlib
 import re
 import sys
 from typing import Any
 
 from .errors import PatchError, UnknownRelease
-from .fingerprints import FINGERPRINTS
 from .patching import recognise
 from .patching.patch import Kind, Patch
 
@@ -125,6 +126,12 @@ def refusal(needed: bool) -> str:
     return "" if release.supported else f"torch {release.text} isn't supported; {_SUPPORTS}"
 
 
+@functools.cache
+def fingerprints() -> dict[str, dict[str, dict[str, str]]]:
+    """By release and module, the digest of the module's file and the fingerprint of each target in it."""
+    return json.loads(pathlib.Path(__file__).with_name("fingerprints.json").read_text(encoding="utf-8"))
+
+
 def require_supported(release: Release) -> None:
     """UnknownRelease unless the release is one that has fingerprints."""
     if not release.supported:
@@ -146,7 +153,7 @@ def unrecognised(patch: Patch, release: Release, source: recognise.Source, live:
     names = (
         [release.alike] if release.alike is not None else [name for name in SUPPORTED if parse(name).in_range(patch)]
     )
-    known = [FINGERPRINTS.get(name, {}).get(patch.module, {}) for name in names]
+    known = [fingerprints().get(name, {}).get(patch.module, {}) for name in names]
     if source.text is None:
         return f"{patch.module} has no source file to compare with (looked at {source.path})"
     if source.digest not in [module.get("file") for module in known]:

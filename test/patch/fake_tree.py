@@ -132,7 +132,7 @@ class Tree:
             module = table.setdefault(patch.module, {"file": source.digest or ""})
             if patch.qualname and patch.kind is not Kind.ADD:
                 module[patch.qualname] = source.fingerprint(patch.qualname) or "nothing"
-        self.monkeypatch.setattr(versions, "FINGERPRINTS", {"2.13.0": table})
+        self.monkeypatch.setattr(versions, "fingerprints", lambda: {"2.13.0": table})
 
     def path(self, module: str) -> pathlib.Path:
         path = self.folder.joinpath(*module.split("."))

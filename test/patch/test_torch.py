@@ -92,7 +92,7 @@ def test_fingerprints_are_up_to_date():
 
 @pytest.mark.parametrize("release", versions.SUPPORTED)
 def test_every_row_has_a_fingerprint_for_every_release_of_its_range(release):
-    known = versions.FINGERPRINTS[release]
+    known = versions.fingerprints()[release]
     rows = [row for row in series.PATCHES if versions.parse(release).in_range(row)]
     missing = [
         row.target
@@ -211,9 +211,9 @@ def test_a_patch_of_somebody_else_is_refused_and_named(monkeypatch):
 def test_a_changed_body_on_disk_is_refused_and_named(monkeypatch):
     """As on another build of the same release: the file's digest and one method's body are others."""
     row = next(row for row in ROWS if row.name == "__getitem__")
-    table = {r: {m: dict(names) for m, names in modules.items()} for r, modules in versions.FINGERPRINTS.items()}
+    table = {r: {m: dict(names) for m, names in modules.items()} for r, modules in versions.fingerprints().items()}
     table[RELEASE.alike][row.module] |= {"file": "another", row.qualname: "another"}
-    monkeypatch.setattr(versions, "FINGERPRINTS", table)
+    monkeypatch.setattr(versions, "fingerprints", lambda: table)
     with pytest.raises(errors.ChangedTarget, match=rf"1 of .* targets.*\n.*{row.qualname}: .*another body"):
         torch_overlay.enable()
     with torch_overlay.enabled(strict=False) as status:
@@ -224,9 +224,9 @@ def test_a_changed_body_on_disk_is_refused_and_named(monkeypatch):
 def test_every_body_is_recognised_without_the_files_digest(monkeypatch):
     """The slow path: as on a build of this release whose file differs elsewhere."""
     table = {
-        r: {m: names | {"file": ""} for m, names in modules.items()} for r, modules in versions.FINGERPRINTS.items()
+        r: {m: names | {"file": ""} for m, names in modules.items()} for r, modules in versions.fingerprints().items()
     }
-    monkeypatch.setattr(versions, "FINGERPRINTS", table)
+    monkeypatch.setattr(versions, "fingerprints", lambda: table)
     with torch_overlay.enabled() as status:
         assert {row.state for row in status.rows} <= {"on", "waiting", "stands down"}
 

@@ -36,6 +36,13 @@ def test_pip_lets_in_the_releases_that_are_recognised_and_no_other(setup):
     assert "2.13.0+cpu" in torch.specifier and "2.15.1" in torch.specifier and "2.16.0" not in torch.specifier
 
 
+def test_a_wheel_has_the_files_that_are_no_python(setup):
+    folder = house.ROOT / house.PACKAGE
+    others = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    others = {path for path in others if not path.endswith((".py", ".pyc"))}
+    assert others == {"py.typed", "fingerprints.json"} == {*setup.given["package_data"][house.PACKAGE]}
+
+
 def test_extras_that_are_named_exist(setup):
     named = set()
     for name in ("README.md", "noxfile.py", ".lintrunner.toml", "CONTRIBUTING.md"):

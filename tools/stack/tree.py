@@ -11,7 +11,6 @@ import subprocess
 from dataclasses import dataclass
 
 from torch_overlay import versions
-from torch_overlay.fingerprints import FINGERPRINTS
 from torch_overlay.patching import recognise
 from torch_overlay.patching.patch import Kind, Patch
 
@@ -96,7 +95,7 @@ class Tree:
         found = self._source(row, path).fingerprint(row.qualname)
         if found is None:
             return f"{path} defines no {row.qualname}"
-        known = {modules.get(row.module, {}).get(row.qualname) for modules in FINGERPRINTS.values()}
+        known = {modules.get(row.module, {}).get(row.qualname) for modules in versions.fingerprints().values()}
         if found not in known:
             return f"{path} defines {row.qualname} with another body than any release that the stack was written for"
         return None
