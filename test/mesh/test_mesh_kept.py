@@ -16,9 +16,9 @@ import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
 from torch_overlay.distributed._groups.finding import joint_group_name
 from torch_overlay.distributed._groups.table import find_group
-from torch_overlay.distributed._mesh.pickling import OfTheRank
+from torch_overlay.distributed._mesh.pickling import OfTheRank, _groups_here, bind_groups
 from torch_overlay.distributed._mesh.rank_map import RankMap
-from torch_overlay.distributed._mesh.state import wait_for_world
+from torch_overlay.distributed._mesh.state import OfSaver, lay_aside, wait_for_world
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 from way import needs_package, overlay
 
@@ -66,6 +66,13 @@ def test_another_thread_may_find_out_the_rank_first(mesh):
     del loaded.__dict__["_of_saver"]
     loaded.__dict__["_rank"] = 5
     assert OfTheRank.__get__(DeviceMesh.__dict__["_rank"], loaded, DeviceMesh) == 5
+
+
+def test_another_thread_may_find_out_the_rank_and_some_groups_first(mesh):
+    """Then the rank is no longer what the saver said of it."""
+    loaded, names = copy.copy(mesh), ["one", "unbound", "unbound"]
+    lay_aside(loaded, OfSaver({"_dim_group_names": ["1", "2", "3"]}, names, _groups_here()))
+    assert (bind_groups(loaded)["_rank"], loaded._dim_group_names) == (5, names)
 
 
 def test_ranks_and_a_layout_are_one_too_many(mesh):

@@ -186,6 +186,17 @@ def test_torch_saves_and_copies_meshes_that_were_made_here(copied):
     assert answers(ours[0]["a"])[1] is not None and names
 
 
+@needs_package
+def test_a_loaded_mesh_that_nobody_asked_anything_is_given_back():
+    """By disable(): of itself it isn't a tensor, which torch's meshes are before 2.10."""
+    mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
+    loaded = [pickle.loads(pickle.dumps(one)) for one in (mesh, mesh["b"])]
+    with off():
+        for made, there in zip((mesh, mesh["b"]), loaded, strict=True):
+            assert answers(there) == answers(made) and there.get_group("b").size() == 8
+            assert answers(copy.deepcopy(there)) == answers(made)
+
+
 @needs_overlay
 def test_a_file_without_a_rank_is_read(monkeypatch):
     """As torch wrote it before 2.11, in a process without a world: what the file says of the coordinates holds until

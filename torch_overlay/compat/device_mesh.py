@@ -93,7 +93,7 @@ class _OlderDeviceMesh:
 
     def __setstate__(self: DeviceMesh, state: dict[str, Any]) -> None:
         _DeviceMesh.__setstate__(self, state)
-        for held in (self.__dict__, self.__dict__.get("_of_saver", {})):
+        for held in (self.__dict__, getattr(self.__dict__.get("_of_saver"), "said", {})):
             if "_coordinate_on_dim" in held:
                 held["_coordinate_on_dim"] = _listed(held["_coordinate_on_dim"])
 

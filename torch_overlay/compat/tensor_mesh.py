@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import get_process_group_ranks
 from ..distributed._groups.table import find_group
 from ..distributed._mesh.pickling import NOT_PICKLED, OfTheRank
 from ..distributed._mesh.rank_map import RankMap
-from ..distributed._mesh.state import _living, saved_universe, shared_state, view_of
+from ..distributed._mesh.state import _living, saved_universe, shared_state, take_back, view_of
 from ..distributed._mesh_layout import _FlatLayout, _MeshLayout
 from ..distributed._torch_layout import to_torch
 
@@ -140,7 +140,7 @@ def hand_back_tensors(_: None) -> None:
             resources["root_to_flatten_mapping"].setdefault(mesh, {})[name] = view
             resources["flatten_name_to_root_dims"].setdefault(mesh, {})[name] = dims
     for mesh, tensor in zip(living, held, strict=True):
-        mesh.__dict__.update(mesh.__dict__.pop("_of_saver", {}))
+        take_back(mesh.__dict__)
         for name in SINCE_2_10:
             mesh.__dict__.pop(name, None)
         mesh.__dict__.update(tensor)

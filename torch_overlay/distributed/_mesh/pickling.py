@@ -14,6 +14,7 @@ from .._mesh_layout import _MeshLayout
 from .._torch_layout import as_here, from_torch
 from .rank_map import View
 from .state import (
+    OfSaver,
     axis_names,
     group_names,
     is_apart,
@@ -21,17 +22,23 @@ from .state import (
     saved_universe,
     shared_state,
     stored_ranks,
+    take_back,
     thread_id,
     view_of,
     wait_for_world,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed.device_mesh import DeviceMesh
 
-    from .._groups.table import GroupTable
+    from .._groups.table import Entry, GroupTable
     from .._groups.universe import Universe
     from .rank_map import RankMap
+
+    # The number of the universe that a mesh was saved from, and what makes it private; see `saved_universe`.
+    _SavedFrom = tuple[int | None, str | None]
 
 # A group name that no process group has: funcol passes names on to C++, whose error then shows this one.
 UNBOUND = "unbound: no process group here has ranks "
@@ -40,8 +47,6 @@ UNKNOWN = (0, None)
 
 # Process groups can't be pickled, and the rest follows from the other attributes.
 NOT_PICKLED = ("_view", "_shared_state", "_pg_registry", "_traced_views")
-
-_MISSING = object()
 
 
 class OfTheRank:
@@ -57,22 +62,21 @@ class OfTheRank:
         self.name = name
 
     def __get__(self, mesh: Any, owner: type) -> Any:
-        held = {} if mesh is None else mesh.__dict__
-        # In this order: another thread that finds it out stores the attribute, and then removes `_of_saver`.
-        saved = held.get("_of_saver", {})
-        found = held.get(self.name, _MISSING)
-        if found is not _MISSING:
-            return found
-        if self.name not in saved:
-            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
-        return bind_groups(mesh)[self.name] if is_initialized() else saved[self.name]
+        if mesh is not None:
+            # In this order: another thread that finds it out stores the attribute, and then removes `_of_saver`.
+            saver = mesh.__dict__.get("_of_saver")
+            if self.name in mesh.__dict__:
+                return mesh.__dict__[self.name]
+            if saver is not None and self.name in saver.said:
+                return bind_groups(mesh)[self.name] if is_initialized() else saver.said[self.name]
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     """What is pickled of a mesh: its attributes, without its state, its groups and its hash, but with the universe that
     it is of."""
     state = {name: value for name, value in mesh.__dict__.copy().items() if name not in NOT_PICKLED}
-    state.update(state.pop("_of_saver", {}))
+    take_back(state)
     state["_hash"] = None
     try:
         shared = shared_state(mesh)
@@ -93,9 +97,7 @@ def _say_whose(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     that others share."""
     if not is_apart(mesh) or "_whose_groups" in state:
         return
-    world = current_world()
-    tables = [*(universe.table for universe in world.universes), world.table]
-    whose = {entry.group_name: entry.apart for table in tables for entry in list(table.entries.values())}
+    whose = {entry.group_name: entry.apart for entry in _entries()}
     own, names = mesh.__dict__["_apart"], group_names(mesh) or [""] * len(view_of(mesh).layout.axes)
     state["_whose_groups"] = [whose.get(name, own) if name else own for name in names]
 
@@ -115,85 +117,75 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
     mesh._layout = as_here(state["_layout"])  # overlay only
-    if not is_initialized():
-        mesh.__dict__.setdefault("_rank", -1)  # files of releases before 2.11 have coordinates only
-        wait_for_world(mesh)
-        return
-    view = View(stored_ranks(state), from_torch(mesh._layout))
-    mesh._rank, mesh._thread_id = get_rank(), thread_id()
-    mesh._coordinate_on_dim = view.coordinate(mesh._rank)
-    if "_dim_group_names" in state:
-        _bind(mesh, view, state["_dim_group_names"], *mesh.__dict__["_universe"])
-
-
-class PartlyFound(dict[str, Any]):
-    """What stays laid aside of a loaded mesh while an axis has no group.
-
-    Attributes:
-        names: what was found on each axis.
-        among: what `_groups_here` gave before.
-    """
-
-    def __init__(self, saved: list[str], names: list[str], among: tuple[Any, ...]) -> None:
-        super().__init__(_dim_group_names=saved)
-        self.names = names
-        self.among = among
-
-
-def _groups_here() -> tuple[Any, ...]:
-    """Equal to what it was before only if an axis finds the same group as before: there are the same groups, and they
-    serve as many axes."""
-    groups, world = distributed_c10d._world.pg_names, current_world()
-    tables = [*(universe.table for universe in world.universes), world.table]
-    serving = sum(len(entry.names) for table in tables for entry in list(table.entries.values()))
-    return len(groups), weakref.ref(next(reversed(groups))), serving
+    mesh.__dict__.setdefault("_rank", -1)  # files of releases before 2.11 have coordinates only
+    saver = wait_for_world(mesh)
+    if is_initialized():
+        view = View(stored_ranks(state), from_torch(mesh._layout))
+        mesh._rank = get_rank()
+        mesh._coordinate_on_dim = view.coordinate(mesh._rank)
+        _bind(mesh, view, saver, mesh.__dict__["_universe"])
 
 
 def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
     """Find out who this rank is, and its group on each axis, and give what the mesh says of it. An axis without a group
     has a name that says so; all are looked for again once there may be others."""
-    held = mesh.__dict__
-    said = held.get("_of_saver", held)
-    if isinstance(said, PartlyFound) and said.among == _groups_here():
-        return {"_dim_group_names": said.names}
-    saved = said.get("_dim_group_names")
+    saver = mesh.__dict__.get("_of_saver")
+    if saver is None:  # another thread found all
+        return mesh.__dict__
+    if saver.names is not None and saver.among == _groups_here():
+        return {**mesh.__dict__, "_dim_group_names": saver.names}
     shared = shared_state(mesh)
     join_universe(shared)
-    mesh._rank, mesh._thread_id, mesh._hash = get_rank(), thread_id(), None
+    mesh._rank = get_rank()
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    found: dict[str, Any] = {"_rank": mesh._rank, "_coordinate_on_dim": mesh._coordinate_on_dim}
-    if saved is None:
-        held.pop("_of_saver", None)
-        return found
-    found["_dim_group_names"] = _bind(mesh, view_of(mesh), saved, shared.saved_number, shared.private)
+    names = _bind(mesh, view_of(mesh), saver, (shared.saved_number, shared.private))
     shared.registry.update(mesh._pg_registry)
-    return found
+    return {**mesh.__dict__, "_dim_group_names": names}
 
 
-def _bind(mesh: DeviceMesh, view: View, saved: list[str], number: int | None, private: str | None) -> list[str]:
+def _bind(mesh: DeviceMesh, view: View, saver: OfSaver, saved_from: _SavedFrom) -> list[str] | None:
     """The name of this rank's group on each axis, found by its ranks; none on a rank outside. While one is missing, its
     name starts with UNBOUND, and the names that the saver's groups had stay laid aside."""
+    mesh._thread_id, mesh._hash = thread_id(), None
+    saved = saver.said.get("_dim_group_names")
+    if saved is None:
+        mesh.__dict__.pop("_of_saver", None)
+        return None
     here = _groups_here()
     names: list[str] = []
     for wanted in _wanted(mesh, view, saved):
-        name = _find(wanted, view.rank_map, number, private)
+        name = _find(wanted, view.rank_map, saved_from)
         names.append(name or f"{UNBOUND}{wanted.ranks}")
         group = find_group(name) if name else None
         if group is not None:
             mesh._pg_registry[group.group_name] = group
     if any(name.startswith(UNBOUND) for name in names):
-        lay_aside(mesh, PartlyFound(saved, names, here))
+        lay_aside(mesh, OfSaver({"_dim_group_names": saved}, names, here))
     else:
         mesh._dim_group_names = names
         mesh.__dict__.pop("_of_saver", None)
     return names
 
 
+def _groups_here() -> tuple[Any, ...]:
+    """Equal to what it was before only if an axis finds the same group as before: there are the same groups, and they
+    serve as many axes."""
+    groups = distributed_c10d._world.pg_names
+    return len(groups), weakref.ref(next(reversed(groups))), sum(len(entry.names) for entry in _entries())
+
+
+def _entries() -> list[Entry]:
+    """Of all tables of this world."""
+    world = current_world()
+    tables = [*(universe.table for universe in world.universes), world.table]
+    return [entry for table in tables for entry in list(table.entries.values())]
+
+
 class _Wanted(NamedTuple):
     """The group of an axis of a loaded mesh.
 
     Attributes:
-        ranks: in the group's order.
+        ranks: in the group's order, which is the mesh's.
         lane: the name of the axis.
         saved_name: the name that the group had.
         apart: the token of the view that has the group alone, see `is_apart`; else None.
@@ -210,59 +202,53 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
     if mesh._coordinate_on_dim is None:
         return []
     axes = view.layout.axes
-    ranks = [_group_ranks(mesh, view.show(_MeshLayout((axis,)))) for axis in axes]
+    ranks = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
     lanes = axis_names(mesh._mesh_dim_names, len(axes))
     saved = [*saved, *[""] * len(axes)]
     apart = mesh.__dict__.get("_whose_groups", [mesh.__dict__.get("_apart")] * len(axes))
     return [_Wanted(*each) for each in zip(ranks, lanes, saved, apart)]
 
 
-def _group_ranks(mesh: DeviceMesh, axis: View) -> list[int]:
-    """The ranks of the group of an axis, in the group's order, which is the mesh's."""
-    return axis.ranks(mesh._rank)
-
-
-def _find(wanted: _Wanted, rank_map: RankMap, number: int | None, private: str | None) -> str | None:
+def _find(wanted: _Wanted, rank_map: RankMap, saved_from: _SavedFrom) -> str | None:
     """The name of a group over exactly these ranks.
 
     If the universe that the mesh was saved from is here, it is that universe's, even if it was destroyed: who asks for
-    it is told so.
+    it is told so. Else it is the first live one.
     """
-    saved_from = find_universe(rank_map, private, number)
-    if saved_from is not None and saved_from.number == number:
-        name = _of_table(saved_from.table, wanted)
+    number, private = saved_from
+    universe = find_universe(rank_map, private, number)
+    if universe is not None and universe.number == number:
+        name = _of_table(universe.table, wanted)
         if name is not None:
             return name
-    return _find_elsewhere(wanted, saved_from, number, private)
+    return next((name for name in _elsewhere(wanted, universe, saved_from) if find_group(name)), None)
 
 
-def _find_elsewhere(wanted: _Wanted, like: Universe | None, number: int | None, private: str | None) -> str | None:
-    """The name of a live group, from the first of these that has one:
+def _elsewhere(wanted: _Wanted, like: Universe | None, saved_from: _SavedFrom) -> Iterator[str]:
+    """The names of groups that may stand for the saver's, the likeliest first. Those of a private mesh, or of a view
+    that has its own, see `is_apart`, are found where they were made alone:
 
     - groups that no table has, a user's or of a mesh that shares none: that of the saved name;
-    - of an axis whose group one view alone has: the group with that view's token, in any universe, or none;
-    - of a mesh that isn't private: the default group;
+    - the default group;
     - the universe ``like`` the saved one, then the others that are as private: an axis of the same name;
-    - of a mesh that isn't private: groups that were made for a mesh and that no table has.
+    - groups that were made for a mesh and that no table has.
     """
-    world = current_world()
-    tables = [*(universe.table for universe in world.universes), world.table]
-    known = {entry.group_name for table in tables for entry in list(table.entries.values())}
-    others = {name: text for name, text in _open(wanted.ranks).items() if name not in known}
-    if wanted.saved_name in others:
-        return wanted.saved_name
-    if wanted.apart is not None:
-        found = [_of_table(universe.table, wanted) for universe in world.universes]
-        return next((name for name in found if name and find_group(name)), None)
-    if private is None and wanted.ranks == list(range(get_world_size())):
-        return distributed_c10d._get_default_group().group_name
+    number, private = saved_from
+    alone = private is not None or wanted.apart is not None
+    world, known = current_world(), {entry.group_name for entry in _entries()}
+    unknown = {name: text for name, text in _open(wanted.ranks).items() if name not in known}
+    if wanted.saved_name in unknown:
+        yield wanted.saved_name
+    if not alone and wanted.ranks == list(range(get_world_size())):
+        yield distributed_c10d._get_default_group().group_name
     tables = [universe.table for universe in (like, *world.universes) if universe and universe.private == private]
-    tables += [world.table] if private is None else []
-    names = [name for table in tables if (name := _of_table(table, wanted)) and find_group(name)]
+    tables += [] if alone else [world.table]
+    names = [name for table in tables if (name := _of_table(table, wanted))]
     if number is None and wanted.saved_name in names:  # a window has no universe of its own
-        return wanted.saved_name
-    made_for_meshes = [name for name, text in others.items() if text.startswith("mesh_") and private is None]
-    return next(iter([*names, *made_for_meshes]), None)
+        yield wanted.saved_name
+    yield from names
+    if not alone:
+        yield from (name for name, text in unknown.items() if text.startswith("mesh_"))
 
 
 def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:

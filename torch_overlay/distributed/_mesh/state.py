@@ -262,18 +262,41 @@ def make_view(
 RANK_ATTRIBUTES = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 
 
-def wait_for_world(mesh: DeviceMesh) -> None:
-    """Lay aside what a mesh that was loaded where there is no world says of a rank: there, it is the saver's."""
+@dataclass(frozen=True)
+class OfSaver:
+    """What a file says of the rank that saved the mesh, where it isn't taken for what is so of this one.
+
+    Attributes:
+        said: by attribute, some of `RANK_ATTRIBUTES`.
+        names: what was found on each axis while an axis has no group; None before a world was asked.
+        among: the groups that there were then, see pickling.py.
+    """
+
+    said: dict[str, Any]
+    names: list[str] | None = None
+    among: tuple[Any, ...] = ()
+
+
+def wait_for_world(mesh: DeviceMesh) -> OfSaver:
+    """Lay aside what a mesh that was loaded says of a rank: it is the saver's."""
     held = mesh.__dict__
-    lay_aside(mesh, {name: held[name] for name in RANK_ATTRIBUTES if name in held})
+    return lay_aside(mesh, OfSaver({name: held[name] for name in RANK_ATTRIBUTES if name in held}))
 
 
-def lay_aside(mesh: DeviceMesh, said: dict[str, Any]) -> None:
-    """Hold what a file says of a rank where it isn't taken for what is so; another thread may ask in between."""
-    mesh.__dict__["_of_saver"] = said
-    for name in said:
+def lay_aside(mesh: DeviceMesh, saver: OfSaver) -> OfSaver:
+    """Hold what the saver said apart from what the mesh says; another thread may ask in between."""
+    mesh.__dict__["_of_saver"] = saver
+    for name in saver.said:
         mesh.__dict__.pop(name, None)
     _living[id(mesh)] = mesh  # overlay only
+    return saver
+
+
+def take_back(held: dict[str, Any]) -> None:
+    """Let the attributes of a mesh say again what its saver said, where nothing else was found."""
+    saver = held.pop("_of_saver", None)
+    if saver is not None:
+        held.update(saver.said)
 
 
 def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
@@ -354,11 +377,11 @@ def _finish(mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None) 
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     held = group_names(parent) or ()  # first: a loaded mesh may find its groups here
-    saved = parent.__dict__.get("_of_saver")
+    saver = parent.__dict__.get("_of_saver")
     if groups is not None:
-        theirs = dict(zip(held, saved.get("_dim_group_names", ()))) if saved else {}
+        theirs = dict(zip(held, saver.said.get("_dim_group_names", ()))) if saver else {}
         mesh._dim_group_names = [theirs.get(name, name) for name in groups]
-    if saved is not None:
+    if saver is not None:
         wait_for_world(mesh)
     return mesh
 
@@ -372,7 +395,7 @@ def hand_back() -> None:  # overlay only
     """Give every living mesh what torch's own code looks for, and take the overlay's state off it."""
     for mesh in list(_living.values()):
         held = mesh.__dict__
-        held.update(held.pop("_of_saver", {}))
+        take_back(held)
         if "_shared_state" not in held:
             continue
         shared = held.pop("_shared_state")
