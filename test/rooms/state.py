@@ -7,7 +7,8 @@ A module or a class holds state where it binds
 - a function with a cache;
 - a name that a function rebinds by ``global``, or that another module of the package sets from outside.
 
-Fields of dataclasses belong to their objects; so do cached properties.
+Fields of dataclasses belong to their objects; so do cached properties. What the package puts into a mesh, which is
+torch's object, is found by its keys.
 """
 
 import ast
@@ -31,6 +32,11 @@ DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp
 CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
 CHANGES |= {"difference_update", "intersection_update", "move_to_end", "sort", "reverse"}
 
+# What torch's meshes hold, on some release.
+OF_TORCH = {"_coordinate_on_dim", "_device_type", "_dim_group_names", "_flatten_mapping", "_flatten_mesh_list", "_hash"}
+OF_TORCH |= {"_flatten_rank_map", "_layout", "_mesh_dim_names", "_pg_registry", "_rank", "_rank_map", "_root_mesh"}
+OF_TORCH |= {"_thread_id"}
+
 
 def found(sources: tuple[house.Source, ...]) -> set[str]:
     """The state of these files, as ``module:name``, the module without the package's name."""
@@ -51,6 +57,26 @@ def remembered(sources: tuple[house.Source, ...]) -> set[str]:
     classes = [node for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
     fields = [node for found in classes if found.name == "Remembered" for node in found.body]
     return {node.target.id for node in fields if isinstance(node, ast.AnnAssign)}
+
+
+def on_meshes(sources: tuple[house.Source, ...]) -> set[str]:
+    """The private keys of a mesh's ``__dict__``, by that name or as ``held``, that torch's meshes don't have."""
+    asked = [key for source in sources for node in ast.walk(source.tree) for key in _keys(node)]
+    names = {key.value for key in asked if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return {name for name in names if name.startswith("_")} - OF_TORCH
+
+
+def _keys(node: ast.AST) -> list[ast.expr]:
+    """What a node asks of a mesh's ``__dict__``: by an index, by ``in`` or by a method."""
+    match node:
+        case ast.Subscript(value=held, slice=key) | ast.Compare(left=key, comparators=[held]):
+            pass
+        case ast.Call(func=ast.Attribute(value=held, attr="get" | "pop" | "setdefault"), args=[key, *_]):
+            pass
+        case _:
+            return []
+    of_mesh = isinstance(held, ast.Attribute) and held.attr == "__dict__"
+    return [key] if of_mesh or (isinstance(held, ast.Name) and held.id == "held") else []
 
 
 def _short(module: str) -> str:
@@ -158,4 +184,5 @@ def _set_from_outside(source: house.Source, modules: set[str]) -> set[str]:
 def of_package() -> frozenset[str]:
     """The state of the package as it is."""
     sources = house.sources(house.PACKAGE)
-    return frozenset(found(sources) | {f"SharedState.remembered.{key}" for key in remembered(sources)})
+    caches = {f"SharedState.remembered.{key}" for key in remembered(sources)}
+    return frozenset(found(sources) | caches | {f"DeviceMesh.{key}" for key in on_meshes(sources)})

@@ -96,3 +96,26 @@ def test_what_another_module_changes_is_found():
 def test_caches_of_a_universe_are_found_by_name():
     text = '@dataclass\nclass Remembered:\n    """Doc."""\n    plans: dict = field()\n    specs: dict = field()'
     assert state.remembered((house.of(text, NAME),)) == {"plans", "specs"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mesh.__dict__['_x'] = 1",
+        "held['_x']",
+        "del held['_x']",
+        "mesh.__dict__.get('_x')",
+        "held.pop('_x', None)",
+        "held.setdefault('_x', {})",
+        "'_x' not in mesh.__dict__",
+    ],
+)
+def test_what_a_mesh_holds_is_found_by_its_keys(text):
+    assert state.on_meshes((house.of(text, NAME),)) == {"_x"}
+
+
+@pytest.mark.parametrize(
+    "text", ["held['_rank']", "held['x']", "held[name]", "rows['_x']", "mesh.__dict__.update(_x=1)"]
+)
+def test_what_torch_holds_of_a_mesh_is_no_state_of_ours(text):
+    assert not state.on_meshes((house.of(text, NAME),))
