@@ -342,6 +342,7 @@ def test_local_tensor_mode_plays_all_ranks_in_one_process():
 
 @pytest.mark.skipif(STOCK, reason="torch's mode takes the coordinates of a slice that is gone for a later one's")
 @needs_overlay
+@traces_meshes
 def test_numbers_that_a_compiler_leaves_open_make_views():
     """From the second value on, dynamo takes a number for a symbol; each value is another view."""
 

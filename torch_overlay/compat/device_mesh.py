@@ -172,9 +172,11 @@ class _OldestDeviceMesh:
         if self.__dict__.get("_hash") is None:
             view = view_of(self)
             whole = view.layout.collapse() == _FlatLayout((view.rank_map.numel,))
-            rank = get_rank() if is_initialized() else self._rank
+            held = self.__dict__  # a mesh for XLA has no rank, and one of a subclass what it says
+            rank = get_rank() if is_initialized() else held.get("_rank", 0)
             ranks = _Hashed(view.rank_map.ranks_hash) if whole else tuple(view.ranks(rank))
-            key: tuple[Any, ...] = (ranks, self.shape, self._device_type, self._mesh_dim_names, self._thread_id)
+            said = self._device_type, self._mesh_dim_names, held.get("_thread_id")
+            key: tuple[Any, ...] = (ranks, self.shape, *said)
             private = shared_state(self).private
             self._hash = hash(key if private is None else (*key, private))
         return self._hash
