@@ -76,7 +76,7 @@ def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[
     return read
 
 
-# Before groups were kept apart by universe and lane, `share_groups` was a switch, and "any" group served.
+# Before groups were told apart by universe and name, `share_groups` was a switch, and "any" group served.
 SHARING = {text: "world" if on else "off" for text, on in SWITCH.items()}
 
 

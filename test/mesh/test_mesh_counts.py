@@ -31,13 +31,13 @@ def axes_of(meshes):
     return [(mesh, axis) for mesh in meshes for axis in range(mesh.ndim)]
 
 
-# Groups on a rank, the world's own not counted: one a lane, or one for each set of ranks; and one for the whole.
+# Groups on a rank, the world's own not counted: one a name, or one for each set of ranks; and one for the whole.
 SHARED = {"names": (10 + 1, 5 + 1), "ranks": (9 + 1, 2 + 1), "off": (18, 5)}
 
 
 @pytest.mark.parametrize("share", SHARED)
 @pytest.mark.parametrize("rank", [0, 37, 63])
-def test_torchtitan_makes_one_group_for_each_lane(rank, share):
+def test_torchtitan_makes_one_group_for_each_name(rank, share):
     """64 ranks, 9 different sets of ranks: stock makes 18 groups on each rank."""
     with overlay(share_groups=share), fake_world(rank, 64), counted_groups() as calls:
         meshes = torchtitan_views(64, **DEGREES)

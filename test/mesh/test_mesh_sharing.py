@@ -61,11 +61,11 @@ def test_two_meshes_are_two_universes():
 
 
 def test_an_axis_is_one_group_in_all_views_of_a_mesh():
-    """Slices, an axis unflattened twice under the same names, copies: a lane is a name over ranks in one universe."""
+    """Slices, an axis unflattened twice under the same names, copies: they share by name and ranks in one universe."""
     mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
     first, second = (mesh._unflatten(0, (2, 2, 2), names) for names in (("a", "b", "c"), ("a", "x", "c")))
     assert first.get_group("c") is second.get_group("c") is first["b", "c"].get_group("c")
-    assert first.get_group("b") is not second.get_group("x"), "other names are other lanes"
+    assert first.get_group("b") is not second.get_group("x"), "other names are other groups"
     flat = [first["b", "c"]._flatten(name).get_group() for name in ("bc", "fsdp")]
     assert flat[0] is not flat[1] and group_ranks(first["bc"], 0) == group_ranks(first["fsdp"], 0)
 

@@ -50,8 +50,8 @@ class TestGroupTable(TestCase):
         dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
         self.addCleanup(lambda: dist.is_initialized() and dist.destroy_process_group())
 
-    def _key(self, ranks, lane="tp", override=(None, None)) -> Key:
-        return Key(compact(ranks), Kind.of(override), lane)
+    def _key(self, ranks, name="tp", override=(None, None)) -> Key:
+        return Key(compact(ranks), Kind.of(override), name)
 
     def _make(self, copies):
         self.made += copies

@@ -1,4 +1,4 @@
-"""The process groups that meshes have in this process: ranks, lanes, axes, and what wider sharing would join."""
+"""The process groups that meshes have in this process: ranks, names, axes, and what wider sharing would join."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class GroupRow:
 
     Attributes:
         ranks: in the order of the group.
-        lane: the name of its lane; None if it serves whoever asks for these ranks.
+        name: of the axes and views that may share it; None if it serves whoever asks for these ranks.
         axes: the axes that it serves; more than one of them share it.
         joint: whether it is for redistributions over several axes together.
         gone: whether it was destroyed.
     """
 
     ranks: tuple[int, ...]
-    lane: str | None
+    name: str | None
     axes: tuple[str, ...]
     joint: bool
     gone: bool
 
     def __str__(self) -> str:
         kind = "redistributions over " if self.joint else "axis " if len(self.axes) == 1 else "axes "
-        lane = f", lane {self.lane}" if self.lane is not None and self.axes != (self.lane,) else ""
-        return f"{kind}{', '.join(self.axes)}{lane}: {of_ranks(self.ranks)}{', destroyed' if self.gone else ''}"
+        name = f", named {self.name}" if self.name is not None and self.axes != (self.name,) else ""
+        return f"{kind}{', '.join(self.axes)}{name}: {of_ranks(self.ranks)}{', destroyed' if self.gone else ''}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class UniverseRow:
         title: which mesh.
         by_default: the axes that the default group serves.
         groups: the others.
-        joinable: the lanes over equal ranks, which ``share_groups="ranks"`` would join.
+        joinable: the names over equal ranks, which ``share_groups="ranks"`` would join.
     """
 
     title: str
@@ -57,7 +57,7 @@ class UniverseRow:
     @property
     def saved(self) -> int:
         """The communicators that wider sharing would save."""
-        return sum(len(lanes) - 1 for lanes in self.joinable)
+        return sum(len(names) - 1 for names in self.joinable)
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -65,7 +65,7 @@ class UniverseRow:
             lines.append(f"  the default group serves {', '.join(self.by_default)}")
         lines += [f"  {row}" for row in self.groups]
         if self.saved:
-            joined = "; ".join(" with ".join(lanes) for lanes in self.joinable)
+            joined = "; ".join(" with ".join(names) for names in self.joinable)
             lines.append(f'  share_groups="ranks" would save {counted(self.saved, "communicator")}: {joined}')
         return "\n".join(lines)
 
@@ -99,9 +99,9 @@ def _universe_row(universe: Universe) -> UniverseRow:
     groups = tuple(_rows(universe.table, joint))
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for key, entry in universe.table.entries.items():
-        if entry.group_name and len(key.ranks) > 1 and key.lane is not None:
-            alike[key.ranks, key.kind].append(key.lane)
-    joinable = tuple(tuple(lanes) for lanes in alike.values() if len(lanes) > 1)
+        if entry.group_name and len(key.ranks) > 1 and key.name is not None:
+            alike[key.ranks, key.kind].append(key.name)
+    joinable = tuple(tuple(names) for names in alike.values() if len(names) > 1)
     return UniverseRow(title, tuple(universe.by_default), groups, joinable)
 
 
@@ -109,4 +109,4 @@ def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
     for key, entry in list(table.entries.items()):
         if entry.group_name:
             is_joint, gone = entry.group_name in joint, entry.group is None
-            yield GroupRow(tuple(key.ranks), key.lane, tuple(entry.names), is_joint, gone)
+            yield GroupRow(tuple(key.ranks), key.name, tuple(entry.names), is_joint, gone)

@@ -153,12 +153,12 @@ def _table(universe: Universe) -> GroupTable:
 
 
 def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
-    """The keys of all copies, in the lane that the options give to the axis."""
+    """The keys of all copies, with the name under which the options let the axis share."""
     policy = get_settings().mesh_share_groups
     # A group of one rank is no communicator. With one for each name, a loop that destroys the groups of all axes works.
     named = policy in ("names", "off") or request.view.layout.numel() == 1
-    lane, kind = request.name if named and not request.joint else None, Kind.of(request.override)
-    return [Key(compact(ranks), kind, lane) for ranks in copies]
+    name, kind = request.name if named and not request.joint else None, Kind.of(request.override)
+    return [Key(compact(ranks), kind, name) for ranks in copies]
 
 
 def _shares_nothing(universe: Universe, request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""A table of process groups, found by their ranks in mesh order, their kind (backend and options) and their lane.
+"""A table of process groups, found by their ranks in mesh order, their kind (backend and options) and an axis's name.
 
 Whether a request finds its group is decided by its key and by the requests before it, which every member of the group
 knows alike. So either all members find the group, or all of them make it. Groups that the user made with
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 class Key(NamedTuple):
     """What must be equal for two requests to get one group.
 
-    On a 2 x 4 mesh of dims dp and tp, rank 5 asks for its group of tp with ranks ``range(4, 8)`` in the lane ``"tp"``.
+    On a 2 x 4 mesh of dims dp and tp, rank 5 asks for its group of tp with ranks ``range(4, 8)``, named ``"tp"``.
 
     Attributes:
         ranks: in the order of the mesh; see `compact`.
         kind: the backend and options.
-        lane: who shares: the axes and flattened views of this name; None: all, whatever their names.
+        name: who shares: the axes and flattened views of this name; None: all, whatever their names.
         number: above 0 for a group that nobody else gets, however equal the rest.
     """
 
     ranks: tuple[int, ...] | range
     kind: Kind
-    lane: str | None
+    name: str | None
     number: int = 0
 
 

@@ -186,13 +186,13 @@ class _Wanted(NamedTuple):
 
     Attributes:
         ranks: in the group's order, which is the mesh's.
-        lane: the name of the axis.
+        name: of the axis.
         saved_name: the name that the group had.
         apart: the token of the view that has the group alone, see `is_apart`; else None.
     """
 
     ranks: list[int]
-    lane: str
+    name: str
     saved_name: str
     apart: str | None
 
@@ -203,10 +203,10 @@ def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
         return []
     axes = view.layout.axes
     ranks = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
-    lanes = axis_names(mesh._mesh_dim_names, len(axes))
+    names = axis_names(mesh._mesh_dim_names, len(axes))
     saved = [*saved, *[""] * len(axes)]
     apart = mesh.__dict__.get("_whose_groups", [mesh.__dict__.get("_apart")] * len(axes))
-    return [_Wanted(*each) for each in zip(ranks, lanes, saved, apart)]
+    return [_Wanted(*each) for each in zip(ranks, names, saved, apart)]
 
 
 def _find(wanted: _Wanted, rank_map: RankMap, saved_from: _SavedFrom) -> str | None:
@@ -256,7 +256,7 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
     alike = [
         entry.group_name
         for key, entry in list(table.entries.items())
-        if entry.serves_axis and wanted.lane in entry.names and list(key.ranks) == wanted.ranks
+        if entry.serves_axis and wanted.name in entry.names and list(key.ranks) == wanted.ranks
         if entry.apart == wanted.apart
     ]
     return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)

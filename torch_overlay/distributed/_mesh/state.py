@@ -300,7 +300,7 @@ def take_back(held: dict[str, Any]) -> None:
 
 
 def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
-    """What the axes of a mesh are called, of one without names as well; this is the lane of their groups."""
+    """What the axes of a mesh are called, of one without names as well; groups are told apart by it."""
     return [str(name) for name in names] if names else [f"dim_{number}" for number in range(ndim)]
 
 
