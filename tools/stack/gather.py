@@ -103,7 +103,7 @@ def gather(
 
 
 def kept_method(name: str) -> str:
-    """What a kept method is called in its class: ``_equals_by_value`` for ``equals_by_value = keep(Class, …)``."""
+    """What a kept method is called in its class: ``_equals_by_value`` for ``equals_by_value = original(Class, …)``."""
     return f"_{name.lstrip('_')}"
 
 

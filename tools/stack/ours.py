@@ -20,7 +20,7 @@ from .names import Import, absolute, bound, imports_of, is_import, used
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
 DOORS = ("_torch_layout", "_torch_groups", "_torch_shape", "_torch_spec", "_torch_backend")
-KEEP = "keep"  # NAME = keep(module, "function"): torch's own function goes on under this name
+ORIGINAL = "original"  # NAME = original(module, "function"): torch's own function goes on under this name
 
 _STRING = matchers.SimpleStatementLine(body=[matchers.Expr(matchers.SimpleString())])
 
@@ -88,7 +88,7 @@ class Room:
         return {name for statement in self.body for name in bound(statement)}
 
     def kept(self) -> dict[str, str]:
-        """New name by torch's function, for each ``NAME = keep(module, "function")``."""
+        """New name by torch's function, for each ``NAME = original(module, "function")``."""
         found = {}
         for statement in self.body:
             function = kept_function(statement)
@@ -97,7 +97,7 @@ class Room:
         return found
 
     def docstring_of(self, kept: str) -> cst.BaseStatement | None:
-        """The string below ``NAME = keep(module, "function")``: what the function does that goes on under this name."""
+        """The string below ``NAME = original(module, "function")``: what the function does that has this name then."""
         for statement, below in itertools.pairwise(self.body):
             if kept_function(statement) and kept in bound(statement) and matchers.matches(below, _STRING):
                 return below
@@ -110,12 +110,12 @@ class Room:
 
 
 def kept_function(statement: cst.BaseStatement) -> str | None:
-    """The torch function that ``NAME = keep(module, "function")`` keeps, or of ``keep(module.Class, "method")`` the
-    method with its class; None for another statement."""
+    """The torch function that ``NAME = original(module, "function")`` keeps, or of ``original(module.Class, "method")``
+    the method with its class; None for another statement."""
     if not isinstance(statement, cst.SimpleStatementLine) or not isinstance(statement.body[0], cst.Assign):
         return None
     call = statement.body[0].value
-    if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name) or call.func.value != KEEP:
+    if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Name) or call.func.value != ORIGINAL:
         return None
     home, name = call.args[0].value, call.args[1].value
     if not isinstance(name, cst.SimpleString):

@@ -24,7 +24,14 @@ from .suites import classes, decorated, joined
 from .tree import Tree
 
 CONFIG = "torch.distributed.config"  # the stack's switches go there; the overlay has a module of its own
-STAYS = ("__init__.py", "tensor/__init__.py", "config.py", "_kept.py", "_torch_debug_mode.py", "_torch_profiler.py")
+STAYS = (
+    "__init__.py",
+    "tensor/__init__.py",
+    "config.py",
+    "_torch_originals.py",
+    "_torch_debug_mode.py",
+    "_torch_profiler.py",
+)
 # Torch's files that rows change.
 BODIES = {"/".join(m.split(".")[2:]) + ".py" for m in {CONFIG, *(row.module for row in ROWS)}}
 BODIES.add("_mesh_layout.py")  # the overlay has classes of its own; what torch's lack goes into them

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
-from ..distributed._kept import keep
 from ..distributed._mesh.caches import real_mesh
 from ..distributed._mesh.state import view_of
+from ..distributed._torch_originals import original
 from ..distributed.tensor._redistribute import _cuts_evenly
 from ..distributed.tensor._torch_shape import moved_shape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-merge_transform_infos = keep(torch_redistribute, "_optimize_transform_infos")
+merge_transform_infos = original(torch_redistribute, "_optimize_transform_infos")
 
 
 def _optimize_transform_infos(

@@ -12,8 +12,8 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 
-from ..distributed._kept import keep
 from ..distributed._mesh.caches import as_good_as
+from ..distributed._torch_originals import original
 from ..distributed.tensor import _redistribute as bodies
 from ._mesh_layout import ShardOrderEntry
 
@@ -102,7 +102,7 @@ _FORCE_MIN_COST_REDISTRIBUTION_PLAN = None
 _DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION = False
 
 
-equals_by_value = keep(DTensorSpec, "__eq__")
+equals_by_value = original(DTensorSpec, "__eq__")
 
 
 class _DTensorSpec:

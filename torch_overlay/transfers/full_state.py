@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..distributed._kept import keep
+from ..distributed._torch_originals import original
 from ..patching.trampoline import swap_code
 from ._planner.schedule import ALIGNED
 from .descriptions import Meshes, misfit
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 BUDGET = 256 << 20  # bytes of buffers
 WHOLE = 256 << 20  # bytes of whole tensors that aren't offloaded yet
 
-one_by_one = keep(_state_dict_utils, "_gather_state_dict")
-scatter_rest = keep(_state_dict_utils, "_distribute_state_dict")
-cut_rest = keep(_state_dict_utils, "_distribute_tensors")
+one_by_one = original(_state_dict_utils, "_gather_state_dict")
+scatter_rest = original(_state_dict_utils, "_distribute_state_dict")
+cut_rest = original(_state_dict_utils, "_distribute_tensors")
 
 
 def gather_together() -> Any:

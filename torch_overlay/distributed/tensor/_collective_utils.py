@@ -8,12 +8,12 @@ from torch.distributed.tensor import _collective_utils as torch_utils
 
 from .. import config
 from .._groups.settings import get_settings
-from .._kept import keep
+from .._torch_originals import original
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-redistribute_cost_by_steps = keep(torch_utils, "redistribute_cost")
+redistribute_cost_by_steps = original(torch_utils, "redistribute_cost")
 """What the step-by-step path costs, one step after the other."""
 
 

@@ -11,9 +11,9 @@ from torch.distributed.tensor import _dtensor_spec as torch_spec
 from .. import config
 from .._groups.finding import joint_group_name
 from .._groups.settings import get_settings
-from .._kept import keep
 from .._mesh.caches import as_good_as, real_mesh
 from .._mesh.state import group_names
+from .._torch_originals import original
 from ._plans.groups import joint_axes
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
-equals_by_value = keep(torch_spec.DTensorSpec, "_check_equals")
+equals_by_value = original(torch_spec.DTensorSpec, "_check_equals")
 """Whether two specs say the same, on equal meshes."""
 
 

@@ -18,9 +18,9 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from .._kept import keep
 from .._mesh.caches import as_good_as, real_mesh
 from .._torch_debug_mode import get_active_debug_mode  # overlay only
+from .._torch_originals import original
 from ._plans.answers import Fallback, count_fallback, count_run, find_answer
 from ._plans.program import NOT_OF_COMPLEX
 from ._plans.specs import is_known, other_spec
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import Placement, Shard
 
-redistribute_by_steps = keep(torch_redistribute, "redistribute_local_tensor")
+redistribute_by_steps = original(torch_redistribute, "redistribute_local_tensor")
 """One mesh dim after the other, merged where that is exact."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 
-def keep(module: types.ModuleType | type, name: str) -> types.FunctionType:
+def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
     """A function of its own with the code that the module's or class's function of this name has now; swapping the code
     of one leaves the other alone."""
     function = getattr(module, name)

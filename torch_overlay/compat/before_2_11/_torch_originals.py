@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 
-def keep(module: types.ModuleType | type, name: str) -> Any:
+def original(module: types.ModuleType | type, name: str) -> Any:
     """A function that runs the code which the module's or class's function of this name has now, and is called as later
     releases may call it: what torch's own doesn't know is left out. None where there is no such function."""
     function = getattr(module, name, None)
