@@ -15,6 +15,7 @@ import importlib.util
 import os
 import sys
 import types
+import unittest
 
 import pytest
 
@@ -132,6 +133,10 @@ def merges():
 # Before 2.10 a mesh is a tensor: on stock it has no layout, and no axis can be cut in two.
 TENSOR_MESHES = WAY != "patched" and versions.running().number < (2, 10)
 needs_layouts = pytest.mark.skipif(TENSOR_MESHES, reason="before 2.10 torch has no layouts")
+# Beside a test, never in it: before 2.10 a rank that skips ends all tests that come after.
+steps_on_python_groups = unittest.skipIf(
+    TENSOR_MESHES, "before 2.10 torch's own steps hang on a group written in Python"
+)
 
 
 def debug_mode():

@@ -17,7 +17,17 @@ import functools
 import house
 
 # Calls that make what nobody changes: by the last name of what is called.
-FROZEN = {"ContextDecorator", "MappingProxyType", "TypeVar", "compile", "frozenset", "hasattr", "original", "object", "str"}
+FROZEN = {
+    "ContextDecorator",
+    "MappingProxyType",
+    "TypeVar",
+    "compile",
+    "frozenset",
+    "hasattr",
+    "original",
+    "object",
+    "str",
+}
 FROZEN |= {
     "tuple",
     "type",

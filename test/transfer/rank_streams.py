@@ -18,7 +18,7 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
 from torch_overlay.transfers import groups
-from way import TENSOR_MESHES
+from way import steps_on_python_groups
 
 LONGEST = timedelta(seconds=6)
 
@@ -80,14 +80,13 @@ class StreamCases:
     """Cases for ``EightRanks``."""
 
     def later_mesh(self):
-        if TENSOR_MESHES:
-            self.skipTest("before 2.10 torch's own steps hang on a group written in Python")
         if not hasattr(dist.Backend, "LATER"):
             dist.Backend.register_backend("later", Later, devices=["cpu"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return init_device_mesh(DEVICE, (WORLD,), mesh_dim_names=("a",), backend_override={"a": "later"})
 
+    @steps_on_python_groups
     def test_what_is_wrong_on_a_rank_is_said_before_anything_is_sent(self):
         """Where ranks ask one another anyway, since not all fits the budget: at once, on all of them, on one mesh and
         from one to another; no rank is left with an exchange that never ends."""
