@@ -223,7 +223,7 @@ def test_leaves_torch_as_found(mesh, caplog):
     assert set(getattr(torch_redistribute, "_warned_flatten_issues", ())) == warned
     assert logging.getLogger(torch_redistribute.__name__).filters == filters
     assert len(dist.distributed_c10d._world.pg_map) == groups
-    assert "_view" not in mesh.__dict__ and dist.get_world_size() == 8
+    assert "_in_universe" not in mesh.__dict__ and dist.get_world_size() == 8
 
 
 def test_group_that_the_user_flattened_is_at_hand(mesh):

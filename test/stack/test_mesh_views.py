@@ -46,8 +46,7 @@ class TestMeshState(TestCase):
         view = mesh["tp"]
         for old in (mesh, view):
             old.__dict__["_rank_map"] = ranks.flatten()
-            for new in ("_view", "_shared_state"):
-                old.__dict__.pop(new, None)
+            old.__dict__.pop("_in_universe", None)
         self.assertIs(shared_state(view), shared_state(mesh))
         self.assertEqual(view_of(view).ranks(self.RANK), [15, 14, 13, 12])
         self.assertEqual(view_of(mesh).coordinate(self.RANK), (2, 2))

@@ -88,7 +88,7 @@ class _DeviceMesh:
         view = read_view(mesh, _layout, _rank_map)
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
-        shared = join_state(self, view, _root_mesh)  # sets _layout, _view, _shared_state
+        shared = join_state(self, view, _root_mesh)  # sets _layout, _in_universe
         if _root_mesh is None:
             note_root(shared)
         self._device_type = device_type

@@ -46,7 +46,7 @@ UNBOUND = "unbound: no process group here has ranks "
 UNKNOWN = (0, None)
 
 # Process groups can't be pickled, and the rest follows from the other attributes.
-NOT_PICKLED = ("_view", "_shared_state", "_pg_registry", "_traced_views")
+NOT_PICKLED = ("_in_universe", "_pg_registry", "_traced_views")
 
 
 class OfTheRank:

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed import device_mesh
@@ -132,14 +132,28 @@ _adopting = threading.RLock()  # one state for a mesh, whichever thread asks fir
 _living: weakref.WeakValueDictionary[int, DeviceMesh] = weakref.WeakValueDictionary()  # overlay only
 
 
+class InUniverse(NamedTuple):
+    """What a mesh holds as ``_in_universe``; one that doesn't gets it when it is first asked for.
+
+    Attributes:
+        view: its view over the rank map of its universe.
+        shared: what it has in common with its root and all the root's views.
+    """
+
+    view: View
+    shared: SharedState
+
+
 def view_of(mesh: DeviceMesh) -> View:
     """The mesh's view over its universe's rank map."""
-    return mesh.__dict__.get("_view") or _adopt(mesh)["_view"]
+    held = mesh.__dict__.get("_in_universe")
+    return (_adopt(mesh) if held is None else held).view
 
 
 def shared_state(mesh: DeviceMesh) -> SharedState:
     """What the mesh has in common with its root and all the root's views."""
-    return mesh.__dict__.get("_shared_state") or _adopt(mesh)["_shared_state"]
+    held = mesh.__dict__.get("_in_universe")
+    return (_adopt(mesh) if held is None else held).shared
 
 
 def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
@@ -165,8 +179,7 @@ def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedS
 def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
     """Give a mesh its state, and its layout as an attribute."""
     mesh._layout = to_torch(view.layout)
-    mesh.__dict__["_view"] = view
-    mesh.__dict__["_shared_state"] = shared
+    mesh.__dict__["_in_universe"] = InUniverse(view, shared)
     _forget_coordinates(mesh)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
 
@@ -182,12 +195,12 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
         getattr(mode, "_coordinate_cache", {}).pop(id(mesh), None)
 
 
-def _adopt(mesh: DeviceMesh) -> dict[str, Any]:
-    """Read the state off a mesh that holds only what DeviceMesh stores; costs as much as the rank map is long, once."""
+def _adopt(mesh: DeviceMesh) -> InUniverse:
+    """Read the state off a mesh that holds only what DeviceMesh stores."""
     with _adopting:
-        if "_shared_state" not in mesh.__dict__:
+        if "_in_universe" not in mesh.__dict__:
             _read_state(mesh)
-        return mesh.__dict__
+        return mesh.__dict__["_in_universe"]
 
 
 def stored_ranks(held: dict[str, Any]) -> RankMap:
@@ -225,17 +238,17 @@ def _read_state(mesh: DeviceMesh) -> None:
         shared.registry = registry
     else:
         shared.registry.update(registry)
-    held["_view"] = View(shared.rank_map, from_torch(mesh._layout))
-    held["_shared_state"] = shared
-    _know_rank(held)  # overlay only
+    view = View(shared.rank_map, from_torch(mesh._layout))
+    held["_in_universe"] = InUniverse(view, shared)
+    _know_rank(held, view)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
 
 
-def _know_rank(held: dict[str, Any]) -> None:  # overlay only
+def _know_rank(held: dict[str, Any], view: View) -> None:  # overlay only
     """Torch before 2.11 holds coordinates alone. Of a mesh made without a world, the first rank that has these."""
     if "_rank" in held or "_coordinate_on_dim" not in held:
         return
-    view, place = held["_view"], held["_coordinate_on_dim"]
+    place = held["_coordinate_on_dim"]
     if is_initialized():
         held["_rank"] = get_rank()
     else:
@@ -396,11 +409,10 @@ def hand_back() -> None:  # overlay only
     for mesh in list(_living.values()):
         held = mesh.__dict__
         take_back(held)
-        if "_shared_state" not in held:
+        if "_in_universe" not in held:
             continue
-        shared = held.pop("_shared_state")
+        shared = held.pop("_in_universe").shared
         held["_universe"] = saved_universe(shared)
-        del held["_view"]
         held.pop("_apart", None)
         held.pop("_whose_groups", None)  # of one that was loaded
         held.pop("_traced_views", None)

@@ -295,9 +295,9 @@ def other_spec(
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
         return None
-    shared = mesh.__dict__.get("_shared_state")
-    specs = shared.remembered.specs if shared is not None else {}
-    key = (target, kinds, mesh.__dict__.get("_view"))
+    known = mesh.__dict__.get("_in_universe")  # none has a mesh that isn't DeviceMesh's own
+    specs = known.shared.remembered.specs if known is not None else {}
+    key = (target, kinds, known and known.view)
     made = specs.get(key)
     if made is None:
         if len(specs) >= 1024:
