@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Key(NamedTuple):
     """What must be equal for two requests to get one group.
 
-    On a 2 x 4 mesh of dims dp and tp, rank 5 asks for its group of tp with ranks ``range(4, 8)``, named ``"tp"``.
+    On a 2 x 4 mesh of axes dp and tp, rank 5 asks for its group of tp with ranks ``range(4, 8)``, named ``"tp"``.
 
     Attributes:
         ranks: in the order of the mesh; see `compact`.

@@ -171,7 +171,7 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
         raise NotPlanned(str(error)) from error
 
 
-_PLAIN_PLACEMENTS = frozenset((Shard, Replicate, Partial))
+_SAME_STEP_BY_STEP = frozenset((Shard, Replicate, Partial))  # of these that path runs the same collective
 
 
 def gathered(step: AllGather, held: Box, wanted: Box) -> tuple[Local, Local | None] | None:
@@ -263,7 +263,7 @@ def pads_step_by_step(steps: Sequence[Step], question: Question, held: Sequence[
 def _one_collective(steps: Sequence[Step], question: Question) -> Collective | None:
     """A plan's only step, a collective over one axis, which alone changes, between plain placements; else None."""
     step = steps[0] if len(steps) == 1 else None
-    if not isinstance(step, Collective) or len(step.axes) != 1 or not _PLAIN_PLACEMENTS.issuperset(question.kinds):
+    if not isinstance(step, Collective) or len(step.axes) != 1 or not _SAME_STEP_BY_STEP.issuperset(question.kinds):
         return None
     ends = enumerate(zip(question.source, question.target, strict=True))
     changed = tuple([axis for axis, (old, new) in ends if old != new])
