@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import pathlib
+import pkgutil
 import re
 import sys
 from typing import Any
@@ -129,7 +130,10 @@ def refusal(needed: bool) -> str:
 @functools.cache
 def fingerprints() -> dict[str, dict[str, dict[str, str]]]:
     """By release and module, the digest of the module's file and the fingerprint of each target in it."""
-    return json.loads(pathlib.Path(__file__).with_name("fingerprints.json").read_text(encoding="utf-8"))
+    data = pkgutil.get_data(__package__, "fingerprints.json")  # from a zip, too
+    if data is None:
+        raise PatchError("torch_overlay was imported by a loader that gives no data: fingerprints.json isn't read")
+    return json.loads(data)
 
 
 def require_supported(release: Release) -> None:

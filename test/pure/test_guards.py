@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,35 @@ def test_bounds_are_where_the_plan_changes():
     plans = [planned(FEW, (n, 64)) for n in (64, *rows)]
     assert plans[0] == plans[1] != plans[2] == plans[3] != plans[4]
     assert [step.rounds for (step,) in plans] == [1, 1, 1, 1, plans[4][0].rounds] and plans[4][0].rounds > 1
+
+
+SLOW, FAST = (902671506393, 3e-05), (902671506393, 6e-05)
+ODD = (3847317299, 1e-6)  # a bandwidth with many digits, as measured ones have
+# A change, groups, cost, bytes; a shape; and one for which the last bit of equal seconds would decide otherwise.
+TIED = [
+    ((((0, "sum", 0), (2, 0, None), (2, 2, 2)), (), Cost(axes=(ODD,) * 3), 2), (56, 8, 456), (545944, 8, 456)),
+    (((("sum", 1), (None, None), (3, 3)), None, Cost(0.0, 2854540101), 4), (189, 46), (38714004, 46)),
+    (
+        (
+            ((1, 0, 2), (None, None, 2), (2, 2, 2)),
+            ((0, 1), (0, 1, 2)),
+            Cost(axes=(SLOW, FAST, (601781004262, 6e-05))),
+            1,
+        ),
+        (176, 152, 9),
+        (40584544, 152, 9),
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "shape", "other"), TIED)
+def test_plans_that_take_as_long_by_other_terms_have_no_range(case, shape, other):
+    """Their seconds differ in the last bit, and for one size in 100,000 so do the twelve digits that are compared."""
+    change, groups, cost, itemsize = case
+    case = change, None if groups is None else frozenset(groups), cost, itemsize
+    found = guards(*ends(change, shape), itemsize, case[1], cost)
+    assert admits(found, shape)
+    assert not admits(found, other) or planned(case, other) == planned(case, shape)
 
 
 def test_no_bounds_where_there_is_one_plan():

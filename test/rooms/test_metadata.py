@@ -2,7 +2,9 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -88,3 +90,13 @@ def test_links_are_absolute_where_there_is_a_home(setup, tmp_path, monkeypatch):
     blob, raw = "https://h/o/n/blob/HEAD/", "https://h/o/n/raw/HEAD/"
     links = re.findall(r"\]\((.+?)\)", setup.description("https://h/o/n"))
     assert links == [f"{blob}docs/a.md#b", f"{raw}p.png", f"{raw}q.png", f"{blob}q.md", "https://x.y/z", "#here"]
+
+
+def test_a_zip_of_the_package_has_its_data(tmp_path):
+    """As Spark and others bring code to their hosts."""
+    made = shutil.make_archive(str(tmp_path / "made"), "zip", house.ROOT, house.PACKAGE)
+    code = "from torch_overlay import versions; print(versions.__file__, *versions.fingerprints())"
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": made}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert told.stdout.startswith(made) and "2.13.0" in told.stdout, told.stderr

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -17,6 +18,7 @@ from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._planner.forms import step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather
+from torch_overlay.distributed.tensor._plans import answers
 from torch_overlay.distributed.tensor._plans.answers import Answer, Fallback, find_answer
 from torch_overlay.distributed.tensor._plans.question import Question
 from torch_overlay.distributed.tensor._plans.specs import pads_step_by_step
@@ -135,8 +137,16 @@ class TestOpenSizes(TestCase):
             open_sizes, guards, _ = answer_for(self.mesh, [source], (target,), (8, 16), ALL_OPEN)
             known, _, _ = answer_for(self.mesh, [source], (target,), (8, 16), None)
             self.assertEqual(without_sizes(open_sizes.steps), without_sizes(known.steps), msg=f"{source} to {target}")
+            self.assertEqual(open_sizes.text, known.text, msg="of the traced sizes")
             divided = any("Mod" in str(guard.expr) for guard in guards)
             self.assertEqual(divided, target == Shard(1), msg="what is gathered was cut evenly")
+
+    def test_beside_shards_in_another_order_it_depends_on_the_size(self) -> None:
+        """These are planned where they are even, and only there."""
+        mesh = init_device_mesh("cpu", (2, 1, 2))
+        for shards, alone in (((Shard(0), Shard(0)), True), ((_StridedShard(0, split_factor=1), Shard(0)), False)):
+            ends = [DTensorSpec(mesh, (*shards, last)) for last in (Partial(), Replicate())]
+            self.assertEqual(answers._only_reduces(*ends), alone, msg=f"{shards}")
 
     def test_what_only_reduces_is_one_plan_for_all_sizes(self) -> None:
         one, guards, _ = answer_for(self.mesh, [Partial()], (Replicate(),), (8, 16), ALL_OPEN)

@@ -140,8 +140,10 @@ class Cost:
     def key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
         """What `fastest` compares."""
         talking = [step for step in plan if isinstance(step, Collective)]
-        # To twelve digits, so that equal plans are nearly always equal in spite of the order of sums.
-        seconds = float(f"{sum([self.seconds(step, itemsize) for step in talking]):.12g}")
+        # `fsum` gives the same for the same terms in any order; to twelve digits, so that plans which take as long by
+        # other terms are nearly always equal.
+        terms = [term for step in talking for term in self.fixed_and_moving(step, itemsize)]
+        seconds = float(f"{math.fsum(terms):.12g}")
         return seconds, len(talking), arriving_by(talking)
 
 

@@ -200,8 +200,7 @@ class Watched(Cost):
         number = min(range(len(plans)), key=lambda n: self.key(plans[n], itemsize))
         for other, slower in enumerate(plans):
             if other != number:
-                first = (self.key(plans[number], itemsize)[1:], number) < (self.key(slower, itemsize)[1:], other)
-                self.ranges.append(self._faster(plans[number], slower, first, itemsize))
+                self.ranges.append(self._faster(plans[number], slower, itemsize))
         return plans[number]
 
     def range(self) -> Range:
@@ -211,20 +210,23 @@ class Watched(Cost):
             found = found.meet(each)
         return found
 
-    def _faster(self, one: Steps, other: Steps, or_equal: bool, itemsize: int) -> Range:
-        """Where the one plan, which is the faster, still is."""
-        (fixed, moving), (fixed_other, moving_other) = (self._line(plan, itemsize) for plan in (one, other))
-        margin = 1 - _NEAR / 100 if or_equal else 1 + _NEAR
-        fixed, moving = fixed * margin - fixed_other, moving * margin - moving_other
+    def _faster(self, one: Steps, other: Steps, itemsize: int) -> Range:
+        """Where the one plan, which was chosen, is the faster by a margin; everywhere if both take as long by the same
+        terms, and what comes after the seconds decides. As long by other terms is none: the last bit may decide."""
+        terms, others = self._terms(one, itemsize), self._terms(other, itemsize)
+        if terms == others:
+            return Range()
+        fixed, moving = (math.fsum(a) * (1 + _NEAR) - math.fsum(b) for a, b in zip(terms, others, strict=True))
         if fixed + moving > 0:
             return Range(1.0, 1.0)  # faster by less than the margin
         if moving > 0:
             return Range(0.0, -fixed / moving * (1 - _NEAR))
         return Range(-fixed / moving * (1 + _NEAR), math.inf) if fixed > 0 else Range()
 
-    def _line(self, plan: Steps, itemsize: int) -> tuple[float, float]:
-        both = [self.fixed_and_moving(step, itemsize) for step in plan if isinstance(step, Collective)]
-        return math.fsum(fixed for fixed, _ in both), math.fsum(moving for _, moving in both)
+    def _terms(self, plan: Steps, itemsize: int) -> tuple[list[float], list[float]]:
+        """The seconds of the collectives, without data and for their bytes, each in ascending order."""
+        found = [self.fixed_and_moving(step, itemsize) for step in plan if isinstance(step, Collective)]
+        return sorted(fixed for fixed, _ in found), sorted(moving for _, moving in found)
 
 
 def guards(

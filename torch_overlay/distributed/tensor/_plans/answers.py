@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 CACHED = 4096  # answers of one universe
 
@@ -99,10 +99,12 @@ def _answer_open_sizes(
 
 
 def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether all that happens is that reductions end: then the plan is all-reduces, which cut nothing."""
+    """Whether all that happens is that reductions end: then the plan is all-reduces, which cut nothing. Not beside
+    shards in an order of their own, which are planned only where they are even."""
     ends = zip(source.placements, target.placements, strict=True)
-    same_order = source.shard_order == target.shard_order
-    return same_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
+    in_order = all(DTensorSpec.is_default_device_order(end.shard_order) for end in (source, target))
+    in_order = in_order and _StridedShard not in map(type, source.placements)
+    return in_order and all(old == new or (old.is_partial() and new.is_replicate()) for old, new in ends)
 
 
 def _multiple(size: Any, parts: int) -> Any:

@@ -56,6 +56,7 @@ from .packing import (
     part,
     unpacking_in_place,
 )
+from .question import is_symbolic
 from .specs import gathered, gathers_step_by_step, into_terms, read_ends, same_step_by_step, scattered
 
 if TYPE_CHECKING:
@@ -263,8 +264,9 @@ class Program:
 
     @property
     def text(self) -> str:
-        """The plan as one line."""
-        return line(self.before, self.after, self.steps, self.question.dtype.itemsize, self.question.site.names)
+        """The plan as one line; of open sizes, for those that were traced."""
+        ask = self.on_shape(tuple(self.question.shape)) if is_symbolic(self.before.shape) else self
+        return line(ask.before, ask.after, ask.steps, self.question.dtype.itemsize, self.question.site.names)
 
     @property
     def ends(self) -> str:
