@@ -139,14 +139,14 @@ def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str
 @contextlib.contextmanager
 def _nothing_known():
     """No plan of another shape is remembered."""
-    from torch_overlay.distributed.tensor._planner import plan as planner_plan
+    from torch_overlay.distributed.tensor._planner import forms
 
-    remembered = planner_plan._forms
-    planner_plan._forms = remembered.__wrapped__
+    remembered = forms._forms
+    forms._forms = remembered.__wrapped__
     try:
         yield
     finally:
-        planner_plan._forms = remembered
+        forms._forms = remembered
 
 
 def _source(pair, mesh, whole: tuple[int, ...]):

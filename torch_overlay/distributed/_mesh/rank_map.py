@@ -118,7 +118,7 @@ class Window(RankMap):
 
     The second row of a 2 x 4 mesh; rank 0 is in the other row:
 
-    >>> from ._mesh_layout import _FlatLayout
+    >>> from .._mesh_layout import _FlatLayout
     >>> row = Window(RankMap.identity(8), _FlatLayout((4,)), 4)
     >>> row[1], row.index(5), row.index(0)
     (5, 1, None)
