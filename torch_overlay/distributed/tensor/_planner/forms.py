@@ -197,11 +197,9 @@ class Watched(Cost):
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """As `Cost.fastest`."""
-        number = min(range(len(plans)), key=lambda n: self.key(plans[n], itemsize))
-        for other, slower in enumerate(plans):
-            if other != number:
-                self.ranges.append(self._faster(plans[number], slower, itemsize))
-        return plans[number]
+        chosen = Cost.fastest(self, plans, itemsize)
+        self.ranges.extend(self._faster(chosen, plan, itemsize) for plan in plans if plan is not chosen)
+        return chosen
 
     def range(self) -> Range:
         """Where all choices would be the same."""
@@ -242,28 +240,25 @@ def guards(
     elements = math.prod(shape)
     parts = rounded_parts(before, after)
     found = _rounds(shared_plan(before, after, itemsize, groups, cost), itemsize, cost)
-    least, most = math.ceil(found.least * elements), _whole(found.most * elements)
+    least, most = math.ceil(found.least * elements), found.most * elements
     if parts and 0 not in shape and is_multiple(shape, parts):
         smallest, watched = math.prod(parts), Watched.like(cost)
         power = nearest_power(elements // smallest * itemsize)
         form = plan_form(before, after, parts, power, groups, watched)
         first, last = _bytes_of_powers(watched.range(), power)
         least = max(least, -(-first // itemsize) * smallest)
-        most = _least_of(most, _whole(last // itemsize * smallest))
+        most = min(most, last // itemsize * smallest)
         if form is not None:
-            return Guards(parts, least, most)
+            return Guards(parts, least, _whole(most))
     watched = Watched.like(cost)
     _, parts = plan_and_parts(before, after, itemsize, groups, watched)
     found = watched.range()
-    return Guards(parts, max(least, math.ceil(found.least * elements)), _least_of(most, _whole(found.most * elements)))
+    least, most = max(least, math.ceil(found.least * elements)), min(most, found.most * elements)
+    return Guards(parts, least, _whole(most))
 
 
 def _whole(bound: float) -> int | None:
     return None if bound > _FAR else math.floor(bound)
-
-
-def _least_of(one: int | None, other: int | None) -> int | None:
-    return one if other is None or (one is not None and one < other) else other
 
 
 def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
