@@ -77,7 +77,7 @@ def test_a_mesh_is_described_once():
         mesh = DeviceMesh("cpu", torch.arange(8192).reshape(1024, 8), _init_backend=False)
         local = torch.empty(1, 8)
         tensors = [DTensor.from_local(local, mesh, [Shard(0), Shard(1)], run_check=False) for _ in range(300)]
-        description = describe(tensors, None, None)
+        description = describe(tensors, None, None).description
         said = json.dumps(as_data(description))
         assert len(said) < 100_000
         assert from_data(json.loads(said)) == description

@@ -8,6 +8,7 @@ from rank_changes import ChangeCases
 from rank_gradients import GradientCases
 from rank_loads import LoadCases
 from rank_loops import LoopCases
+from rank_memory import MemoryCases
 from rank_modes import ModeCases
 from rank_norms import NormCases
 from rank_own_groups import GroupCases
@@ -39,6 +40,7 @@ class TestTransferOnEightRanks(
     GradientCases,
     LoadCases,
     LoopCases,
+    MemoryCases,
     NormCases,
     PieceCases,
     PlaceCases,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from .runs import Locals
 
@@ -41,7 +41,8 @@ class Running:
         self._end_event: Any = None
         if self._stream is not None:
             self._stream.wait_stream(torch.accelerator.current_stream(device))
-        self._thread = threading.Thread(target=self._go, name="torch_overlay Transfer", daemon=True)
+        # No daemon: at the end of the program the interpreter waits for it, and tears nothing down under it.
+        self._thread = threading.Thread(target=self._go, name="torch_overlay Transfer")
         self._thread.start()
 
     def _go(self) -> None:
@@ -109,12 +110,25 @@ def version_of(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def copies(locals_: Locals, room: int) -> tuple[list[torch.Tensor | None], list[str]]:
-    """The same values in memory of their own; and that there is no room for them, in words, if there isn't."""
-    each = {id(local): local for local in locals_ if local is not None}
-    size = sum([local.nbytes for local in each.values()])
+def size_of(locals_: Locals, numbers: Collection[int]) -> int:
+    """Bytes of the tensors that have these numbers; one that has several counts once."""
+    each = {id(local): local.nbytes for number in numbers if (local := locals_[number]) is not None}
+    return sum(each.values())
+
+
+def copies(
+    locals_: Locals, room: int, numbers: Collection[int], why: str
+) -> tuple[list[torch.Tensor | None], list[str]]:
+    """The same list, with copies of the tensors that have these numbers; and, if they don't fit into `room` bytes, that
+    they don't, in words.
+
+    Args:
+        why: what takes the room, for these words.
+    """
+    each = {id(local): local for number in numbers if (local := locals_[number]) is not None}
+    size = size_of(locals_, numbers)
     if size > room:
-        return [*locals_], [f"a snapshot takes {size} bytes, and {room} of the budget are left: give a larger budget="]
+        return [*locals_], [f"{why} takes {size} bytes, and {room} of the budget are left: give a larger budget="]
     with torch.no_grad():
         copied = {key: local.detach().clone() for key, local in each.items()}
-    return [None if local is None else copied[id(local)] for local in locals_], []
+    return [copied.get(id(local), local) if n in numbers else local for n, local in enumerate(locals_)], []

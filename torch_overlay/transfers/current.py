@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
 from .background import version_of
 from .descriptions import Meshes, by_sentence, layout_of
-from .given import Piece, Plain
+from .given import Piece, Plain, part_of, settled
 from .runs import free
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ..distributed.tensor._planner.regions import Box
+    from ._planner.memory import Part
     from .descriptions import Layout
     from .place import Place
     from .teams import Team
@@ -32,16 +32,21 @@ class Current:
     """One tensor of one side, on a rank that has a part of it.
 
     Of its local tensor nothing is kept but what it is like, so that memory that it gives up is free at once.
+
+    Attributes:
+        name: of the whole tensor.
+        lies: where its elements were when a run last looked; compared, and not read.
     """
 
     def __init__(
         self, side: str, name: str, tensor: DTensor | Plain, layout: Layout, place: Place | None = None
     ) -> None:
-        self._side, self._name, self._tensor, self._layout, self._met = side, name, tensor, layout, place
+        self._side, self.name, self._tensor, self._layout, self._met = side, name, tensor, layout, place
         local = tensor._local_tensor
         self._spec, self._shape, self._dtype, self._device = tensor._spec, local.shape, local.dtype, local.device
         self._piece = repr(tensor) if isinstance(tensor, Piece) else None
-        self._lies: tuple[tuple[int, ...], int] | None = None
+        self.lies: object = None  # where its elements were at the last look: address, strides, offset
+        self._storage = settled(local).untyped_storage()._cdata  # not the storage itself, which would keep its memory
         self._needed, self._overlaps = 0, False
 
     def unlike(self, other: Current) -> str | None:
@@ -49,7 +54,7 @@ class Current:
         changed = self._changed(other._tensor, other.local)
         if changed is None and other._piece != self._piece:
             changed = f"is {other._piece or 'a whole'} and was {self._piece or 'a whole'}"
-        return None if changed is None else f"has {self._name!r}, which {changed} when the Transfer was made"
+        return None if changed is None else f"has {self.name!r}, which {changed} when the Transfer was made"
 
     @property
     def versions(self) -> tuple[int | None, ...]:
@@ -59,14 +64,26 @@ class Current:
         return version_of(whole), version_of(local)
 
     @property
+    def counting(self) -> list[torch.Tensor]:
+        """The tensors whose version counters show that it was written: as for `versions`."""
+        every = (self._tensor, self._tensor._local_tensor)
+        return [each for each in every if isinstance(each, torch.Tensor) and not each.is_inference()]
+
+    @property
     def changed(self) -> str:
         """That it was, in words."""
-        return f"the {self._side} {self._name!r} was changed in place while it was sent"
+        return f"the {self._side} {self.name!r} was changed in place while it was sent"
 
     @property
     def box(self) -> Box | None:
         """What it is of the whole; None of a DTensor."""
         return None if self._tensor._spec is not None else cast("Plain", self._tensor).place[1]
+
+    def part(self, local: torch.Tensor) -> Part | None:
+        """Which box of the whole lies where, in the local tensor of this moment; None if it holds no element."""
+        mesh = self._tensor.device_mesh
+        box = self.box if mesh is None else self._layout.regions.box(mesh.get_coordinate())
+        return part_of(self.name, cast("Box", box), local)
 
     @property
     def device(self) -> torch.device:
@@ -81,16 +98,15 @@ class Current:
     @property
     def local(self) -> torch.Tensor:
         """What the rank holds now; what is still coming is waited for."""
-        local = self._tensor._local_tensor
-        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+        return settled(self._tensor._local_tensor)
 
     def problem(self, local: torch.Tensor) -> str | None:
         """Why it can't be part of a run, in words; None if it can."""
         changed = self._changed(self._tensor, local)
         if changed is not None:
-            return f"the {self._side} {self._name!r} {changed} when the Transfer was made"
+            return f"the {self._side} {self.name!r} {changed} when the Transfer was made"
         unusable = self._unusable(local)
-        return None if unusable is None else f"the {self._side} {self._name!r} {unusable}"
+        return None if unusable is None else f"the {self._side} {self.name!r} {unusable}"
 
     def _changed(self, tensor: DTensor | Plain, local: torch.Tensor) -> str | None:
         changed = None
@@ -109,7 +125,7 @@ class Current:
         if tensor._spec is None or self._spec is None:
             return f"is a {'plain tensor' if tensor._spec is None else 'DTensor'} and was {self._layout}"
         try:
-            now = layout_of(self._name, cast("DTensor", tensor), Meshes(self._met))
+            now = layout_of(self.name, cast("DTensor", tensor), Meshes(self._met))
         except NotPlanned as error:
             return f"changed ({error}) and was {self._layout}"
         if now != self._layout:
@@ -120,15 +136,26 @@ class Current:
 
     def _unusable(self, local: torch.Tensor) -> str | None:
         """Whether its elements lie where they can be read and written, each in its own place."""
-        lies = local.stride(), local.storage_offset()
-        if lies != self._lies:
-            steps = [(length - 1) * stride for length, stride in zip(self._shape, lies[0])]
-            self._needed = (lies[1] + sum(steps) + 1) * self._dtype.itemsize if local.numel() else 0
-            self._overlaps = any(length > 1 and not stride for length, stride in zip(self._shape, lies[0]))
-            self._lies = lies
-        there = local.untyped_storage().nbytes()
+        strides, offset = local.stride(), local.storage_offset()
+        lies = local.data_ptr(), strides, offset
+        if lies != self.lies:
+            steps = [(length - 1) * stride for length, stride in zip(self._shape, strides)]
+            self._needed = (offset + sum(steps) + 1) * self._dtype.itemsize if local.numel() else 0
+            self._overlaps = bool(local.numel()) and any(
+                length > 1 and not stride for length, stride in zip(self._shape, strides)
+            )
+            self.lies = lies
+        storage = local.untyped_storage()
+        there = storage.nbytes()
         if there < self._needed:
             return f"needs {self._needed} bytes of storage, and has {there}"
+        base = local._base if self._spec is None and storage._cdata == self._storage else None
+        if base is not None and base.untyped_storage()._cdata != self._storage:
+            # p[:4] keeps the memory that p had; after `p.data = other` it isn't a part of p any more.
+            return (
+                "is a view of a tensor whose .data is another one now, and would move what that left behind: slice it "
+                "again, and bind() the views"
+            )
         if self._side == "target":
             if local.is_conj() or local.is_neg():
                 return "is a conjugate or a negative view, which has no memory of its own to write to"

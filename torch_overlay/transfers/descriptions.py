@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from ..distributed._mesh.rank_map import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._plans.specs import read_cuts
+from ._planner.memory import Shared
 from ._planner.sides import Ranks
-from .given import Pieces, digests_of, own_tensors
+from .given import Pieces, digests_of, own_tensors, part_of
 from .pending import refusal
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
     from ..distributed.tensor._planner.regions import Box
+    from ._planner.memory import Part
     from .given import Given, Names, Plain
     from .place import Place
 
@@ -68,12 +70,26 @@ class Description(NamedTuple):
         source, target: its tensors, by name.
         problem: why it can't take part; None if it can.
         digests: of the values of plain sources and of pieces, by box.
+        tied: names of its targets that are one block of memory.
     """
 
     source: dict[str, Layout]
     target: dict[str, Layout]
     problem: str | None = None
     digests: Mapping[str, Sequence[tuple[Box, str]]] | None = None
+    tied: Sequence[tuple[str, ...]] = ()
+
+
+class Described(NamedTuple):
+    """What a rank says of its two trees, and what it read in them.
+
+    Attributes:
+        error: because of which it has a problem, if reading them raised one.
+    """
+
+    description: Description
+    sides: tuple[dict[str, Given], dict[str, Given]]
+    error: Exception | None = None
 
 
 class Tensor(NamedTuple):
@@ -101,8 +117,9 @@ class Tensor(NamedTuple):
         return self.source.dtype != self.target.dtype
 
 
-def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Description:
-    """Of both sides of a transfer on this rank; a problem instead of an error, so that all ranks hear of it."""
+def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Described:
+    """Both sides of a transfer on this rank. Any error becomes the rank's problem, so that all ranks hear of it at
+    once: the others would wait in the store until the timeout for a rank that raised."""
     try:
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         meshes = Meshes(place)
@@ -114,11 +131,40 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
             if isinstance(tensor, DTensor)
         ]
         wrong += [_irreducible(name, layout) for name, layout in layouts[0].items()]
-        digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
         problem = "; ".join(dict.fromkeys(filter(None, wrong)))
-        return Description(layouts[0], layouts[1], problem or None, digests)
+        if problem:
+            return Described(Description(layouts[0], layouts[1], problem), sides)
+        targets = [part for name, own in sides[1].items() for part in _parts(name, own, layouts[1][name], meshes)]
+        shared = Shared.of({}, dict(enumerate(targets)))
+        problem = "; ".join(shared_targets(shared))
+        digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
+        return Described(Description(layouts[0], layouts[1], problem or None, digests, shared.tied), sides)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:  # torch's own, of what has no values, too
-        return Description({}, {}, str(error))
+        return Described(Description({}, {}, str(error)), ({}, {}), error)
+    except Exception as error:  # as names= may raise any; the name of its class says more than its words
+        return Described(Description({}, {}, f"{type(error).__name__}: {error}"), ({}, {}), error)
+
+
+def _parts(name: str, own: Given, layout: Layout, meshes: Meshes) -> list[Part]:
+    """Which boxes of a tensor lie where on this rank."""
+    if isinstance(own, DTensor):
+        here = meshes.see(own.device_mesh).here
+        found = [] if here is None else [part_of(name, layout.regions.box(here), own._local_tensor)]
+    else:
+        pieces = own.pieces if isinstance(own, Pieces) else (own,)
+        found = [part_of(name, piece.place[1], piece._local_tensor) for piece in pieces]
+    return [part for part in found if part is not None]
+
+
+def shared_targets(shared: Shared) -> list[str]:
+    """That targets lie in the same memory, in words, for each two names."""
+    return [
+        f"the targets {first!r} and {second!r} share memory, and aren't one block: give each memory of its own, or one "
+        "of them"
+        if first != second
+        else f"pieces of the target {first!r} share memory, and are different parts of it"
+        for first, second in shared.clashes
+    ]
 
 
 def _irreducible(name: str, source: Layout) -> str | None:
@@ -309,6 +355,36 @@ def unlike(alike: Sequence[tuple[Description, list[int]]]) -> list[str]:
             problems.append(
                 f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
                 "DTensors, or say with piece() what each one holds"
+            )
+    return problems
+
+
+def untied(
+    groups: Iterable[tuple[str, ...]], values: Mapping[int, Mapping[str, Sequence[tuple[Box, str]]]]
+) -> list[str]:
+    """Which targets can't be one block of memory, since their sources' values differ.
+
+    Args:
+        groups: names whose targets are one block on some rank.
+        values: by rank, digests of what it has of their sources, by name.
+    """
+    by_name: dict[str, dict[Box, str]] = {}
+    for said in values.values():
+        for name, found in said.items():
+            by_name.setdefault(name, {}).update(found)
+    problems = []
+    for names in groups:
+        first, *others = names
+        for other in others:
+            one, two = by_name.get(first, {}), by_name.get(other, {})
+            if one == two:
+                continue
+            why = "have different values"
+            if one.keys() != two.keys():
+                why = "are cut in different ways, so that nothing says that they are equal"
+            problems.append(
+                f"the targets {first!r} and {other!r} are one block of memory, as tied weights are, and their sources "
+                f"{why}: leave one of them out"
             )
     return problems
 

@@ -108,6 +108,8 @@ class Exchanges:
 
     Attributes:
         count: how many there are, the same on every rank.
+        reads: numbers of the tensors whose sources this rank sends or copies.
+        written: numbers of those whose targets the last run wrote, or began to write.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Exchanges:
         self._messages = [
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
+        self.reads, self.written = frozenset(schedule.reads), frozenset[int]()
         self._wires = wires
         self._landed, self._is_written = 0, False
         self._geometry: object = None
@@ -158,6 +161,7 @@ class Exchanges:
         sources, targets = numbers(sources, wires), numbers(targets, wires)
         self._find_blocks(sources, targets, wires)
         self._landed, self._is_written = 0, False
+        self.written = frozenset(self.schedule.writes)
         try:
             self._exchange(sources, targets, sent)
             self._copy_kept(sources, targets)
@@ -165,7 +169,9 @@ class Exchanges:
                 sent()
         except Exception as error:
             self._buffers.forget()
-            said = f"exchange {self._landed + 1} of {self.count} failed: {error}"
+            # What is in place is copied after the last exchange; there may be none.
+            at = f"exchange {self._landed + 1} of {self.count}" if self._landed < self.count else "copying what is here"
+            said = f"{at} failed: {error}"
             if self._is_written:
                 raise Torn(said) from error
             if isinstance(error, RuntimeError):
@@ -233,10 +239,14 @@ class Exchanges:
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
         by_width: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor, Block]]] = {}
+        copied: set[int] = set()
         for before, after in self._kept:
             old, new = before.of(sources), after.of(targets)
-            if new.data_ptr() != old.data_ptr():
+            # One address isn't enough: a transposed view, or one of another type, begins there, too.
+            if (new.data_ptr(), new.stride(), new.dtype) != (old.data_ptr(), old.stride(), old.dtype):
                 by_width.setdefault(old.dtype, []).append((new, old, after))
+                copied.add(after.tensor)
+        self.written |= copied
         for some in by_width.values():
             self._is_written = True
             copy_all(*map(list, zip(*some)))

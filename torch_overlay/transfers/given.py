@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from ..distributed.tensor._planner.regions import Box
+from ._planner.memory import Memory, Part
 from .trees import leaves
 
 if TYPE_CHECKING:
@@ -87,6 +90,10 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
             continue
         called = path if names is None else names(path) if callable(names) else names.get(path, path)
         for name in (called,) if isinstance(called, str) else called:
+            if not isinstance(name, str):
+                raise TypeError(
+                    f"names gives {called!r} for the {side} {path!r}; it gives a name, or a tuple of names."
+                )
             if name in found:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
             found[name] = _given(name, leaf, side)
@@ -94,13 +101,17 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
 
 
 def _given(name: str, leaf: Any, side: str) -> Given:
-    if isinstance(leaf, DTensor):
-        return leaf
     if isinstance(leaf, torch.Tensor):
-        return Plain(leaf)
+        problem = _immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
+        if problem is not None:
+            raise TypeError(f"The {side} {name!r} {problem}.")
+        return leaf if isinstance(leaf, DTensor) else Plain(leaf)
     if not isinstance(leaf, (Piece, tuple)):
-        raise TypeError(f"The {side} {name!r} is a {type(leaf).__name__}; a transfer takes tensors.")
+        raise TypeError(_no_tensor(name, leaf, side))
     pieces = (leaf,) if isinstance(leaf, Piece) else leaf
+    problems = filter(None, [_immovable(piece._local_tensor) for piece in pieces])
+    for problem in problems:
+        raise TypeError(f"A piece of the {side} {name!r} {problem}.")
     kinds = {(piece.shape, piece._local_tensor.dtype, piece._local_tensor.device.type) for piece in pieces}
     if len(kinds) > 1:
         said = ", and ".join(f"of a {str(dtype)[6:]} of shape {shape} on {device}" for shape, dtype, device in kinds)
@@ -108,9 +119,50 @@ def _given(name: str, leaf: Any, side: str) -> Given:
     return Pieces(pieces)
 
 
+def _no_tensor(name: str, leaf: Any, side: str) -> str:
+    """What to say of something that is no tensor."""
+    what = f"The {side} {name!r}" if name else f"The {side}"
+    if isinstance(leaf, torch.nn.Module):
+        return f"{what} is a module ({type(leaf).__name__}); a transfer takes tensors: give its state_dict()."
+    if isinstance(leaf, Iterator):  # as named_parameters() gives it
+        return f"{what} is a {type(leaf).__name__}; a transfer takes tensors by name: give dict(...) of its pairs."
+    return f"{what} is a {type(leaf).__name__}; a transfer takes tensors."
+
+
+def _immovable(local: torch.Tensor) -> str | None:
+    """Why the values of a tensor aren't its elements in its own memory, in words; None if they are."""
+    if local.is_quantized:  # its bytes viewed as whole numbers end the process
+        return f"is quantised ({str(local.dtype)[6:]}), and its scales wouldn't travel: give int_repr() and the scales"
+    if local.is_nested or local.layout is not torch.strided:
+        how = "nested" if local.is_nested else str(local.layout).removeprefix("torch.")
+        return f"is {how}, and a transfer moves dense tensors: give the tensors that it holds, each with a name"
+    is_wrapper = type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_wrapper and not isinstance(local, AsyncCollectiveTensor):
+        kind = type(local).__name__
+        return f"is a {kind}, and a transfer moves plain tensors: give those that it holds, each with a name"
+    if local.is_meta:  # as FSDP2's before to_empty()
+        return "is on meta and has no memory: materialise it first, as to_empty() does"
+    return None
+
+
 def _are_pieces(part: Any) -> bool:
     """A tuple of pieces is one tensor; an empty one is a part of the tree, as any other."""
     return isinstance(part, tuple) and bool(part) and all(isinstance(each, Piece) for each in part)
+
+
+def settled(local: torch.Tensor) -> torch.Tensor:
+    """A local tensor whose elements are there: what a collective still brings is waited for."""
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def part_of(name: str, box: Box, local: torch.Tensor) -> Part | None:
+    """A box of a tensor in the memory of a local one; None if it is empty."""
+    local = settled(local)
+    if not local.numel():
+        return None
+    size = local.element_size()
+    memory = Memory(local.data_ptr(), tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
+    return Part(name, str(local.dtype), box, memory)
 
 
 def digests_of(own: Given) -> list[tuple[Box, str]]:

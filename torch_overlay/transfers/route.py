@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -12,11 +16,12 @@ from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..show.words import counted
 from ._planner.flow import Flow, held, moves_of
+from ._planner.memory import Shared
 from ._planner.reductions import Portion, phases
 from ._planner.schedule import Schedule
-from .background import Running, copies, keep_for_this_stream
+from .background import Running, copies, keep_for_this_stream, size_of
 from .current import Current, Word, locals_of, names_of, whole_number
-from .descriptions import SIDES, Description, agreed, describe, unlike
+from .descriptions import SIDES, Description, agreed, describe, shared_targets, unlike, untied
 from .exchanges import Buffers, Exchanges, Torn
 from .given import Pieces, digest, own_tensors
 from .groups import Traffic, agreed_counts, new_group
@@ -33,12 +38,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..distributed.tensor._planner.regions import Box
+    from ._planner.memory import Part
     from .background import Job
     from .given import Given, Names
     from .meeting import Meeting
     from .runs import Locals
 
     Phases = list[tuple[list[Portion], Exchanges]]
+
+
+logger = logging.getLogger(__name__)
+_open: WeakSet[Route] = WeakSet()
 
 
 class Route:
@@ -52,6 +62,7 @@ class Route:
         traffic: by rank, bytes out and in, and the exchanges it needs; empty on a rank that is none of them.
         count: of exchanges.
         staging: the most bytes that a run has in buffers on this rank.
+        process: the id of the one that made it.
     """
 
     def __init__(
@@ -68,8 +79,16 @@ class Route:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
         meeting = _meeting(group, left)
-        said = meeting.say(as_data(describe(source, target, names, place)))
-        self.tensors, self.left_out = agreed(all_from_data(said), left, strict)
+        own = describe(source, target, names, place)
+        said = meeting.say({"budget": budget, "strict": strict, **as_data(own.description)})
+        descriptions = all_from_data(said)
+        try:
+            _check_strict({rank: each["strict"] for rank, each in said.items()})
+            self.tensors, self.left_out = agreed(descriptions, left, strict)
+        except ValueError as error:
+            raise error from own.error
+        budget = min(each["budget"] for each in said.values())  # that every rank can keep
+        self._tied = {names for each in descriptions.values() for names in each.tied}
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
         self.legs = legs_of(self.tensors, left)
@@ -83,13 +102,19 @@ class Route:
         self._running, self._is_closed, self._runs = Lock(), False, 0
         self._meeting: Meeting | None = meeting
         self._last: Running | None = None  # in the background
+        self.process = os.getpid()
+        self._seen: tuple[object, object, Shared] | None = None  # names, where they lay, and what they shared
         self.traffic: Traffic = {}
         self.count = self.staging = 0
         self._names, self._keeps_buffers = names, keep_buffers
         if not self.tensors:
             return
+        self._sources, self._targets = map(self._current, SIDES, own.sides)
+        if self._tied:
+            self._check_tied(_meeting(group, left))
+        _open.add(self)
         try:
-            self._make(meeting, source, target)
+            self._make(meeting)
         except RuntimeError as error:
             is_asked = self.tensors[0].source.device == "cpu"  # elsewhere the others met no failure, and say nothing
             silent = silent_ranks(meeting, self.ranks, "making failed") if is_asked else []
@@ -100,15 +125,25 @@ class Route:
                 f"{str(error).removesuffix('.')}."
             ) from error
 
-    def _make(self, meeting: Meeting, source: Any, target: Any) -> None:
+    def _check_tied(self, meeting: Meeting) -> None:
+        """ValueError, on all ranks, if targets are one block of memory whose sources' values differ."""
+        names = {name for names in self._tied for name in names}
+        sources, _ = locals_of(self._sources, range(len(self.legs)))
+        digests = self._digests(sources, lambda current: current.name in names)
+        problems = untied(sorted(self._tied), {rank: boxed(each) for rank, each in meeting.say(digests).items()})
+        if problems:
+            raise ValueError(f"A Transfer can't write to what its target is: {'; '.join(problems)}.")
+
+    def _make(self, meeting: Meeting) -> None:
         """The group and the plans, which ranks make together."""
         self._team = self._new_team(meeting)
         if self._team is None:
             return
-        sides = own_tensors(source, SIDES[0], self._names), own_tensors(target, SIDES[1])
-        self._sources, self._targets = map(self._current, SIDES, sides)
         self._buffers = Buffers(self._device)
-        self._phases[None] = self._planned(range(len(self.legs)))
+        every = range(len(self.legs))
+        (sources, wrong), (targets, more) = (locals_of(each, every) for each in (self._sources, self._targets))
+        shared = Shared({}, [], []) if wrong or more else self._look(None, every, sources, targets)
+        self._phases[None] = self._planned(every, sources, shared)
         self.staging = self._staging(self._phases[None])
         # Where something is pending, results of reductions have the room.
         self._keeps_buffers = self._keeps_buffers and all(leg.reduction is None for leg in self.legs)
@@ -145,6 +180,10 @@ class Route:
                 old if tree is None else self._bound(side, own_tensors(tree, side, names), old)
                 for side, tree, names, old in zip(SIDES, (source, target), (self._names, None), before)
             ]
+            shared = self._shared(range(len(self.legs)), *([c and c.local for c in side] for side in found), *found)
+            problems = self._problems(shared)
+            if problems:
+                raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             self._sources, self._targets = found
 
     def _bound(self, side: str, given: Mapping[str, Given], before: Sequence[Current | None]) -> list[Current | None]:
@@ -171,15 +210,30 @@ class Route:
         types = [leg.tensor.source.dtype for leg in self.legs]
         return Flow.of(self._planned_phases(range(len(self.legs))), self._moves, types, self._budget, self._gone)
 
-    def _planned(self, numbers: Sequence[int]) -> Phases:
-        """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are."""
+    def _planned(self, numbers: Sequence[int], sources: Locals, shared: Shared) -> Phases:
+        """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are.
+
+        What a run copies before, since it would overwrite it, leaves less of the budget for buffers.
+        """
         team, device = self._member, self._device
-        found, asked = [], []
+        found = []
         every = self._planned_phases(numbers)
-        for parts in every:
-            schedule = Schedule.of(moves_of(parts, self._moves), team.rank, self._gone)
-            asked.append((schedule, room(parts, self._moves, self._budget)))
-        for parts, (schedule, _), (count, traffic) in zip(every, asked, agreed_counts(asked, team, device)):
+        schedules = [Schedule.of(moves_of(parts, self._moves), team.rank, self._gone) for parts in every]
+        read = {parts[place].number for parts, schedule in zip(every, schedules) for place in schedule.reads}
+        copied = size_of(sources, shared.overwritten.keys() & read)
+        asked = [
+            (schedule, room(parts, self._moves, self._budget) - copied) for parts, schedule in zip(every, schedules)
+        ]
+        try:
+            counts = agreed_counts(asked, team, device)
+        except ValueError as error:
+            if not copied:
+                raise
+            raise ValueError(
+                f"Targets of this rank lie in the memory of its sources, so that a run copies {copied} bytes before it "
+                f"writes; {self._budget - copied} of the budget of {self._budget} bytes are left for buffers. {error}"
+            ) from error
+        for parts, schedule, (count, traffic) in zip(every, schedules, counts):
             tensors = [self.legs[part.number].tensor for part in parts]
             wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
             found.append((parts, Exchanges(schedule, count, team, device, wires, self._buffers)))
@@ -222,7 +276,7 @@ class Route:
         self._take_turn()
         try:
             if self.traffic:
-                self._run(Word([why or "it refused"]), (), [], [], lambda: None)
+                self._run(Word([why or "it refused"]), (), [], [], lambda: None, Shared({}, [], []))
         except ValueError:
             pass  # as all ranks have it
         finally:
@@ -261,11 +315,20 @@ class Route:
         numbers, unknown = self._numbers(names)
         (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
         problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
-        if self._keeps_buffers:
-            self._buffers.keep(self.staging if snapshot else self._budget)
+        shared = Shared({}, [], []) if problems else self._look(names, numbers, sources, targets)
+        problems += self._problems(shared)
+        plan = self._phases.get(names)
+        staging = 0 if plan is None else self._staging(plan)  # the first run of a part plans it beside the copies
         if snapshot:
-            sources, full = copies(sources, self._budget - self.staging)
+            sources, full = copies(sources, self._budget - self.staging, range(len(sources)), "a snapshot")
             problems += full
+        elif shared.overwritten:
+            copied = shared.overwritten.keys() & (numbers if plan is None else _reads(plan))
+            why = "copying this rank's sources that its targets overwrite"
+            sources, full = copies(sources, self._budget - staging, copied, why)
+            problems += full
+        if self._keeps_buffers:
+            self._buffers.keep(self.staging if snapshot or shared.overwritten else self._budget)
         watched = numbers if async_op and not snapshot else ()
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         word = Word(problems, names, version, check, async_op)
@@ -282,7 +345,7 @@ class Route:
             if async_op:
                 keep_for_this_stream((*sources, *targets))
             with span(f"Transfer of {counted(len(numbers), 'tensor')}"):
-                is_background = self._run(word, numbers, sources, targets, are_read)
+                is_background = self._run(word, numbers, sources, targets, are_read, shared)
             if is_background:
                 self._check_unchanged(changed)
 
@@ -299,7 +362,13 @@ class Route:
 
     @torch.inference_mode()  # in which all tensors can be written, those of inference mode, too; nothing made is kept
     def _run(
-        self, word: Word, numbers: Sequence[int], sources: Locals, targets: Locals, sent: Callable[[], None]
+        self,
+        word: Word,
+        numbers: Sequence[int],
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None],
+        shared: Shared,
     ) -> bool:
         """Whether some rank runs in the background. Calls `sent` when no source is read any more."""
         problems: list[str] = []
@@ -309,8 +378,14 @@ class Route:
                 problems = self._unlike(sources)
             if not problems:
                 if word.only not in self._phases:
-                    self._phases[word.only] = self._planned(numbers)
-                self._carry_out(self._phases[word.only], sources, targets, sent)
+                    self._phases[word.only] = self._planned(numbers, sources, shared)
+                plan = self._phases[word.only]
+                try:
+                    self._carry_out(plan, sources, targets, sent)
+                except Torn:
+                    self._count_writes(plan)
+                    raise
+                self._count_writes(plan)
                 self.version = said
         except Exception as error:
             raise self._failed(error) from error
@@ -321,6 +396,16 @@ class Route:
             )
         self._runs += 1
         return is_background
+
+    def _count_writes(self, phases: Phases) -> None:
+        """Let autograd know which targets changed: backward of what was computed before raises then, as after copy_.
+
+        After the sources' last look, since views of one storage share a counter: a background run that writes beside
+        its sources would take them for changed by the program.
+        """
+        written = {parts[place].number for parts, exchanges in phases for place in exchanges.written}
+        targets = [current for number in written if (current := self._targets[number]) is not None]
+        torch.autograd.graph.increment_version([each for target in targets for each in target.counting])
 
     def _failed(self, error: Exception) -> RuntimeError:
         """What to say of an error in a run: whether something was written, and who doesn't answer."""
@@ -342,16 +427,61 @@ class Route:
 
     def _unlike(self, sources: Locals) -> list[str]:
         """Which replicas that are no DTensors differ now, the same on all ranks."""
+        tied = {name for names in self._tied for name in names}
+        own = self._digests(sources, lambda current: current.box is not None or current.name in tied)
+        layouts = {tensor.name: tensor.source for tensor in self.tensors}
+        said = {rank: boxed(each) for rank, each in sorted(self._member.told(own, self._device).items())}
+        moved = {name for digests in said.values() for name in digests}  # as all ranks see it
+        groups = [names for names in sorted(self._tied) if moved.issuperset(names)]
+        differ = unlike([(Description(layouts, {}, None, digests), [rank]) for rank, digests in said.items()])
+        return differ + untied(groups, said)
+
+    def _digests(self, sources: Locals, is_asked: Callable[[Current], bool]) -> dict[str, list[tuple[Box, str]]]:
+        """By name, each box of the sources of this rank that are asked for, with the digest of its values."""
         own: dict[str, list[tuple[Box, str]]] = {}
         seen = set()
         for current, local, leg in zip(self._sources, sources, self.legs):
             piece = leg.tensor.name, leg.numbers[0]
-            if current is not None and current.box is not None and local is not None and piece not in seen:
-                own.setdefault(leg.tensor.name, []).append((current.box, digest(local)))
+            if current is not None and local is not None and piece not in seen and is_asked(current):
+                part = current.part(local)
+                if part is not None:
+                    own.setdefault(leg.tensor.name, []).append((part.box, digest(local)))
                 seen.add(piece)
-        layouts = {tensor.name: tensor.source for tensor in self.tensors}
-        said = self._member.told(own, self._device)
-        return unlike([(Description(layouts, {}, None, boxed(each)), [rank]) for rank, each in sorted(said.items())])
+        return own
+
+    def _look(self, names: tuple[str, ...] | None, numbers: Sequence[int], sources: Locals, targets: Locals) -> Shared:
+        """Which of these tensors share memory on this rank; looked at again if one of them lies elsewhere."""
+        sides = self._sources, self._targets
+        lies = [current and current.lies for side in sides for current in map(side.__getitem__, numbers)]
+        if self._seen is None or self._seen[:2] != (names, lies):
+            self._seen = names, lies, self._shared(numbers, sources, targets, *sides)
+        return self._seen[2]
+
+    def _shared(
+        self,
+        numbers: Sequence[int],
+        sources: Locals,
+        targets: Locals,
+        own_sources: Sequence[Current | None],
+        own_targets: Sequence[Current | None],
+    ) -> Shared:
+        found: list[dict[int, Part]] = []
+        for side, locals_ in ((own_sources, sources), (own_targets, targets)):
+            parts: dict[int, Part] = {}
+            for number in numbers:
+                current, local = side[number], locals_[number]
+                if current is not None and local is not None and (part := current.part(local)) is not None:
+                    parts[number] = part
+            found.append(parts)
+        return Shared.of(*found)
+
+    def _problems(self, shared: Shared) -> list[str]:
+        """Why targets that share memory can't be written, in words."""
+        return shared_targets(shared) + [
+            f"the targets {', '.join(map(repr, names))} became one block of memory since this Transfer was made"
+            for names in shared.tied
+            if names not in self._tied
+        ]
 
     def _numbers(self, only: tuple[str, ...] | None) -> tuple[Sequence[int], list[str]]:
         """The tensors that are meant, and what is wrong with their names."""
@@ -399,13 +529,43 @@ class Route:
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
         with self._running:
-            if self._team is not None and self._place is None and dist.is_initialized():
-                dist.destroy_process_group(self._team.group)
-            if self.traffic:
-                self._buffers.forget()
-            self._is_closed, self._team = True, None
-            self._sources, self._targets, self._phases = [], [], {}
-            self._last = self._meeting = None
+            self._close()
+
+    def end(self) -> None:
+        """Close it at the end of the program, and log an error that nobody has heard of. A run that still goes on, in
+        a thread that the interpreter doesn't wait for, is left alone."""
+        if self._is_closed or not self._running.acquire(blocking=False):
+            return
+        try:
+            for problem in self._last.unheard() if self._last is not None else ():
+                logger.error("A Transfer over %s: %s", of_ranks(self.ranks), problem)
+            if self._device.type == "cpu":
+                self._close()
+        except Exception:
+            logger.debug("A Transfer over %s wasn't closed at the end", of_ranks(self.ranks), exc_info=True)
+        finally:
+            self._running.release()
+
+    def _close(self) -> None:
+        if self._team is not None and self._place is None and dist.is_initialized():
+            dist.destroy_process_group(self._team.group)
+        if self.traffic:
+            self._buffers.forget()
+        self._is_closed, self._team = True, None
+        self._sources, self._targets, self._phases = [], [], {}
+        self._last = self._meeting = None
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the end of the interpreter, which has waited for runs in the background: close what the program left open.
+
+    A thread of gloo's still holds the tensors of its last collective. If it lets go of them while the interpreter is
+    torn down, the process ends by SIGABRT; a group that is destroyed before has joined its threads. NCCL has none.
+    """
+    for route in [*_open]:
+        if route.process == os.getpid():  # a forked child has no threads to join
+            route.end()
 
 
 def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int]) -> Meeting:
@@ -425,6 +585,22 @@ def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset
             f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
         )
     return meeting
+
+
+def _check_strict(said: Mapping[int, bool]) -> None:
+    """ValueError, on all ranks, if they don't give the same `strict`: those that don't leave names out would stop, and
+    the others wait for them."""
+    by_value: dict[bool, list[int]] = {}
+    for rank, strict in sorted(said.items()):
+        by_value.setdefault(strict, []).append(rank)
+    if len(by_value) > 1:
+        given = ", and ".join(f"strict={strict} on {of_ranks(ranks)}" for strict, ranks in by_value.items())
+        raise ValueError(f"All ranks of a Transfer give the same strict=; got {given}.")
+
+
+def _reads(phases: Phases) -> set[int]:
+    """Numbers of the tensors whose sources a run reads on this rank."""
+    return {parts[place].number for parts, exchanges in phases for place in exchanges.reads}
 
 
 def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int]) -> None:

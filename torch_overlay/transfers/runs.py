@@ -164,7 +164,7 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     width = _BY_WIDTH[local.element_size()]
-    plain = local.detach()
+    plain = local.data  # unlike detach(), with a version counter of its own: the run counts its writes when it ends
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     return plain if plain.dtype == width else plain.view(width)
@@ -173,7 +173,7 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
 def numbers(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
     """Each as whole numbers, unless it changes its type on the way."""
     return [
-        None if t is None else as_whole_numbers(t) if wire is None else t.detach() for t, wire in zip(locals_, wires)
+        None if t is None else as_whole_numbers(t) if wire is None else t.data for t, wire in zip(locals_, wires)
     ]
 
 

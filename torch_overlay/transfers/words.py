@@ -24,14 +24,16 @@ def as_data(description: Description) -> Data:
             rows[name] = [dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces]
         sides.append(rows)
     digests = description.digests or {}
-    return {"meshes": [*meshes], "problem": description.problem, "digests": digests, **dict(zip(SIDES, sides))}
+    said = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    return {**said, **dict(zip(SIDES, sides))}
 
 
 def from_data(data: Data) -> Description:
     """The description that was said."""
     meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
-    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]))
+    tied = [tuple(names) for names in data["tied"]]
+    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]), tied)
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:

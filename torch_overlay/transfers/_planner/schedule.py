@@ -212,6 +212,16 @@ class Schedule(NamedTuple):
         return Schedule(streams[0], streams[1], self.kept)
 
     @property
+    def reads(self) -> set[int]:
+        """Numbers of the tensors whose sources are sent, or kept here."""
+        return {number for number, *_ in self.kept}.union(*map(_tensors, self.sends.values()))
+
+    @property
+    def writes(self) -> set[int]:
+        """Numbers of the tensors whose targets get something from another rank."""
+        return set[int]().union(*map(_tensors, self.receives.values()))
+
+    @property
     def sent(self) -> int:
         """The bytes that go to others."""
         return sum([stream.size for stream in self.sends.values()])
@@ -255,6 +265,10 @@ class Schedule(NamedTuple):
     def landed(self, number: int, count: int, large: Large | None = None) -> Messages:
         """What comes in one of so many exchanges."""
         return _messages(self.receives, number, count, large)
+
+
+def _tensors(stream: Stream) -> set[int]:
+    return {number for item in stream.items for number in item.tensors}
 
 
 @lru_cache(maxsize=4)
