@@ -216,7 +216,7 @@ def _lent_state(mesh: DeviceMesh) -> InUniverse | None:
         return None
     forward = type(mesh).__getattr__
     try:
-        forward(mesh, "_hash_key")()  # a mesh made before the overlay came reads its state here
+        forward(mesh, "_hash_key")()  # one that was never asked reads its state here
         lent = forward(mesh, "_in_universe")
     except AttributeError:
         return None

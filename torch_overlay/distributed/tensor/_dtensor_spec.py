@@ -75,7 +75,7 @@ def _parts(spec: DTensorSpec, dim: int) -> int | None:
     for axis, placement in enumerate(spec.placements):
         cut = getattr(placement, "dim", None)
         if cut is None and not (placement.is_replicate() or placement.is_partial()):
-            return None  # a class that isn't torch's, or of shards that have no one dim
+            return None  # a class of a user, or of shards that have no one dim
         if cut == dim and not placement.is_partial():
             parts *= sizes[axis]
     for axis, placement in enumerate(spec.placements):
