@@ -191,6 +191,7 @@ hook    >=2.10       -       api:distribute_tensor          transfers.strided:di
 [clip_grad_norm]
 hook    all          -       clip_grad:_get_total_norm      transfers.norms:norm_by_mesh/norm_on_one_mesh
 hook    all          -       clip_grad:_clip_grads_with_norm_ transfers.norms:clip_by_mesh/clip_on_one_mesh
+hook    >=2.11       -       tensor       transfers.empty_shards:make_whole/leave_cut
 
 [tracing]
 hook    all          -       api          hooks:trace_views/trace_views_no_more

@@ -6,6 +6,7 @@ from mesh_ranks import EightRanks
 from rank_autograd import AutogradCases
 from rank_backends import BackendCases
 from rank_moves import MoveCases
+from rank_resized import ResizedCases
 from rank_shapes import ShapeCases
 from rank_spelling import SpellingCases
 from rank_types import TypeCases
@@ -13,7 +14,15 @@ from rank_worlds import WorldCases
 
 
 class TestRedistributeOnEightRanks(
-    AutogradCases, BackendCases, MoveCases, ShapeCases, SpellingCases, TypeCases, WorldCases, EightRanks
+    AutogradCases,
+    BackendCases,
+    MoveCases,
+    ResizedCases,
+    ShapeCases,
+    SpellingCases,
+    TypeCases,
+    WorldCases,
+    EightRanks,
 ):
     """Each method runs on all eight ranks, in a world of its own."""
 

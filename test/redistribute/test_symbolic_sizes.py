@@ -14,7 +14,7 @@ from sympy import Integer
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -139,6 +139,27 @@ def test_sizes_may_have_bounds(source, target):
             torch._dynamo.mark_dynamic(local, 0, min=2, max=64)
             assert fast(local).shape == moved(local).shape
         assert graphs.frame_count == 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("placements", "shapes", "graphs"),
+    [
+        ("0", [(8, 4), (16, 4), (24, 4), (8, 4), (64, 4), (8, 4)], 2),  # one for 8 rows, and one for all others
+        ("0", [(8, 4), (9, 4), (8, 4), (9, 4), (10, 4)], 3),  # rank 3 has one row of 8, and of 9 two, as others have
+        ("0", [(9, 8), (9, 16), (9, 24), (9, 32)], 2),  # all ranks see that the other dim changes
+    ],
+)
+def test_code_is_compiled_anew_only_where_it_must_be(placements, shapes, graphs):
+    """As often as on stock where all cuts are even, for a dim that isn't cut, and for a size that was met before."""
+    torch._dynamo.reset()
+    with fake_world(3, 8):
+        line, counted = init_device_mesh("cpu", (8,)), CompileCounterWithBackend("aot_eager")
+        fast = torch.compile(lambda given: given.redistribute(placements=[Shard(1)]), backend=counted)
+        for shape in shapes:
+            given = distribute_tensor(torch.ones(shape), line, read(placements), src_data_rank=None)
+            assert fast(given).shape == shape
+        assert counted.frame_count == graphs
     torch._dynamo.reset()
 
 

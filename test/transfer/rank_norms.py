@@ -97,6 +97,35 @@ class NormCases:
         self.check_norms([plain, dense], 1)
         self.check_norms([dense, plain, (mesh["dp"], (Shard(0),)), plain], 2)
 
+    def test_a_norm_that_an_empty_shard_has_not(self):
+        """2 rows over 4 ranks: on stock two ranks raise, and the others wait for them until their timeout."""
+        grid = make_root(range(WORLD), (2, 4), ("dp", "tp"))
+        homes = [(grid["tp"], (Shard(0),)), (grid, (Shard(0), Shard(0))), (grid, (Shard(1), Shard(0)))]
+        shapes = [(2, 5), (8, 8), (1, 1), (5, 3)]  # 5 over 4 are 2, 2, 1 and none
+        norms = [
+            lambda whole, order: torch.linalg.vector_norm(whole, order),
+            lambda whole, order: torch.linalg.vector_norm(whole, order, dim=0),
+            lambda whole, order: torch.linalg.vector_norm(whole, order, dim=(-2, 1), keepdim=True),
+            lambda whole, order: whole.norm(order),
+            lambda whole, order: torch._foreach_norm([whole, whole * 2], order)[1],
+            lambda whole, order: get_total_norm([whole, whole * 2], order),
+        ]
+        for (mesh, placements), shape, norm in itertools.product(homes, shapes, norms):
+            whole = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) - 3.5
+            tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            for order in (math.inf, -math.inf, -1.0, 2.0):
+                found, want = norm(tensor, order).full_tensor(), norm(whole, order)
+                self.assertEqual(found, want, rtol=1e-5, atol=0, msg=f"{placements} of {shape}, order {order}")
+
+    def test_compiled_code_takes_the_norm_of_empty_shards(self):
+        line = make_root(range(WORLD), (8,), ("dp",))
+        for rows, dynamic in itertools.product((2, 8), (False, True)):
+            whole = torch.arange(1.0, 1 + rows * 3).reshape(rows, 3) - 3.5
+            tensor = distribute_tensor(whole, line, (Shard(0),), src_data_rank=None)
+            torch._dynamo.reset()
+            norm = torch.compile(torch.linalg.vector_norm, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+            self.assertEqual(norm(tensor, math.inf).full_tensor(), whole.abs().max())
+
     def test_pending_gradients_are_brought_together_first(self):
         """The greatest of a sum isn't the greatest term, nor its norm that of the terms."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))

@@ -242,6 +242,28 @@ class TreeCases:
         finally:
             torch_overlay.enable(**self.overlay_options)
 
+    def test_compiled_code_goes_to_another_mesh_beside_its_graphs(self):
+        """A graph break, where dynamo followed our code with stand-ins for meshes; with none allowed, the error says
+        what to do."""
+        mesh, line = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))
+        ways = (
+            lambda given, to, placements: (given * 2).redistribute(to, placements),
+            lambda given, to, placements: torch_overlay.redistribute({"a": given * 2}, to, placements)["a"],
+        )
+        for moved, (to, placements) in itertools.product(ways, ((line, [S(1)]), (line, [R]))):
+            given, again = (filled(mesh, (8, 8), (S(0), S(1))).requires_grad_() for _ in range(2))
+            torch._dynamo.reset()
+            found = torch.compile(moved, backend="aot_eager")(given, to, placements)
+            want = moved(again, to, placements)
+            self.assertEqual((found.device_mesh, found.placements), (to, tuple(placements)))
+            self.assertEqual(found.to_local(), want.to_local())
+            for result in (found, want):
+                (result * 3).sum().backward()
+            self.assertEqual(given.grad.to_local(), again.grad.to_local())
+            torch._dynamo.reset()
+            with self.assertRaisesRegex(torch._dynamo.exc.Unsupported, "torch.compiler.disable"):
+                torch.compile(moved, backend="aot_eager", fullgraph=True)(given, to, placements)
+
     def test_plans_that_are_remembered_and_forgotten(self):
         """Plans to another mesh: of the same specs made once, with the values of each time; whatever a rank forgot."""
         mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))

@@ -264,6 +264,8 @@ class _DeviceMesh:
         flattened = make_view(self, layout, names, groups)
         mark_apart(flattened)
         root._flatten_mapping[mesh_dim_name] = flattened
+        # The same dict, unless `self` is of a class that forwards to a view, and so is a root with the view's dict.
+        shared_state(self).flattened.setdefault(mesh_dim_name, flattened)
 
     def _create_unflatten_mesh(
         self: DeviceMesh,

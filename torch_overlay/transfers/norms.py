@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grad
 
+from .empty_shards import leaves_some_empty
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -97,16 +99,34 @@ def _by_mesh(tensors: Iterable[torch.Tensor], values: Iterable[Any]) -> dict[Dev
 
 
 def _ready(tensor: Any, norm_type: float) -> Any:
-    """A DTensor that isn't pending and has the same norm, which has a value on each rank: for an infinite order, or one
-    below 0, an empty shard is replaced by an element that adds nothing and changes no least or greatest."""
+    """A DTensor that isn't pending and has the same norm, which has a value on each rank.
+
+    For an infinite order, or one below 0, an empty shard has none. Each rank then gives the norm of its shard as one
+    element, an empty one the element that changes no least or greatest and adds nothing. That takes no collective, but
+    a graph with an open size can't ask what is empty: there `empty_shards` makes the tensor whole.
+    """
     from torch.distributed.tensor import Replicate
 
     if any(placement.is_partial() for placement in tensor.placements):
         tensor = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in tensor.placements])
-    if 0 <= norm_type < math.inf or torch.compiler.is_compiling():
+    if 0 <= norm_type < math.inf or torch.compiler.is_compiling() or not tensor.numel():
+        return tensor
+    if not any(leaves_some_empty(tensor._spec, dim, length) for dim, length in enumerate(tensor.shape)):
         return tensor
     local = tensor.to_local()
-    if local.numel() or not tensor.numel():
-        return tensor
-    element = local.new_full((1,) * local.ndim, 0.0 if norm_type > 0 else math.inf)
-    return type(tensor)(element, tensor._spec, requires_grad=False)
+    if local.numel():
+        norm = torch.linalg.vector_norm(local, norm_type)
+    else:
+        norm = local.new_full((), 0.0 if norm_type > 0 else math.inf)
+    return _beside_one_another(norm, tensor)
+
+
+def _beside_one_another(norm: torch.Tensor, tensor: Any) -> Any:
+    """A DTensor of one dim, with one element of each rank that has another shard of `tensor`."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = tensor.device_mesh
+    cut = [not placement.is_replicate() for placement in tensor.placements]
+    length = math.prod([mesh.size(axis) for axis, is_cut in enumerate(cut) if is_cut])
+    placements = [Shard(0) if is_cut else Replicate() for is_cut in cut]
+    return DTensor.from_local(norm.reshape(1), mesh, placements, run_check=False, shape=(length,), stride=(1,))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Target = tuple[DeviceMesh, Placements]
 
 
+# Dynamo compiles a function that is called after a graph break as a frame of its own, with stand-ins for meshes and
+# placements: of a compiled `x.redistribute(another_mesh)` that was an InternalTorchDynamoError, here or further down.
+@torch.compiler.disable(reason="torch_overlay plans and runs a redistribution to another mesh outside of the graph")
 def redistribute(tensors: Any, device_mesh: DeviceMesh | None = None, placements: Any = None, *, budget: int) -> Any:
     """See `torch_overlay.redistribute`."""
     found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}

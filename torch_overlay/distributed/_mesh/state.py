@@ -10,6 +10,7 @@ the attributes without a state, and get it on first use.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import threading
@@ -196,11 +197,46 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
 
 
 def _adopt(mesh: DeviceMesh) -> InUniverse:
-    """Read the state off a mesh that holds only what DeviceMesh stores."""
+    """Read the state off a mesh that holds only what DeviceMesh stores, or that forwards to another mesh."""
     with _adopting:
         if "_in_universe" not in mesh.__dict__:
+            lent = _lent_state(mesh)
+            if lent is not None:
+                return lent
             _read_state(mesh)
         return mesh.__dict__["_in_universe"]
+
+
+def _lent_state(mesh: DeviceMesh) -> InUniverse | None:
+    """The state of the mesh to which this one forwards by `__getattr__`; None if it forwards to none that has one.
+
+    It isn't kept: a class that builds its mesh late, or again after a failure, forwards to another mesh then.
+    """
+    if "_layout" in mesh.__dict__ or not hasattr(type(mesh), "__getattr__"):
+        return None
+    forward = type(mesh).__getattr__
+    try:
+        forward(mesh, "_hash_key")()  # one that was never asked reads its state here
+        lent = forward(mesh, "_in_universe")
+    except AttributeError:
+        return None
+    return lent if isinstance(lent, InUniverse) else None
+
+
+_STORED = ("_layout", "_rank_map", "_flatten_rank_map", "_root_mesh", "_flatten_mapping", "_pg_registry")
+
+
+def _stored(mesh: DeviceMesh) -> dict[str, Any]:
+    """The attributes that a mesh holds: its own dict, or a copy of it with those that `__getattr__` answers for. Our
+    class attributes of the same names must not be asked: they would ask for the state that is to be read."""
+    held = mesh.__dict__
+    if "_layout" in held or not hasattr(type(mesh), "__getattr__"):
+        return held
+    found = dict(held)
+    for name in _STORED:
+        with contextlib.suppress(AttributeError):
+            found.setdefault(name, type(mesh).__getattr__(mesh, name))
+    return found
 
 
 def stored_ranks(held: dict[str, Any]) -> RankMap:
@@ -213,21 +249,20 @@ def stored_ranks(held: dict[str, Any]) -> RankMap:
     raise AttributeError("this DeviceMesh has no ranks yet: neither its constructor nor __setstate__() has run")
 
 
-def _holds_ranks_of(mesh: DeviceMesh, root: Any) -> bool:
+def _holds_ranks_of(held: dict[str, Any], root: Any) -> bool:
     """Whether a mesh holds no ranks but its root's; one made with the private ``_root_mesh`` may hold others."""
-    held = mesh.__dict__
     stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in held]
     # Views made or loaded with their root hold the same objects; so no ranks are read.
     return not stored or any(held[name] is root.__dict__.get(name) for name in stored)
 
 
 def _read_state(mesh: DeviceMesh) -> None:
-    held = mesh.__dict__
+    held = _stored(mesh)
     root = getattr(mesh, "_root_mesh", None)
     number, private = held.pop("_universe", (None, None))  # of a loaded mesh, see `saved_state`
     registry = held.setdefault("_pg_registry", {})
     theirs = None if root is None or root is mesh else shared_state(root)
-    rank_map = theirs.rank_map if theirs is not None and _holds_ranks_of(mesh, root) else stored_ranks(held)
+    rank_map = theirs.rank_map if theirs is not None and _holds_ranks_of(held, root) else stored_ranks(held)
     shared = state_over(rank_map, theirs)
     if shared is not theirs:
         shared.private = private
@@ -239,8 +274,8 @@ def _read_state(mesh: DeviceMesh) -> None:
     else:
         shared.registry.update(registry)
     view = View(shared.rank_map, from_torch(mesh._layout))
-    held["_in_universe"] = InUniverse(view, shared)
-    _know_rank(held, view)  # overlay only
+    mesh.__dict__["_in_universe"] = InUniverse(view, shared)
+    _know_rank(mesh.__dict__, view)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
 
 
