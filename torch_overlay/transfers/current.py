@@ -211,7 +211,7 @@ class Word(NamedTuple):
         checks, later = int(self.checks), int(self.is_background)
         numbers = [len(self.problems), only, -only, *version, checks, -checks, later]
         word = torch.tensor(numbers, dtype=torch.int64, device=device)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=team.group)
+        team.call(dist.all_reduce)(word, dist.ReduceOp.MAX, group=team.group)
         problems, most, least, newest, oldest, some, every, later = word.tolist()
         free(word)
         alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)

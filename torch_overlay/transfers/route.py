@@ -399,8 +399,8 @@ class Route:
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
         with self._running:
-            if self._team is not None and self._place is None and dist.is_initialized():
-                dist.destroy_process_group(self._team.group)
+            if self._team is not None:
+                self._team.destroy()
             if self.traffic:
                 self._buffers.forget()
             self._is_closed, self._team = True, None
