@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, WORLD_TIMEOUT
@@ -208,6 +208,109 @@ class PlaceCases:
                 sides = [tensor if world == 0 else None], [torch.ones(4) if world else None]
                 torch_overlay.Transfer(*sides, group=place)
             return self.together("met")
+
+    @contextlib.contextmanager
+    def another_world(self, ranks):
+        """Instead of the world of this process, one over these ranks of it, numbered in this order."""
+        dist.destroy_process_group()
+        if self.rank in ranks:
+            own = ranks.index(self.rank)
+            store = dist.PrefixStore(f"{self.id()} {ranks}", self._store)
+            dist.init_process_group(BACKEND, rank=own, world_size=len(ranks), store=store)
+        yield
+
+    def test_a_place_of_a_world_that_is_gone_is_no_place_of_the_next(self):
+        """Its numbers are of the world before: with ranks 0 and 1 swapped, each gave the other's half."""
+        with self.worlds(2) as (world, _, address):
+            if self.rank > 2:
+                return self.together("swapped")
+            with self.meet(address, self.rank, world_size=3) as place:
+                if world is not None:
+                    with self.another_world([1, 0]):
+                        self._check_old_place(place, address)
+                else:
+                    self._check_old_place(place, address)
+            # Met again, the values are right.
+            with self.meet(address, self.rank, world_size=3) as place:
+                source, target = self._halves()
+                with torch_overlay.Transfer(source, target, group=place) as sync:
+                    sync.run()
+                if target is not None:
+                    self.assertEqual(target[0], torch.tensor([0.0, 0.0, 1.0, 1.0]))
+            return self.together("swapped")
+
+    def _halves(self):
+        """On two ranks the halves of a tensor, as their world numbers them; on the other one a target."""
+        if not dist.is_initialized():
+            return None, [torch.full((4,), 9.0)]
+        mesh = DeviceMesh(DEVICE, [0, 1], _init_backend=False)
+        half = torch.full((2,), float(dist.get_rank()))
+        return [DTensor.from_local(half, mesh, [Shard(0)], run_check=False)], None
+
+    def _check_old_place(self, place, address):
+        with self.assertRaisesRegex(ValueError, "ranks 0, 1: .*this process met in another torch.* all meet again"):
+            torch_overlay.Transfer(*self._halves(), group=place)
+
+    def test_who_meets_before_its_world_opens_is_told_to_meet_again(self):
+        """And not that its ranks didn't meet: they did."""
+        with self.worlds() as (_, _, address):
+            if self.rank > 2:
+                return self.together("early")
+            with self.meet(address, self.rank, world_size=3) as place:
+                if self.rank < 2:
+                    store = dist.PrefixStore(f"{self.id()} early", self._store)
+                    dist.init_process_group(BACKEND, rank=self.rank, world_size=2, store=store)
+                with self.assertRaisesRegex(ValueError, "ranks 0, 1: .*met before init_process_group. Close the place"):
+                    torch_overlay.Transfer(*self._halves(), group=place)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            return self.together("early")
+
+    def test_who_comes_early_with_another_size_waits_until_the_place_closes(self):
+        """A server more is to come: the others close their place after a while, and meet anew with it."""
+        with self.worlds() as (_, _, address):
+            if self.rank > 2:
+                return self.together("resized")
+            if self.rank < 2:
+                with self.meet(address, self.rank, world_size=2):
+                    self._meet_some("two are there")
+                    time.sleep(1)
+            else:
+                self._meet_some("two are there")
+            with self.meet(address, self.rank, world_size=3, timeout=10) as place:
+                target = torch.zeros(4)
+                side = ([torch.ones(4)], None) if self.rank == 0 else (None, [target])
+                torch_overlay.Transfer(*side, group=place).run()
+                self.assertEqual(target, torch.full((4,), float(self.rank > 0)))
+            return self.together("resized")
+
+    def _meet_some(self, name):
+        """Ranks 0 to 2, without a world."""
+        keys = [f"{self.id()} {name} {rank}" for rank in range(3)]
+        self._store.set(keys[self.rank], "")
+        self._store.wait(keys, WORLD_TIMEOUT)
+
+    def test_who_does_not_run_is_named_and_not_the_group_that_c10d_does_not_know(self):
+        """c10d logs what fails in a collective with the backend of its group, which raises for a place's group."""
+        with self.worlds(2) as (world, _, address):
+            if self.rank > 2:
+                return self.together("not run")
+            with self.meet(address, self.rank, world_size=3, timeout=2) as place:
+                sync = torch_overlay.Transfer(*self._halves(), group=place)
+                if world is not None:
+                    with self.assertRaisesRegex(RuntimeError, "no target was written: no answer any more from rank 2"):
+                        sync.run()
+                self._meet_some("not run")
+            return self.together("not run")
+
+    def test_a_transfer_closes_after_its_world(self):
+        """Also at the end of a `with`; its group went with the world that was destroyed."""
+        sides = [torch.ones(4)] if self.rank < 4 else None, [torch.zeros(4)] if self.rank >= 4 else None
+        with torch_overlay.Transfer(*sides) as sync:
+            sync.run()
+            self.reopen_world()
+        with self.assertRaisesRegex(RuntimeError, "is closed, and its process group with it"):
+            sync.run()
 
     def test_what_can_not_be(self):
         for address in ("127.0.0.1:29600", "tcp://127.0.0.1", "http://x:1", "tcp://x:1/y"):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import tempfile
+import time
 import types
 from datetime import timedelta
 
@@ -62,7 +63,7 @@ class Client:
     """The four calls of vLLM's control plane, by a store that the workers read."""
 
     def __init__(self, store, workers):
-        self.store, self.workers, self.calls = store, workers, 0
+        self.store, self.workers, self.calls, self.is_away = store, workers, 0, False
 
     def _call(self, name, info=None):
         self.store.set(f"call {self.calls}", json.dumps([name, info]))
@@ -75,6 +76,8 @@ class Client:
         self._call("init", info)
 
     def start_weight_update(self):
+        if self.is_away:
+            raise ConnectionError("no route to the server.")
         self._call("start_weight_update")
 
     def update_weights(self, info):
@@ -99,15 +102,17 @@ def serve(engine, store, rank, calls):
             said = str(error)
             errors.append(said)
         store.set(f"done {number} {rank}", said)
+        if said and name == "init":
+            raise ValueError(said)
     return errors
 
 
 class VllmCases:
     """Cases for ``EightRanks``."""
 
-    def _run(self, quantization, reloads, fails=None):
+    def _run(self, quantization, reloads, fails=None, is_away=False, **parallel):
         """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights. Before the
-        second, one in which this trainer fails."""
+        second, one in which this trainer fails, and one in which nobody answers the sender."""
         with installed(reloads), self.worlds(4, 4) as (world, rank, address):
             from torch_overlay.integrations import vllm as door
 
@@ -124,17 +129,20 @@ class VllmCases:
                 source = Source(shapes)
                 kind = self._made("WeightTransferTrainerFactory")
                 info = door.trainer.TrainerInfo(rank=rank, address=address, trainers=4, workers=4, timeout=20)
-                engine = kind.trainer_init(info, client=Client(store, 4), source=source)
+                client = Client(store, 4)
+                engine = kind.trainer_init(info, client=client, source=source)
                 for number in range(ROUNDS):
                     source.round = number
                     if number and fails is not None:
                         self._check_a_failure(engine, source, rank == fails)
+                    if number and is_away:
+                        self._check_nobody_answers(engine, client)
                     engine.send_weights()
                 engine.shutdown()
                 return None
-            parallel = types.SimpleNamespace(data_parallel_index=rank // 2, world_size=2, rank=rank % 2)
+            ranks = types.SimpleNamespace(data_parallel_index=rank // 2, world_size=2, rank=rank % 2, **parallel)
             config = types.SimpleNamespace(
-                parallel_config=parallel, model_config=types.SimpleNamespace(quantization=quantization)
+                parallel_config=ranks, model_config=types.SimpleNamespace(quantization=quantization)
             )
             engine = self._made("WeightTransferEngineFactory")(None, config, torch.device("cpu"), model)
             errors = serve(engine, store, rank, 1 + 3 * ROUNDS + 2 * (fails is not None))
@@ -151,6 +159,16 @@ class VllmCases:
         with self.assertRaisesRegex(kind, f"{words}the weights are NaN"):
             engine.send_weights()
         source.fails = False
+
+    def _check_nobody_answers(self, engine, client):
+        """The other trainers hear of it at once, and not after their timeout, in the words of c10d."""
+        begun, client.is_away = time.monotonic(), True
+        kind = ConnectionError if self.rank == 0 else RuntimeError
+        words = "" if self.rank == 0 else "rank 0 of the trainer, .* ConnectionError: no route to the server. Nothing"
+        with self.assertRaisesRegex(kind, words):
+            engine.send_weights()
+        self.assertLess(time.monotonic() - begun, 10)
+        client.is_away = False
 
     def _made(self, factory):
         import vllm.distributed.weight_transfer.factory as factories
@@ -184,6 +202,28 @@ class VllmCases:
             self.assertIn("nothing was sent: rank 1: ArithmeticError: the weights are NaN", error)
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_a_sender_of_vllm_whom_no_server_answers_tells_the_other_trainers(self):
+        done = self._run(None, [], is_away=True)
+        if done is not None:
+            model, wanted, _ = done
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_a_refused_round_of_vllm_begins_no_reload(self):
+        """In which the model is on meta: the server would have no weights until a later round succeeds."""
+        reloads = []
+        done = self._run("fp8", reloads, fails=1)
+        if done is not None:
+            self.assertEqual(reloads, ["begun", "done"] * ROUNDS)
+
+    def test_a_worker_of_vllm_that_refuses_tells_all(self):
+        """Not after the timeout. All workers refuse to serve while experts move between them."""
+        begun = time.monotonic()
+        words = "needs experts that stay on their workers, and this server has enable_eplb"
+        with self.assertRaisesRegex((ValueError, RuntimeError), words):
+            self._run(None, [], enable_eplb=True)
+        self.assertLess(time.monotonic() - begun, 15)
 
     def test_vllm_engines_say_what_they_need(self):
         with installed([]):

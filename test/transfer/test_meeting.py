@@ -5,7 +5,9 @@ import contextlib
 import datetime
 import hashlib
 import json
+import os
 import socket
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
+from torch_overlay.transfers import meeting as meetings
+from torch_overlay.transfers import place as places
 from torch_overlay.transfers.descriptions import describe
 from torch_overlay.transfers.given import digest
 from torch_overlay.transfers.meeting import Meeting
@@ -163,3 +167,58 @@ def test_a_stranger_who_talks_at_the_port_keeps_nobody_from_meeting():
         said = [*ranks.map(lambda each: each.say(each.rank), meetings)]
         assert said == [{0: 0, 1: 1}] * 2
         [*ranks.map(lambda place: place.close(), places)]
+
+
+def test_a_host_whom_nobody_knows():
+    """Rank 0 is told at once. The others wait: a cluster may know the name later."""
+    how = {"world_size": 2, "timeout": 1}
+    with pytest.raises(RuntimeError, match=r"rank 0 can't listen there: the host name 'no\.such\.invalid' can't be"):
+        torch_overlay.meet("tcp://no.such.invalid:29600", rank=0, **how)
+    with pytest.raises(RuntimeError, match=r"the host name 'no\.such\.invalid' can't be resolved here .* Tried"):
+        torch_overlay.meet("tcp://no.such.invalid:29600", rank=1, **how)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no such call")
+def test_a_forked_child_keeps_no_port():
+    """A data loader's worker, which lives on: rank 0 meets again at its port, and a child can't close its place."""
+    with port_of(listens=False) as port:
+        how = {"rank": 0, "world_size": 1, "timeout": 10}
+        place = torch_overlay.meet(f"tcp://127.0.0.1:{port}", **how)
+        (waits, ends), (comes, is_there) = os.pipe(), os.pipe()
+        child = os.fork()
+        if not child:
+            place.close()
+            os.write(is_there, b"x")
+            os.read(waits, 1)
+            os._exit(0)
+        try:
+            os.read(comes, 1)
+            assert place.meeting("A test").say(1) == {0: 1}
+            place.close()
+            del place
+            torch_overlay.meet(f"tcp://127.0.0.1:{port}", **how).close()
+        finally:
+            os.write(ends, b"x")
+            os.waitpid(child, 0)
+
+
+class Silent(dist.Store):
+    """Of a host that lost its power: a request waits for its answer without a limit."""
+
+    def set(self, *given):
+        threading.Event().wait()
+
+
+def test_a_store_that_does_not_answer_is_given_up(monkeypatch):
+    """Where a process forked by rank 0 kept its connections open, a server waited 54 s after its timeout of 5."""
+    monkeypatch.setattr(meetings, "ANSWER", 0.1)
+    meeting = Meeting(range(3), 1, Silent(), datetime.timedelta(seconds=0.1), "A test", keeper=0)
+    begun = time.monotonic()
+    assert meetings.silent_ranks(meeting, [0, 1, 2], "run 1 failed") == [0]
+    monkeypatch.setattr(places, "LEAVING", 0.1)
+    with port_of(listens=False) as port:
+        place = torch_overlay.meet(f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        kept, place._store = place._store, Silent()
+        place.close()
+    del kept
+    assert time.monotonic() - begun < 5

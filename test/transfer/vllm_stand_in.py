@@ -74,9 +74,10 @@ class Factory:
 
 
 @contextlib.contextmanager
-def installed(reloads):
-    """A vLLM in sys.modules; what its layerwise reload is called with goes to `reloads`."""
-    if HAS_VLLM:
+def installed(reloads, version="0.33"):
+    """A vLLM in sys.modules, with the base classes and factories of this version; no vLLM if that is None. What its
+    layerwise reload is called with goes to `reloads`."""
+    if HAS_VLLM and version == "0.33":
         import vllm.model_executor.model_loader.reload as its
 
         with (
@@ -97,6 +98,11 @@ def installed(reloads):
         "ParamMeta": ParamMeta,
     }
     factories = {"WeightTransferEngineFactory": Factory(), "WeightTransferTrainerFactory": Factory()}
+    if version == "0.27":  # to 0.32: a source says nothing of shards
+        base = {name: kind for name, kind in base.items() if name not in ("Shard", "Replicate", "ParamMeta")}
+    if version == "0.20":  # to 0.24: the trainer calls a static method of the worker's class
+        base = {name: kind for name, kind in base.items() if name.startswith("Weight")}
+        del factories["WeightTransferTrainerFactory"]
     reload = {
         "initialize_layerwise_reload": lambda model: reloads.append("begun"),
         "finalize_layerwise_reload": lambda model, config: reloads.append("done"),
@@ -107,15 +113,27 @@ def installed(reloads):
         "vllm.distributed.weight_transfer.factory": factories,
         "vllm.model_executor.model_loader.reload": reload,
     }
-    made = {}
-    for name, content in modules.items():
+    made = {} if version else {"vllm": None}  # None: an import of it raises
+    for name, content in modules.items() if version else ():
         made[name] = types.ModuleType(name)
         vars(made[name]).update(content)
-    ours = [name for name in sys.modules if name.startswith("torch_overlay.integrations")]
-    with mock.patch.dict(sys.modules, made):
-        for name in ours:
-            del sys.modules[name]
+    # Not by mock.patch.dict, which forgets all that is imported meanwhile: parts of torch can't be imported twice.
+    before = {name: module for name, module in sys.modules.items() if _is_concerned(name)}
+    try:
+        _replace_modules(made)
         yield
+    finally:
+        _replace_modules(before)
+
+
+def _is_concerned(name):
+    return name.partition(".")[0] == "vllm" or name.startswith("torch_overlay.integrations")
+
+
+def _replace_modules(modules):
+    for name in [*filter(_is_concerned, sys.modules)]:
+        del sys.modules[name]
+    sys.modules.update(modules)
 
 
 # --- a model whose layers are cut over `tp` ranks, and the loaders that cut

@@ -126,7 +126,7 @@ class Current:
             return f"is a {'plain tensor' if tensor._spec is None else 'DTensor'} and was {self._layout}"
         try:
             now = layout_of(self.name, cast("DTensor", tensor), Meshes(self._met))
-        except NotPlanned as error:
+        except (NotPlanned, ValueError) as error:  # as of a mesh whose world isn't the place's any more
             return f"changed ({error}) and was {self._layout}"
         if now != self._layout:
             return f"is {now} and was {self._layout}"
@@ -238,7 +238,7 @@ class Word(NamedTuple):
         checks, later = int(self.checks), int(self.is_background)
         numbers = [len(self.problems), only, -only, *version, checks, -checks, later]
         word = torch.tensor(numbers, dtype=torch.int64, device=device)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=team.group)
+        team.call(dist.all_reduce)(word, dist.ReduceOp.MAX, group=team.group)
         problems, most, least, newest, oldest, some, every, later = word.tolist()
         free(word)
         alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)

@@ -214,7 +214,8 @@ class Exchanges:
             own = [int(rank == self.team.rank) for rank in self._place]
             came, packed = came.new_empty(len(came) + 1), packed.new_empty(1)
             into, out = [size + one for size, one in zip(into, own, strict=True)], own
-        return dist.all_to_all_single(came, packed, [*into], [*out], group=self.team.group, async_op=True)
+        exchange = self.team.call(dist.all_to_all_single)
+        return exchange(came, packed, [*into], [*out], group=self.team.group, async_op=True)
 
     def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
         """What an exchange brought in its buffer, when it is done."""

@@ -10,7 +10,10 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +25,8 @@ from ..distributed._mesh.rank_map import of_ranks, short
 from .groups import timeout_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import Store
 
     from .place import Seal
@@ -191,20 +196,48 @@ def no_answer(meeting: Meeting, ranks: Sequence[int]) -> str:
 
 
 LONGEST = 5  # seconds that ranks wait for one another after a failure
+ANSWER = 5  # seconds more in which the store has to answer
 
 
 def silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str) -> list[int]:
     """After a failure, which of these ranks don't come within a few seconds to say that they met it, too.
 
-    They died, hang, or had no part in what failed. If the store is gone as well, only the rank that kept it is named.
+    They died, hang, or had no part in what failed. If the store is gone as well, or doesn't answer, only the rank that
+    kept it is named.
     """
+    limit = min(meeting.timeout, timedelta(seconds=LONGEST))
     try:
-        store = dist.PrefixStore(f"torch_overlay/{failure}", meeting.store)
-        store.set(f"rank {meeting.rank}", "")
-        try:
-            store.wait([f"rank {rank}" for rank in ranks], min(meeting.timeout, timedelta(seconds=LONGEST)))
-        except RuntimeError:
-            return [rank for rank in ranks if not store.check([f"rank {rank}"])]
-    except RuntimeError:
+        return in_time(lambda: _silent_ranks(meeting, ranks, failure, limit), limit.total_seconds() + ANSWER)
+    except (FutureTimeout, RuntimeError):
         return [rank for rank in ranks if rank == meeting.keeper]
+
+
+def in_time(ask: Callable[[], Any], seconds: float) -> Any:
+    """What a store answers, asked on a thread that is left behind if it takes longer.
+
+    A store whose process died waits for an answer without a limit where its connections stay open: as they do while a
+    child that it forked lives, or where its host lost its power.
+
+    Raises:
+        FutureTimeout: it didn't answer in time; or what `ask` raises.
+    """
+    heard: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            heard.set_result(ask())
+        except Exception as error:
+            heard.set_exception(error)
+
+    Thread(target=work, name="torch_overlay asks a store", daemon=True).start()
+    return heard.result(seconds)
+
+
+def _silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str, limit: timedelta) -> list[int]:
+    store = dist.PrefixStore(f"torch_overlay/{failure}", meeting.store)
+    store.set(f"rank {meeting.rank}", "")
+    try:
+        store.wait([f"rank {rank}" for rank in ranks], limit)
+    except RuntimeError:
+        return [rank for rank in ranks if not store.check([f"rank {rank}"])]
     return []

@@ -9,11 +9,10 @@ import os
 import secrets
 import socket
 import time
+import weakref
 from collections import Counter
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c
 
 from ..distributed._mesh.rank_map import of_ranks
 from .groups import DESCRIPTION
-from .meeting import Meeting
+from .meeting import Meeting, in_time
 from .teams import Team
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ logger = logging.getLogger(__name__)
 KEY = "TORCH_OVERLAY_MEET_KEY"
 AGAIN = 0.2  # seconds between two tries to come in
 LEAVING = 5.0  # seconds that rank 0 waits for the others to leave
+_open: weakref.WeakSet[Place] = weakref.WeakSet()  # of this process
+_inherited: list[object] = []  # stores of the parent, which a forked child must neither use nor destroy
 
 
 class Seal:
@@ -67,7 +68,8 @@ class Place:
         rank: of this process here.
         size: how many there are.
         timeout: how long its ranks wait for one another.
-        numbers: for each rank of this process's own world that met here, its rank here.
+        numbers: for each rank of this process's own world that met here, its rank here. Of the world that was there
+            then: a world that is opened later may have other ranks on the same processes.
     """
 
     def __init__(self, address: str, rank: int, world_size: int, key: str | bytes | None, timeout: float) -> None:
@@ -80,11 +82,18 @@ class Place:
         self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
         self._address, self._held, self._teams = address, Counter[str](), Counter[str]()
         self._purpose = f"A meeting of {world_size} at {address}"
-        self._server = _listening(host, port, self.timeout, self._purpose) if rank == 0 else None
+        self._store: Any = None
+        self._server = self._listens_at = None
+        if rank == 0:
+            self._server, self._listens_at = _listening(host, port, self.timeout, self._purpose)
+            # By rank 0 alone: whoever came first with another size would decide for all.
+            self._server.set("size", str(world_size))
+        _open.add(self)
         nonce = secrets.token_hex(16)
-        self._store: Any = _come_in(self, host, port, nonce, self._purpose)
         self._seal = None
+        self._world = _default_group()
         try:
+            self._store = _come_in(self, host, port, nonce, self._purpose)
             nonces = self.meeting(self._purpose).say(nonce)
             if nonces[rank] != nonce:
                 raise ValueError(f"{self._purpose}: somebody else spoke as rank {rank}.")
@@ -99,15 +108,16 @@ class Place:
         here = [(own, other) for other, (its, own) in worlds.items() if its == token is not None]
         self.numbers = dict(here)
 
-    def meeting(self, purpose: str, ranks: Sequence[int] | None = None) -> Meeting:
-        """The next meeting of these ranks, or of all."""
+    def meeting(self, purpose: str, ranks: Sequence[int] | None = None, hint: str = "") -> Meeting:
+        """The next meeting of these ranks, or of all. The hint says what to do if one doesn't come."""
         if self._store is None:
             raise RuntimeError(f"The place at {self._address} is closed. Meet again.")
         some = sorted(range(self.size) if ranks is None else ranks)
         name = hashlib.sha256(repr(some).encode()).hexdigest()
         self._held[name] += 1
         store = PrefixStore(f"meeting/{name}/{self._held[name]}", self._store)
-        hint = "Each process calls meet() with a rank of its own." if purpose == self._purpose else ""
+        if purpose == self._purpose:
+            hint = "Each process calls meet() with a rank of its own."
         seal = None if self._seal is None else self._seal.within(f"{name}/{self._held[name]}")
         return Meeting(some, self.rank, store, self.timeout, purpose, seal, hint, keeper=0)
 
@@ -147,8 +157,16 @@ class Place:
         """Ranks of this process's own world, as they are numbered here.
 
         Raises:
-            ValueError: some didn't meet here.
+            ValueError: some didn't meet here, or the world isn't the one that was there when this process met.
         """
+        # Trainers that closed their world and opened it with ranks 0 and 1 swapped once sent each other's values: the
+        # numbers of this place were those of the world before.
+        if self._world is None or self._world() is not _default_group_itself():
+            had = "before init_process_group" if self._world is None else "in another torch.distributed world"
+            raise ValueError(
+                f"the place at {self._address} knows no ranks of this world, and a mesh has them: this process met "
+                f"{had}. Close the place, and let all meet again, after init_process_group"
+            )
         missing = [rank for rank in ranks if rank not in self.numbers]
         if missing:
             raise ValueError(
@@ -160,17 +178,23 @@ class Place:
     def close(self) -> None:
         """Leave. Rank 0 ends the place for all, when they left or after a few seconds, and its port is free then. Again
         does nothing."""
+        _open.discard(self)
         store, self._store = self._store, None
         if store is None:
+            self._server = None
             return
-        try:
+
+        def leave() -> None:
             if self.rank == 0:
                 store.set("closed", "")
             store.set(f"left {self.rank}", "")
             if self.rank == 0:
                 came = [rank for rank in range(self.size) if store.check([f"came {rank}"])]
                 store.wait([f"left {rank}" for rank in came], timedelta(seconds=LEAVING))
-        except RuntimeError:
+
+        try:
+            in_time(leave, 2 * LEAVING)
+        except (RuntimeError, FutureTimeout):
             pass  # rank 0 is gone, or somebody stays
         self._server = None
 
@@ -191,26 +215,37 @@ def _read(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def _listening(host: str, port: int, timeout: timedelta, purpose: str) -> TCPStore:
-    """The store of a place, which lives as long as this."""
-    family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+def _listening(host: str, port: int, timeout: timedelta, purpose: str) -> tuple[TCPStore, tuple[Any, ...]]:
+    """The store of a place, which lives as long as this, and the address to which its socket is bound."""
+    try:
+        family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise RuntimeError(
+            f"{purpose}: rank 0 can't listen there: {_unknown(host, error)} Give the name or the address of rank 0's "
+            "own host, as the others reach it."
+        ) from error
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(at)  # torch's own would listen on each address of this machine
         listening.listen()
+        at = listening.getsockname()
     except OSError as error:
         listening.close()
         raise RuntimeError(f"{purpose}: rank 0 can't listen there: {error}. Is another place open there?") from error
     # It closes the socket.
-    return TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach())
+    return TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()), at
+
+
+def _unknown(host: str, error: socket.gaierror) -> str:
+    return f"the host name {host!r} can't be resolved here ({error.strerror})."
 
 
 def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TCPStore:
     """The store of rank 0, which may come later, or be about to close the place that was here before.
 
     Raises:
-        RuntimeError: rank 0 didn't come in time, or somebody else is there.
+        RuntimeError: rank 0 didn't come in time, or somebody else is there, or nobody knows the host.
         ValueError: the place has another process of this rank, which stays, or another size.
     """
     until, limit = time.monotonic() + place.timeout.total_seconds(), f"{place.timeout.total_seconds():g} s"
@@ -224,23 +259,52 @@ def _come_in(place: Place, host: str, port: int, nonce: str, purpose: str) -> TC
                 socket.create_connection((host, port), timeout=5 * AGAIN).close()  # or it left meanwhile
                 raise _Stranger(f"{purpose}: who listens there didn't answer as rank 0 does, within {limit}.")
             if not store.check(["closed"]):
-                size = int(store.compare_set("size", "", str(place.size)))
+                store.wait(["size"], timedelta(seconds=5 * AGAIN))
+                size = int(store.get("size"))
                 if size != place.size:
-                    raise ValueError(f"{purpose}: others give world_size {size}. All give the same one.")
-                if store.compare_set(f"came {place.rank}", "", nonce).decode() == nonce:
+                    # Not at once: a place that is about to be closed had another size, if the job grew.
+                    problem = ValueError(
+                        f"{purpose}: others give world_size {size}. All give the same one. If theirs is a place of "
+                        f"before, it closes first, and it didn't within {limit}."
+                    )
+                elif store.compare_set(f"came {place.rank}", "", nonce).decode() == nonce:
                     return store
-                problem = ValueError(
-                    f"{purpose} has a rank {place.rank} already, and it didn't leave within {limit}. Each process has "
-                    "a rank of its own; after a restart rank 0 closes the place, and all meet again."
-                )
+                else:
+                    problem = ValueError(
+                        f"{purpose} has a rank {place.rank} already, and it didn't leave within {limit}. Each process "
+                        "has a rank of its own; after a restart rank 0 closes the place, and all meet again."
+                    )
         except _Stranger:
             raise
-        except (OSError, RuntimeError) as error:
-            problem = problem or RuntimeError(f"{purpose}: nobody listened there within {limit}. Is rank 0 there?")
+        except socket.gaierror as error:
+            # Not at once: a cluster may learn the name when rank 0's host is up.
+            if not isinstance(problem, _UnknownHost):
+                logger.warning("%s: %s Trying for %s.", purpose, _unknown(host, error), limit)
+            problem = _UnknownHost(
+                f"{purpose}: {_unknown(host, error)} Tried for {limit}. Give the name or the address of rank 0's host, "
+                "as this host knows it."
+            )
             problem.__cause__ = error
+        except (OSError, RuntimeError) as error:
+            if not isinstance(problem, ValueError):
+                problem = RuntimeError(f"{purpose}: nobody listened there within {limit}. Is rank 0 there?")
+                problem.__cause__ = error
         if time.monotonic() > until and problem is not None:
             raise problem
         time.sleep(AGAIN)
+
+
+class _UnknownHost(RuntimeError):
+    """The name of rank 0's host can't be resolved."""
+
+
+def refuse_transfer(place: Place, why: str) -> None:
+    """Take part in making a `Transfer` over a place by saying that this rank can't: all others raise a ValueError with
+    these words at once, and wait for nobody. Collective over the place."""
+    from .descriptions import Description
+    from .words import as_data
+
+    place.meeting("A Transfer").say(as_data(Description({}, {}, why)))
 
 
 class _Stranger(RuntimeError):
@@ -249,17 +313,11 @@ class _Stranger(RuntimeError):
 
 def _client(host: str, port: int, timeout: timedelta, until: float) -> TCPStore | None:
     """A store of who listens there; None if that doesn't answer: torch's own waits for it without a limit."""
-    made: Future[TCPStore] = Future()
-
-    def make() -> None:
-        try:
-            made.set_result(TCPStore(host, port, None, False, timeout, wait_for_workers=False))
-        except Exception as error:
-            made.set_exception(error)
-
-    Thread(target=make, name="torch_overlay meet", daemon=True).start()
     try:
-        return made.result(max(until - time.monotonic(), AGAIN))
+        return in_time(
+            lambda: TCPStore(host, port, None, False, timeout, wait_for_workers=False),
+            max(until - time.monotonic(), AGAIN),
+        )
     except FutureTimeout:
         return None
 
@@ -271,3 +329,53 @@ def _world() -> tuple[str | None, int]:
     store = distributed_c10d._get_default_store()
     token = store.compare_set("torch_overlay/world", "", secrets.token_hex(16)).decode()
     return token, dist.get_rank()
+
+
+def _default_group_itself() -> ProcessGroup | None:
+    return distributed_c10d._get_default_group() if dist.is_initialized() else None
+
+
+def _default_group() -> weakref.ref[ProcessGroup] | None:
+    """The world of now, by its default group: another world has another one, also over the same store, whose token
+    stays."""
+    group = _default_group_itself()
+    return None if group is None else weakref.ref(group)
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: its parent's places are closed here, and open there.
+
+    A child (a data loader's worker, say) has copies of all sockets. While it lives, its dead parent's port is taken,
+    and the others get no word that rank 0 died, since its connections stay open. Each such descriptor leads to nothing
+    from now on, and isn't closed: torch's objects still have its number, and would close whatever has it then.
+    """
+    for place in list(_open):
+        _open.discard(place)
+        if place._listens_at is not None:
+            _disconnect(place._listens_at)
+        _inherited.extend((place._store, place._server))
+        place._store = place._server = None
+
+
+def _disconnect(at: tuple[Any, ...]) -> None:
+    """Lead each descriptor of a socket that is bound or connected to this address to nothing."""
+    try:
+        numbers = [int(name) for name in os.listdir("/dev/fd")]
+        nothing = os.open(os.devnull, os.O_RDWR)
+    except OSError:
+        return  # no such folder here: as it was
+    for number in numbers:
+        try:
+            with socket.socket(fileno=os.dup(number)) as one:
+                ends = [one.getsockname()]
+                if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    ends.append(one.getpeername())
+        except OSError:
+            continue  # no socket, or one that isn't connected
+        if any(isinstance(end, tuple) and end[:2] == at[:2] for end in ends):
+            os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

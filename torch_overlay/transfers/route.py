@@ -547,8 +547,8 @@ class Route:
             self._running.release()
 
     def _close(self) -> None:
-        if self._team is not None and self._place is None and dist.is_initialized():
-            dist.destroy_process_group(self._team.group)
+        if self._team is not None:
+            self._team.destroy()
         if self.traffic:
             self._buffers.forget()
         self._is_closed, self._team = True, None

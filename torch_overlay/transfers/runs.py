@@ -172,9 +172,7 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
 
 def numbers(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
     """Each as whole numbers, unless it changes its type on the way."""
-    return [
-        None if t is None else as_whole_numbers(t) if wire is None else t.data for t, wire in zip(locals_, wires)
-    ]
+    return [None if t is None else as_whole_numbers(t) if wire is None else t.data for t, wire in zip(locals_, wires)]
 
 
 def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | Spread]:

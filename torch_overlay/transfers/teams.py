@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import ProcessGroup
 
 
@@ -39,11 +42,25 @@ class Team(NamedTuple):
         """Whether nothing is sent, by torch's fake backend."""
         return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
 
+    def destroy(self) -> None:
+        """Destroy the group, unless c10d doesn't know it: a place's, or one whose world was destroyed before."""
+        if self.group is not None and self.group in distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self.group)
+
     def gathered(self, own: torch.Tensor) -> torch.Tensor:
         """The vectors of all ranks, a row each, in the order of their places. Collective."""
         every = own.new_empty(len(self.ranks), len(own))
-        dist.all_gather([*every.unbind()], own, group=self.group)
+        self.call(dist.all_gather)([*every.unbind()], own, group=self.group)
         return every
+
+    def call(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective of c10d's, for this group.
+
+        Where one fails, c10d asks for the group's backend to log it, and a place's group is none that it knows: people
+        read "Process group not initialized in the world group map" in place of what failed. So without that log there.
+        """
+        is_known = self.group is None or self.group in distributed_c10d._world.pg_map
+        return collective if is_known else unwrap(collective)
 
     def told(self, said: Any, device: torch.device) -> dict[int, Any]:
         """What each rank says, by rank: what JSON takes. Collective; the host waits for the device twice."""

@@ -113,6 +113,9 @@ class _Plan(NamedTuple):
             held.append(tuple(tensor._local_tensor.shape) if here is None else move.source.box(here).length)
         sides = {side.ranks for move in moves for side in (move.source, move.target)}
         members = sorted({rank for ranks in sides for rank in ranks.ranks})
+        for tensor, (mesh, _) in zip(tensors, targets):
+            _check_one_view(tensor.device_mesh, members, meshes)
+            _check_one_view(mesh, members, meshes)
         group = kept_group(members)
         if group is None:
             raise RuntimeError(
@@ -218,6 +221,25 @@ def _ready(plan: _Plan, team: Team, device: torch.device, is_wrong: bool) -> lis
     if [exchanges.count for exchanges in plan.ready] != counts:
         plan.ready[:] = [Exchanges(schedule, count, team, device) for schedule, count in zip(schedules, counts)]
     return plan.ready
+
+
+def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) -> None:
+    """ValueError if other ranks that take part have another slice of the same name.
+
+    From a 2x2 mesh to `mesh["a"]`, ranks 0 and 1 each plan for a slice of their own, {0, 2} and {1, 3}, and would
+    exchange by two different plans: wrong values, without an error.
+    """
+    root = mesh._get_root_mesh()
+    if root is mesh:
+        return
+    own = {*meshes.see(mesh).ranks}
+    others = {*meshes.see(root).ranks}.intersection(members) - own
+    if others:
+        raise ValueError(
+            f"A redistribution over {of_ranks(members)} needs meshes that are the same on all of them, and got a slice "
+            f"over {of_ranks(sorted(own))}: {of_ranks(sorted(others))} of its root mesh {'has' if len(others) == 1 else 'have'} "
+            "another one. Redistribute on the root mesh, and take the local tensor; or make a DeviceMesh of these ranks."
+        )
 
 
 def _check(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> None:

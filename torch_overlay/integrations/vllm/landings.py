@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
 _aten = torch.ops.aten
+_REFUSES = "its loader ends with"
+_NO_VALUES = "meta device", "unallocated storage"  # what numpy() and tolist() say of a tensor without memory
 _COPIES = (_aten._to_copy.default, _aten.clone.default)
 _FILLS = (_aten.fill_.Scalar, _aten.zero_.default)
 
@@ -90,7 +92,7 @@ def landings(load: Load, model: torch.nn.Module, metas: Iterable[Meta]) -> Landi
             with recorder, torch.no_grad():
                 load([(meta.name, recorder.tensor)])
         except Exception as error:
-            recorder.why = recorder.why or f"its loader ends with {type(error).__name__}: {error}"
+            recorder.why = recorder.why or f"{_REFUSES} {type(error).__name__}: {error}"
             written |= memory
         if recorder.is_kept or keys(model) != memory:
             recorder.why = recorder.why or "its loader keeps it"
@@ -103,6 +105,69 @@ def landings(load: Load, model: torch.nn.Module, metas: Iterable[Meta]) -> Landi
     written |= found.without(_shared(found.direct), "another tensor goes to the same memory")
     beside(found, model, written)
     return found
+
+
+def refusal(load: Load, model: torch.nn.Module, metas: Sequence[Meta], found: Landings) -> str | None:
+    """Which tensor a loader refuses of those that come whole, and how, in words; None if it takes them all, or if
+    nobody can tell without values.
+
+    Asked with all of them in one call, as in a round: a loader that counts what came refuses each tensor that comes
+    alone, and takes all of them. One that is given a name that it doesn't know would raise in each round.
+    """
+    if not found.whole:
+        return None
+    last = ""
+
+    def given() -> Iterable[tuple[str, torch.Tensor]]:
+        nonlocal last
+        for meta in metas:
+            if meta.name in found.whole:
+                last = meta.name
+                yield meta.name, torch.empty(meta.shape, dtype=meta.dtype, device="meta")
+
+    only_asks = _OnlyAsks(keys(model))
+    try:
+        with only_asks, torch.no_grad():
+            load(given())
+    except Exception as error:
+        if only_asks.needs_values or any(words in str(error) for words in _NO_VALUES):
+            return None
+        # A loader that sorts its tensors has read to the last one when it raises.
+        refused = [name for name, why in found.whole.items() if why.startswith(_REFUSES)]
+        who = [last] if last in refused or not refused else refused
+        return f"refuses {', '.join(map(repr, who[:5]))}, with {type(error).__name__}: {error}"
+    return None
+
+
+class _OnlyAsks(TorchDispatchMode):
+    """Runs a loader on meta tensors, and leaves the model's memory as it is.
+
+    Attributes:
+        needs_values: whether it asked for the value of an element, which a meta tensor doesn't have.
+    """
+
+    def __init__(self, memory: set[int]) -> None:
+        super().__init__()
+        self.needs_values, self._memory = False, memory
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = _written(func, args, kwargs)
+        if any(_key(tensor) in self._memory for tensor in written):
+            return written[0]
+        if func is _aten.copy_.default and args[1].is_meta:
+            return args[0]
+        if func is _aten._to_copy.default and args[0].is_meta:  # to the host or a GPU: has no values there, either
+            return torch.empty_like(args[0], dtype=kwargs.get("dtype"))
+        try:
+            return func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+            if isinstance(error, NotImplementedError) or not asks.isdisjoint(func.tags):
+                self.needs_values = True
+            raise
 
 
 def beside(found: Landings, model: torch.nn.Module, written: set[int]) -> None:

@@ -6,14 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm.distributed.weight_transfer.base import Shard, TrainerInitInfo, TrainerWeightTransferEngine
-
 import torch_overlay
 from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfer import BUDGET
 from torch_overlay.transfers._planner.sides import Ranks
 
-from . import BACKEND
+from . import BACKEND, require
+
+require("trainer")  # before vLLM's names, of which an older one has only some
+
+from vllm.distributed.weight_transfer.base import (  # noqa: E402
+    Shard,
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +65,7 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         super().__init__(client=client, source=source, is_sender=is_sender, rank=rank)
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
+        self._trainers = 1
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
@@ -71,6 +78,7 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         if source is None or not source.implements_iter_local():
             raise ValueError("The engine 'torch_overlay' needs a WeightSource that has iter_local.")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        engine._trainers = init_info.trainers
         params = [(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape)) for meta in source.metadata]
         said = {"address": init_info.address, "trainers": init_info.trainers, "workers": init_info.workers}
         said |= {"timeout": init_info.timeout, "budget": init_info.budget, "params": params}
@@ -98,13 +106,13 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         Raises:
             ValueError: on all trainers and workers, before anything is sent: another trainer's source failed; says
                 whose and how. On the one that failed, its own error. The next round is as any.
-            RuntimeError: a rank didn't come within the timeout, or the engine was shut down.
+            RuntimeError: a rank didn't come within the timeout, or the engine was shut down. Or, on all trainers before
+                anything is sent, the servers didn't let the sender start; on the sender, its client's error.
         """
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' was shut down.")
         transfer = self._transfer
-        if self.is_sender:
-            self.client.start_weight_update()
+        self._start()
 
         def send() -> None:
             try:
@@ -120,6 +128,28 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         self._beside(lambda: self.client.update_weights({}), send)
         if self.is_sender:
             self.client.finish_weight_update()
+
+    def _start(self) -> None:
+        """Begin a round at the workers, which the sender alone calls: what it is told there, the other trainers hear of
+        it. They would wait in the transfer for workers that nobody has called."""
+        failed: Exception | None = None
+        if self.is_sender:
+            try:
+                self.client.start_weight_update()
+            except Exception as error:
+                failed = error
+        if self._trainers > 1:
+            what, hint = "A round of weights", "Each rank of the trainer calls send_weights in each round."
+            meeting = self._place.meeting(what, range(self._trainers), hint)  # type: ignore[union-attr]
+            said = meeting.say("" if failed is None else f"{type(failed).__name__}: {failed}")
+            why = next(filter(None, said.values()), "")
+            if why and failed is None:
+                raise RuntimeError(
+                    "A round of weights needs the sender, rank 0 of the trainer, to start it at vLLM's servers, and "
+                    f"they failed it: {why.removesuffix('.')}. Nothing was sent; see to the servers, and send again."
+                )
+        if failed is not None:
+            raise failed
 
     def shutdown(self) -> None:
         """Leave the workers. Again does nothing."""

@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed.weight_transfer.base import (
+
+import torch_overlay
+from torch_overlay.transfers.place import refuse_transfer
+
+from . import require
+from .landings import Landings, Meta, beside, keys, landings, refusal
+
+require("worker")  # before vLLM's names, of which an older one has only some
+
+from vllm.distributed.weight_transfer.base import (  # noqa: E402
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-
-import torch_overlay
-
-from .landings import Landings, Meta, beside, keys, landings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +85,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._transfer: torch_overlay.Transfer | None = None
         self._found = Landings({}, {})
         self._whole: dict[str, torch.Tensor] = {}
+        self._reloads = False  # vLLM's reload has begun, and parameters are on meta
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet the trainers and plan; called once on each worker, while the trainers' engines are made."""
@@ -92,6 +98,30 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
 
     def _join(self, init_info: InitInfo) -> None:
+        problem: Exception | None = None
+        try:
+            metas = self._prepare(init_info)
+        except Exception as error:
+            problem = error
+        size = init_info.trainers + init_info.workers
+        rank = init_info.trainers + worker_number(self.parallel_config)
+        try:
+            # With a problem, too: the trainers and the other workers would wait for this one for the whole timeout.
+            self._place = torch_overlay.meet(init_info.address, rank=rank, world_size=size, timeout=init_info.timeout)
+            if problem is not None:
+                refuse_transfer(self._place, str(problem))
+        finally:
+            if problem is not None:
+                raise problem
+        shapes = {meta.name: meta.shape for meta in metas}
+        target: dict[str, Any] = dict(self._whole)
+        for name, boxes in self._found.direct.items():
+            target[name] = tuple([torch_overlay.piece(view, shapes[name], start) for start, view in boxes])
+        self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=init_info.budget, strict=False)
+
+    def _prepare(self, init_info: InitInfo) -> list[Meta]:
+        """Ask the loader where the trainer's tensors land, and make room for those that come whole."""
+        self._check_experts_stay()
         metas = init_info.metas
         self._found = self._landings(metas)
         self._whole = {
@@ -100,20 +130,32 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if meta.name in self._found.whole
         }
         self._say(metas)
-        size = init_info.trainers + init_info.workers
-        rank = init_info.trainers + worker_number(self.parallel_config)
-        self._place = torch_overlay.meet(init_info.address, rank=rank, world_size=size, timeout=init_info.timeout)
-        shapes = {meta.name: meta.shape for meta in metas}
-        target: dict[str, Any] = dict(self._whole)
-        for name, boxes in self._found.direct.items():
-            target[name] = tuple([torch_overlay.piece(view, shapes[name], start) for start, view in boxes])
-        self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=init_info.budget, strict=False)
+        return metas
+
+    def _check_experts_stay(self) -> None:
+        """ValueError if vLLM moves experts between workers: where weights land is asked once, and after a move they
+        would be written over other experts."""
+        if getattr(self.parallel_config, "enable_eplb", False):
+            raise ValueError(
+                "The engine 'torch_overlay' needs experts that stay on their workers, and this server has enable_eplb, "
+                "which moves them. Start it without, or take another weight transfer backend."
+            )
 
     def _landings(self, metas: list[Meta]) -> Landings:
         if getattr(self.model_config, "quantization", None) is not None:
             return Landings({}, {meta.name: "the model is quantized" for meta in metas})
         found = landings(self.model.load_weights, self.model, metas)  # type: ignore[operator, arg-type]
         anew = [keys(module) for module in self.model.modules() if lays_out_anew(module)]
+        refused = refusal(self.model.load_weights, self.model, metas, found)  # type: ignore[operator, arg-type]
+        if refused is not None and anew:
+            # Of a layer in another layout than its loader's nobody knows: vLLM's reload gives it the loader's again.
+            logger.warning("the model's load_weights %s; it is asked again in each round", refused)
+        elif refused is not None:
+            raise ValueError(
+                f"The engine 'torch_overlay' needs a model whose load_weights takes all {len(metas)} tensors of the "
+                f"trainer, and that of {type(self.model).__name__} {refused}. Leave out of the trainer's source what "
+                "this model doesn't have, or give it the name that it has in a checkpoint."
+            )
         written = set().union(*anew)
         written |= found.without(written, "vLLM makes something of it after loading")
         params = (*self.model.parameters(), *self.model.buffers())
@@ -134,23 +176,37 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.debug("%s comes whole: %s", name, why)
 
     def start_weight_update(self) -> None:
-        """Prepare vLLM's reloading, if something comes whole."""
-        if self._whole:
-            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-            initialize_layerwise_reload(self.model)
+        """Nothing: vLLM's reloading begins when all weights have come."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Take part in one run of the transfer; raises as `Transfer.run` does."""
+        """Take part in one run of the transfer, and let the loader have what comes whole.
+
+        Raises as `Transfer.run` and the model's `load_weights` do. vLLM's reloading, in which all parameters of the
+        model are on meta, begins after the transfer and ends with an error of the loader: the server keeps what it had
+        where a round is refused or fails.
+        """
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
         self._transfer.run()
-        if self._whole:
+        if not self._whole:
+            return
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        self._reloads = True
+        try:
+            initialize_layerwise_reload(self.model)
             self.model.load_weights(self._whole.items())  # type: ignore[operator]
+        except BaseException:
+            try:
+                self.finish_weight_update()
+            except Exception:  # the first error is the one to raise
+                logger.exception("vLLM's reloading could not be finished after an error in it")
+            raise
 
     def finish_weight_update(self) -> None:
-        """Let vLLM finish its reloading, if something came whole."""
-        if self._whole:
+        """Let vLLM finish its reloading, if that has begun."""
+        reloads, self._reloads = self._reloads, False
+        if reloads:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
             finalize_layerwise_reload(self.model, self.model_config)
