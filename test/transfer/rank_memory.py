@@ -1,4 +1,4 @@
-"""Sources and targets that share memory on a rank, on real ranks: what the sources held before the run is what comes."""
+"""Sources and targets that share memory on a rank, on real ranks: what sources held before the run is what comes."""
 
 import gc
 import math

@@ -89,11 +89,10 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
         if leaf is None:
             continue
         called = path if names is None else names(path) if callable(names) else names.get(path, path)
-        for name in (called,) if isinstance(called, str) else called:
-            if not isinstance(name, str):
-                raise TypeError(
-                    f"names gives {called!r} for the {side} {path!r}; it gives a name, or a tuple of names."
-                )
+        several = called if isinstance(called, (tuple, list)) else (called,)
+        if not all(isinstance(name, str) for name in several):
+            raise TypeError(f"names gives {called!r} for {path!r}; it gives a name, or a tuple of names.")
+        for name in several:
             if name in found:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
             found[name] = _given(name, leaf, side)

@@ -235,10 +235,11 @@ def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) ->
     own = {*meshes.see(mesh).ranks}
     others = {*meshes.see(root).ranks}.intersection(members) - own
     if others:
+        have = "has" if len(others) == 1 else "have"
         raise ValueError(
             f"A redistribution over {of_ranks(members)} needs meshes that are the same on all of them, and got a slice "
-            f"over {of_ranks(sorted(own))}: {of_ranks(sorted(others))} of its root mesh {'has' if len(others) == 1 else 'have'} "
-            "another one. Redistribute on the root mesh, and take the local tensor; or make a DeviceMesh of these ranks."
+            f"over {of_ranks(sorted(own))}: {of_ranks(sorted(others))} of its root mesh {have} another one. "
+            "Redistribute on the root mesh and take the local tensor, or make a DeviceMesh of these ranks."
         )
 
 
