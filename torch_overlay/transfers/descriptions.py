@@ -71,6 +71,7 @@ class Description(NamedTuple):
         problem: why it can't take part; None if it can.
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
+        budget, strict: as it gave them; None if it takes no part.
     """
 
     source: dict[str, Layout]
@@ -78,6 +79,8 @@ class Description(NamedTuple):
     problem: str | None = None
     digests: Mapping[str, Sequence[tuple[Box, str]]] | None = None
     tied: Sequence[tuple[str, ...]] = ()
+    budget: int | None = None
+    strict: bool | None = None
 
 
 class Described(NamedTuple):
@@ -313,6 +316,7 @@ def agreed(
         ValueError: something doesn't fit; names the tensors.
     """
     _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
+    _check_strict(said)
     problems: list[str] = []
     alike = _alike(said)
     sides = [_one_side(alike, side, problems, gone) for side in SIDES]
@@ -326,6 +330,17 @@ def agreed(
         problems += _differences(name, *[side.get(name) for side in sides])
     _stop(problems)
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def _check_strict(said: Mapping[int, Description]) -> None:
+    """ValueError, on all ranks, if they don't give the same `strict`: those that don't leave names out would stop, and
+    the others wait for them."""
+    by_value: dict[bool | None, list[int]] = {}
+    for rank, description in sorted(said.items()):
+        by_value.setdefault(description.strict, []).append(rank)
+    if len(by_value) > 1:
+        given = ", and ".join(f"strict={strict} on {of_ranks(ranks)}" for strict, ranks in by_value.items())
+        raise ValueError(f"All ranks of a Transfer give the same strict=; got {given}.")
 
 
 def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:

@@ -80,14 +80,12 @@ class Route:
         left = frozenset(living(gone, "gone", None if place is None else place.size))
         meeting = _meeting(group, left)
         own = describe(source, target, names, place)
-        said = meeting.say({"budget": budget, "strict": strict, **as_data(own.description)})
-        descriptions = all_from_data(said)
+        descriptions = all_from_data(meeting.say(as_data(own.description._replace(budget=budget, strict=strict))))
         try:
-            _check_strict({rank: each["strict"] for rank, each in said.items()})
             self.tensors, self.left_out = agreed(descriptions, left, strict)
         except ValueError as error:
             raise error from own.error
-        budget = min(each["budget"] for each in said.values())  # that every rank can keep
+        budget = min(each.budget for each in descriptions.values() if each.budget is not None)  # that all can keep
         self._tied = {names for each in descriptions.values() for names in each.tied}
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
@@ -585,17 +583,6 @@ def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset
             f"{both.capitalize()} left (gone=), and group has them. Give the list of those that are there."
         )
     return meeting
-
-
-def _check_strict(said: Mapping[int, bool]) -> None:
-    """ValueError, on all ranks, if they don't give the same `strict`: those that don't leave names out would stop, and
-    the others wait for them."""
-    by_value: dict[bool, list[int]] = {}
-    for rank, strict in sorted(said.items()):
-        by_value.setdefault(strict, []).append(rank)
-    if len(by_value) > 1:
-        given = ", and ".join(f"strict={strict} on {of_ranks(ranks)}" for strict, ranks in by_value.items())
-        raise ValueError(f"All ranks of a Transfer give the same strict=; got {given}.")
 
 
 def _reads(phases: Phases) -> set[int]:

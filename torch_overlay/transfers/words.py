@@ -24,7 +24,8 @@ def as_data(description: Description) -> Data:
             rows[name] = [dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces]
         sides.append(rows)
     digests = description.digests or {}
-    said = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    said |= {"budget": description.budget, "strict": description.strict}
     return {**said, **dict(zip(SIDES, sides))}
 
 
@@ -33,7 +34,9 @@ def from_data(data: Data) -> Description:
     meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
     tied = [tuple(names) for names in data["tied"]]
-    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]), tied)
+    return Description(
+        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, data["budget"], data["strict"]
+    )
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:
