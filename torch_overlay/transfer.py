@@ -39,11 +39,14 @@ class Transfer:
     over those. The trees are read once: it reads and writes what these DTensors hold when it begins.
 
     Each element goes once to each rank that lacks it, from one of those that have it, in as few exchanges as the budget
-    allows. Where a reduction is pending on a source, the source mesh does it first.
+    allows. A source with a pending reduction is refused: `redistribute` it on its mesh first.
+
+    Targets may lie in the memory of sources. What a run would overwrite before it is read is copied first, within the
+    budget.
 
     Args:
         source, target: what is read, and what is written.
-        budget: the bytes that buffers may take on a rank, with pending reductions and their results.
+        budget: the bytes that buffers and copies may take on a rank. If ranks give different ones, all use the least.
         group: whose ranks make the Transfer, those of both sides among them; a list of these ranks, or a place where
             several worlds met (`meet`). All ranks of the world if not given.
         gone: ranks that have left and send nothing; those who are there make the Transfer.
@@ -51,11 +54,12 @@ class Transfer:
             or a dict of those that differ.
         strict: whether a name that only one side has is an error; else it is `left_out`.
         keep_buffers: keep the buffers of a run for the next, on the CPU, within the budget, until `close`. A run takes
-            less CPU time then, since fresh memory is dear. Where a reduction is pending none are kept.
+            less CPU time then, since fresh memory is dear.
 
     Raises:
-        ValueError: the sides don't fit, pieces of a source leave something out, or ranks that are gone had what nobody
-            else has, on every rank; names the tensors. Or the budget is too small.
+        ValueError: the sides don't fit, reading them failed on some rank, pieces of a source leave something out,
+            targets share memory that can't hold both, or ranks that are gone had what nobody else has, on every rank;
+            names the tensors. Or the budget is too small.
         RuntimeError: a rank didn't come within the group's timeout; says which.
     """
 
@@ -133,7 +137,7 @@ class Transfer:
         Raises:
             ValueError: on all ranks, before anything is sent: a tensor of some rank changed its shape, type, device or
                 placements, or lost its memory, ranks differ in `only`, `version` or `check`, or replicas differ; says
-                on which ranks what. In the background: a source is pending, or was changed in place meanwhile, as
+                on which ranks what. In the background: a source was changed in place meanwhile, as
                 its version counter says.
             RuntimeError: the Transfer is closed, or is running; or a rank failed: says whether targets were written.
         """

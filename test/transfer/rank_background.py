@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, make_root
@@ -196,13 +196,3 @@ class BackgroundCases:
             work = sync.run(async_op=True)
         work.wait()  # close() waited for it
         self.assertTrue(work.is_completed())
-
-    def test_what_is_pending_is_not_reduced_behind_the_program(self):
-        mesh = make_root(range(WORLD), (8,), ("dp",))
-        source = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
-        target = DTensor.from_local(torch.zeros(4), mesh, [Replicate()], run_check=False)
-        with torch_overlay.Transfer({"g": source}, {"g": target}) as sync:
-            with self.assertRaisesRegex(ValueError, "The sources 'g' are pending, .* redistribute them before"):
-                sync.run(async_op=True)
-            sync.run()
-        self.assertEqual(target.to_local(), torch.full((4,), 8.0))

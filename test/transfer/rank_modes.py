@@ -5,14 +5,14 @@ import itertools
 import random
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from rank_changes import cut
 from width import NIGHTLY
 
-R, S, P = Replicate(), Shard, Partial()
+R, S = Replicate(), Shard
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ MODES = {
     "meta": lambda: torch.device("meta"),
     "half": lambda: default_dtype(torch.float16),
 }
-ENDS = (((S(0), S(1)), R), ((R, S(1)), S(0)), ((S(1), R), S(1)), ((S(0), P), S(1)), ((P, P), R))
+ENDS = (((S(0), S(1)), R), ((R, S(1)), S(0)), ((S(1), R), S(1)), ((S(0), R), S(1)), ((R, R), R))
 
 
 class ModeCases:
@@ -46,15 +46,14 @@ class ModeCases:
         source, target = [], []
         for number, (before, after) in enumerate(rng.choice((ENDS, ENDS[:3]))):
             shape = rng.choice(((16, 8), (9, 5), (512, 256)) if number < 2 else ((16, 8), (9, 5)))
-            kept = [R if each.is_partial() else each for each in before]
             ends = []
-            for on, placements, said in ((mesh, kept, before), (other, [after], [after])):
+            for on, placements in ((mesh, before), (other, [after])):
                 with torch.inference_mode() if rng.random() < 0.4 else contextlib.nullcontext():
                     whole = torch.zeros(shape, requires_grad=rng.random() < 0.5).clone().detach()
                     local = distribute_tensor(whole, on, placements, src_data_rank=None)._local_tensor.clone()
                     wants = rng.random() < 0.5 and not torch.is_inference_mode_enabled()
                     stride = (shape[1], 1)
-                    made = DTensor.from_local(local, on, said, run_check=False, shape=shape, stride=stride)
+                    made = DTensor.from_local(local, on, placements, run_check=False, shape=shape, stride=stride)
                     ends.append(made.detach().requires_grad_(wants))
             source.append(ends[0])
             target.append(ends[1])

@@ -176,12 +176,12 @@ class GroupCases:
         for number in range(rounds):
             whole = torch.ones(64, 4096)
             source = [distribute_tensor(whole, mesh, [S(0), S(1)], src_data_rank=None)]
-            source.append(DTensor.from_local(whole.clone(), mesh, [P, R], run_check=False))
+            source.append(DTensor.from_local(whole.clone(), mesh, [R, R], run_check=False))
             target = [distribute_tensor(whole * 0, other, [at], src_data_rank=None) for at in (R, S(0))]
             transfer = torch_overlay.Transfer(source, target, budget=1 << 21)
             transfer.run()
             transfer.run()
-            self.assertTrue(bool((target[1].to_local() == 4).all()))
+            self.assertTrue(bool((target[1].to_local() == 1).all()))
             transfer.close()
             del source, target, transfer
             dist.barrier()

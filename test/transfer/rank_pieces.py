@@ -329,7 +329,7 @@ class PieceCases:
                 "pieces of shape .2,. that start at .0,., with one value on",
             ),
             (mine if odd else piece(mine, (2,), (0,)), torch.zeros(2), "in pieces, .*, a plain tensor, on rank 5"),
-            (pending, piece(mine, (4,), (0,)), "'0' has a pending reduction, and its target is in pieces"),
+            (pending, piece(mine, (4,), (0,)), "the source '0' has a pending reduction"),
             (
                 (piece(mine, (4,), (0,)), piece(mine[:1].double() if odd else mine[:1], (4,), (2,))),
                 torch.zeros(4),

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import torch_overlay
 from mesh_ranks import WORLD, WORLD_TIMEOUT
@@ -57,7 +57,7 @@ class PlaceCases:
         return torch_overlay.meet(address, rank=rank, world_size=world_size, **{"timeout": 20, **more})
 
     def test_a_trainer_of_one_world_feeds_servers_of_another(self):
-        """FSDP x TP in float32 to plain bfloat16 tensors, a fused one among them; a pending sum; a rank in none."""
+        """FSDP x TP in float32 to plain bfloat16 tensors, a fused one among them; a replica; a rank in none."""
         whole = {name: any_bits((8, 6), torch.float32, seed) for seed, name in enumerate(("q", "k", "head"))}
         with self.worlds(4, 3) as (world, _, address):
             source = target = None
@@ -65,11 +65,11 @@ class PlaceCases:
                 mesh = DeviceMesh(DEVICE, torch.arange(4).reshape(2, 2))
                 cut = [Shard(0), Shard(1)]
                 source = {name: distribute_tensor(t, mesh, cut, src_data_rank=None) for name, t in whole.items()}
-                source["sum"] = type(source["q"]).from_local(torch.full((3,), 2.0), mesh, [Partial(), Replicate()])
+                source["same"] = type(source["q"]).from_local(torch.full((3,), 4.0), mesh, [Replicate()] * 2)
             fused = torch.zeros(16, 6, dtype=torch.bfloat16)
             if world == 1:
                 target = {"q": piece(fused[:8], (8, 6), (0, 0)), "k": piece(fused[8:], (8, 6), (0, 0))}
-                target |= {"head": torch.zeros(8, 6, dtype=torch.bfloat16), "sum": torch.zeros(3)}
+                target |= {"head": torch.zeros(8, 6, dtype=torch.bfloat16), "same": torch.zeros(3)}
             if world is None:  # in no world: a file with the head alone
                 target = {"head": torch.zeros(8, 6)}
             with self.meet(address, (self.rank + 3) % WORLD) as place:
@@ -89,7 +89,7 @@ class PlaceCases:
             if world == 1:
                 self.assertTrue(same(fused, torch.cat([whole["q"], whole["k"]]).bfloat16()))
                 self.assertTrue(same(target["head"], whole["head"].bfloat16()))
-                self.assertEqual(target["sum"], torch.full((3,), 4.0))
+                self.assertEqual(target["same"], torch.full((3,), 4.0))
 
     def check_between_worlds(self, seeds):
         """Random transfers from a mesh of one world to one of another, ranks of both numbered in any order."""

@@ -28,12 +28,12 @@ from ..distributed.tensor._plans.specs import read_cuts
 from ..overlay import enabled, is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.flow import NOTHING, Flow
-from ..transfers._planner.reductions import phases
 from ..transfers.descriptions import Meshes
 from ..transfers.one_mesh import batches, moves_along, ranks_along, read_change
+from ..transfers.pending import is_pending, reduced_placements
 from ..transfers.targets import target_placements
 from ..transfers.trees import leaves
-from ..transfers.two_meshes import moves_across, reductions_across
+from ..transfers.two_meshes import made_like, moves_across
 from . import typed
 from .explanation import Explanation, JointAxes, Redistribution, cost_of
 from .flow import FlowExplanation
@@ -229,17 +229,16 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
         budget,
         None if across else _collectives_on_stock(moving, wanted),
         alone,
+        sum([is_pending(tensor) for tensor in across.values()]),
     )
 
 
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
     if not tensors:
         return NOTHING
-    meshes = Meshes()
-    moves = moves_across(tensors, targets, meshes)
-    parts = phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget)
-    types = [(tensor.device_mesh, tensor.dtype) for tensor in tensors]
-    return Flow.of(parts, moves, types, budget)
+    # Of what is pending, how it lies when it is reduced; its local tensor isn't looked at.
+    settled = [made_like(t, t._local_tensor, t.device_mesh, reduced_placements(t)) for t in tensors]
+    return Flow.of(moves_across(settled, targets, Meshes()), budget)
 
 
 def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
@@ -248,9 +247,7 @@ def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
     found = NOTHING
     for here in itertools.product(*others):
-        moves = moves_along(changes, ranks_along(mesh, axes, here))
-        parts = phases([change.reduction for change in changes], [move.itemsize for move in moves], budget)
-        found = found.beside(Flow.of(parts, moves, [change.tensor.dtype for change in changes], budget))
+        found = found.beside(Flow.of(moves_along(changes, ranks_along(mesh, axes, here)), budget))
     return found
 
 

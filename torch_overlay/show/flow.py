@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from ..distributed._mesh.rank_map import of_ranks
 from ..transfers._planner.flow import Flow
-from ..transfers._planner.reductions import Reduced, phases
 from ..transfers._planner.routes import Move
 from ..transfers._planner.sides import Ranks, Side
 from . import screen
@@ -38,7 +37,8 @@ class FlowExplanation(screen.Shown):
         flow: what ranks send to one another.
         budget: for buffers, in bytes.
         torch: the collectives of a loop on stock; None where stock can't do it.
-        alone: how many tensors go one by one, for want of a group.
+        alone: how many tensors go one by one: pending ones, and those for which there is no group.
+        reduced: how many pending ones are reduced one by one before they go to another mesh.
     """
 
     tensors: int
@@ -49,6 +49,7 @@ class FlowExplanation(screen.Shown):
     budget: int
     torch: int | None = None
     alone: int = 0
+    reduced: int = 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -67,7 +68,7 @@ class FlowExplanation(screen.Shown):
         fits = len(self.ranks) <= MATRIX
         table = self._matrix() if fits else self._table(width)
         notes = ["bytes that the rank of a row sends to the rank of a column"] if fits else []
-        notes += ["exchanges only; what reductions send isn't counted"] if self.flow.reductions else []
+        notes += ["exchanges only; what reductions send isn't counted"] if self.reduced else []
         return [*found, "", *screen.headed(table), "", *screen.styled(notes, "why")]
 
     def save(self, path: str) -> None:
@@ -84,10 +85,10 @@ class FlowExplanation(screen.Shown):
 
     def steps(self) -> str:
         """What the overlay does."""
-        exchanges, reductions = self.flow.exchanges, self.flow.reductions
-        said = [counted(reductions, "reduction")] if reductions else []
-        said += [counted(exchanges, "exchange")] if exchanges or not (reductions or self.alone) else []
-        said += [f"{counted(self.alone, 'tensor')} one by one, for want of a group over the axes"] if self.alone else []
+        exchanges = self.flow.exchanges
+        said = [counted(self.reduced, "reduction")] if self.reduced else []
+        said += [counted(exchanges, "exchange")] if exchanges or not (self.reduced or self.alone) else []
+        said += [f"{counted(self.alone, 'tensor')} one by one"] if self.alone else []
         total = f"; {amount(sum(self.flow.sent.values()))} in all" if self.flow.sent else ""
         buffers = f"; buffers of {amount(self.flow.staged)} on a rank at most" if self.flow.staged else ""
         return f"{', '.join(said)}{total}{buffers} (budget {amount(self.budget)})"
@@ -170,8 +171,9 @@ def of_words(
     if after.pending:
         raise ValueError(f"a tensor can't get a pending reduction on another mesh; asked for {after}")
     ends = [Ranks.of(ranks, sizes) for _, sizes, ranks in (source, target)]
-    moves = [Move(Side(before.without_pending(before.pending), ends[0]), Side(after, ends[1]), itemsize)] * tensors
-    reduction = Reduced.apart(before) if before.pending else None
-    flow = Flow.of(phases([reduction] * tensors, [itemsize] * tensors, budget), moves, [itemsize] * tensors, budget)
+    if before.pending:
+        raise ValueError(f"a tensor is reduced before it goes to another mesh: explain that by itself; got {before}")
+    moves = [Move(Side(before, ends[0]), Side(after, ends[1]), itemsize)] * tensors
+    flow = Flow.of(moves, budget)
     size = tensors * math.prod(shape) * itemsize
     return FlowExplanation(tensors, size, tuple(sorted(ends[0].ranks)), tuple(sorted(ends[1].ranks)), flow, budget)

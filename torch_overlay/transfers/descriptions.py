@@ -19,7 +19,6 @@ from ..distributed.tensor._plans.specs import read_cuts
 from ._planner.memory import Shared
 from ._planner.sides import Ranks
 from .given import Pieces, digests_of, own_tensors, part_of
-from .pending import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -109,10 +108,9 @@ class Tensor(NamedTuple):
 
     @property
     def wire(self) -> torch.dtype:
-        """The type in which it travels: of both sides' types the narrower one, the target's of two as wide; the
-        source's where a reduction is pending, which is done in that."""
+        """The type in which it travels: of both sides' types the narrower one, the target's of two as wide."""
         types = getattr(torch, self.source.dtype), getattr(torch, self.target.dtype)
-        return types[0] if self.source.regions.pending or types[0].itemsize < types[1].itemsize else types[1]
+        return types[0] if types[0].itemsize < types[1].itemsize else types[1]
 
     @property
     def is_cast(self) -> bool:
@@ -133,7 +131,11 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
             for name, tensor in side.items()
             if isinstance(tensor, DTensor)
         ]
-        wrong += [_irreducible(name, layout) for name, layout in layouts[0].items()]
+        wrong += [
+            f"the source {name!r} has a pending reduction ({layout.regions}): redistribute it on its mesh first"
+            for name, layout in layouts[0].items()
+            if layout.regions.pending
+        ]
         problem = "; ".join(dict.fromkeys(filter(None, wrong)))
         if problem:
             return Described(Description(layouts[0], layouts[1], problem), sides)
@@ -168,15 +170,6 @@ def shared_targets(shared: Shared) -> list[str]:
         else f"pieces of the target {first!r} share memory, and are different parts of it"
         for first, second in shared.clashes
     ]
-
-
-def _irreducible(name: str, source: Layout) -> str | None:
-    """Why what is pending on a source can't be reduced, in words. Its own ranks know its backend."""
-    for op in sorted({source.regions.partial[axis] or "" for axis in source.regions.pending}):
-        why = refusal(op, getattr(torch, source.dtype), source.device)
-        if why is not None:
-            return f"the source {name!r} has a pending {op} of {source.dtype}, and {why}"
-    return None
 
 
 def _layouts(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Layout]:
@@ -472,8 +465,6 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
         ]
     if source.device != target.device:
         return [f"{name!r} is on {source.device} in the source and on {target.device} in the target"]
-    if source.regions.pending and target.pieces:
-        return [f"the source {name!r} has a pending reduction, and its target is in pieces: redistribute it before"]
     if target.regions.pending:
         return [f"the target {name!r} has a pending reduction ({target.regions}), which nothing can be written into"]
     return []

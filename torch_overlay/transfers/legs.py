@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._planner.pieces import Listed, OnMesh, Pieced, PieceMove
-from ._planner.reductions import Reduced
 from ._planner.routes import Move
 from ._planner.sides import Ranks, Side
 
@@ -24,13 +23,11 @@ class Leg(NamedTuple):
 
     Attributes:
         numbers: of the pieces of its source and of its target that belong to it; 0 where it isn't in pieces.
-        reduction: what is done before to a source that is pending.
     """
 
     tensor: Tensor
     numbers: tuple[int, int]
     move: AnyMove
-    reduction: Reduced | None = None
 
 
 def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
@@ -44,7 +41,7 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
     legs, problems = [], []
     for tensor in tensors:
         if not (tensor.source.pieces or tensor.target.pieces):
-            legs.append(Leg(tensor, (0, 0), _move(tensor, known), _reduction(tensor)))
+            legs.append(Leg(tensor, (0, 0), _move(tensor, known)))
             continue
         pieces = _in_pieces(tensor.source, tensor.target, gone)
         missing = pieces.missing() if tensor.source.pieces else None
@@ -88,18 +85,8 @@ def _end(layout: Layout) -> End:
 def _move(tensor: Tensor, known: dict[Any, Ranks]) -> Move:
     sides = []
     for layout in tensor.sides:
-        regions = layout.regions.without_pending(layout.regions.pending)
-        key = layout.ranks, regions.sizes
+        key = layout.ranks, layout.regions.sizes
         if key not in known:
             known[key] = Ranks.of(*key)
-        sides.append(Side(regions, known[key]))
+        sides.append(Side(layout.regions, known[key]))
     return Move(sides[0], sides[1], tensor.wire.itemsize)
-
-
-def _reduction(tensor: Tensor) -> Reduced | None:
-    source, target = tensor.sides
-    if not source.regions.pending:
-        return None
-    if (source.ranks, source.regions.sizes) == (target.ranks, target.regions.sizes):
-        return Reduced.toward(source.regions, target.regions)
-    return Reduced.apart(source.regions)

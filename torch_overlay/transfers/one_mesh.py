@@ -18,8 +18,6 @@ from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._plans.groups import Site, at_hand, joint_axes
 from ..distributed.tensor._plans.specs import read_cuts
 from ..show.words import counted
-from ._planner.flow import moves_of
-from ._planner.reductions import Reduced, phases
 from ._planner.routes import Move
 from ._planner.schedule import kept_schedule
 from ._planner.sides import Ranks, Side
@@ -27,18 +25,13 @@ from .descriptions import Meshes, misfit, regions_on
 from .exchanges import Exchanges
 from .groups import agreed_counts, most_bytes
 from .notes import one_fate
-from .pending import refusal
-from .phases import free_results, reduce_parts, room
 from .teams import Team
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.distributed_c10d import ProcessGroup
 
-    from ._planner.reductions import Portion
-    from ._planner.schedule import Schedule
     from .targets import Placements
 
 
@@ -46,8 +39,7 @@ class Change(NamedTuple):
     """One tensor, and what is to become of it.
 
     Attributes:
-        before, after: what each coordinate holds; nothing is pending after.
-        reduction: of what is pending; None if nothing is.
+        before, after: what each coordinate holds; nothing is pending.
         name: for errors.
     """
 
@@ -55,13 +47,12 @@ class Change(NamedTuple):
     placements: Placements
     before: Regions
     after: Regions
-    reduction: Reduced | None
     name: str
 
     @property
     def axes(self) -> frozenset[int]:
-        """Along which pieces move, when nothing is pending any more."""
-        return crossed(self.reduction.after if self.reduction else self.before, self.after)
+        """Along which pieces move."""
+        return crossed(self.before, self.after)
 
 
 def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor") -> Change | None:
@@ -75,20 +66,9 @@ def read_change(tensor: DTensor, placements: Placements, name: str = "a tensor")
         after = regions_on(placements, None, shape, sizes)
     except NotPlanned:
         return None
-    refused = any(refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type) for axis in before.pending)
-    odd = any(placement.is_partial() and type(placement).__name__ != "Partial" for placement in spec.placements)
-    if after.pending or refused or odd:
+    if after.pending or any(placement.is_partial() for placement in spec.placements):
         return None
-    return Change(tensor, placements, before, after, _reduction(mesh, before, after), name)
-
-
-def _reduction(mesh: DeviceMesh, before: Regions, after: Regions) -> Reduced | None:
-    if not before.pending:
-        return None
-    reduction = Reduced.toward(before, after)
-    if _is_at_hand(mesh, tuple(sorted(crossed(reduction.after, after)))):
-        return reduction
-    return Reduced.toward(before, after, elsewhere=False)
+    return Change(tensor, placements, before, after, name)
 
 
 def batches(mesh: DeviceMesh, changes: Mapping[int, Change]) -> tuple[list[list[int]], list[int]]:
@@ -127,72 +107,27 @@ def change_together(
     ranks = ranks_along(mesh, axes, mesh.get_coordinate() or [])
     group = find_group(at_hand(mesh, Site.of(mesh)).find(mesh, axes).name) if axes else None
     some = sorted(receivers.intersection(ranks.ranks)) if receivers else None
-    stages = _stages(changes, moves_along(changes, ranks, some), budget, group, some != [])
+    is_wanted, wants = some != [], some is None or dist.get_rank() in some
+    moves = moves_along(changes, ranks, some) if is_wanted else []
+    asks = group is not None and most_bytes(moves, range(group.size())) > budget
     meshes = Meshes()
     wrong = [misfit(change.name, change.tensor, change.before, meshes) for change in changes]
-    asks = any(stage.may_exceed for stage in stages)
     told = span(f"redistribute {counted(len(changes), 'tensor')}")
-    with told, one_fate(group or _group_of_pending(mesh, changes), wrong, asks) as is_wrong:
-        return _changed(mesh, changes, stages, Team.of(group), some is None or dist.get_rank() in some, is_wrong)
-
-
-def _group_of_pending(mesh: DeviceMesh, changes: Sequence[Change]) -> ProcessGroup | None:
-    axes = sorted(frozenset().union(*[change.before.pending for change in changes]))
-    return mesh.get_group(axes[0]) if axes else None
-
-
-class _Stage(NamedTuple):
-    """What is reduced and exchanged together.
-
-    Attributes:
-        schedule: None where nobody wants it.
-        room: what of the budget its exchanges have.
-        may_exceed: whether ranks have to ask one another how many exchanges there are: not where all there is fits,
-            which they know without asking.
-    """
-
-    parts: list[Portion]
-    schedule: Schedule | None
-    room: int
-    may_exceed: bool
-
-
-def _stages(
-    changes: Sequence[Change], moves: Sequence[Move], budget: int, group: ProcessGroup | None, is_wanted: bool
-) -> list[_Stage]:
-    found = []
-    for parts in phases([change.reduction for change in changes], [move.itemsize for move in moves], budget):
+    with told, one_fate(group, wrong, asks) as is_wrong:
+        coordinate = mesh.get_coordinate() or []
+        targets = []
+        for change in changes:
+            wanted = change.after.box(coordinate).length if wants else (0,)
+            targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
         if not is_wanted:
-            found.append(_Stage(parts, None, 0, may_exceed=False))
-            continue
-        these, left = moves_of(parts, moves), room(parts, moves, budget)
-        ranks = 1 if group is None else group.size()
-        plain = [move for move in these if isinstance(move, Move)]
-        may_exceed = group is not None and most_bytes(plain, range(ranks)) > left
-        found.append(_Stage(parts, kept_schedule(these, dist.get_rank(), ranks), left, may_exceed))
-    return found
-
-
-def _changed(
-    mesh: DeviceMesh, changes: Sequence[Change], stages: Sequence[_Stage], team: Team, wants: bool, is_wrong: bool
-) -> list[torch.Tensor]:
-    coordinate = mesh.get_coordinate() or []
-    targets = []
-    for change in changes:
-        wanted = change.after.box(coordinate).length if wants else (0,)
-        targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
-    locals_ = [change.tensor._local_tensor.detach() for change in changes]
-    device = targets[0].device
-    asked = [(stage.schedule, stage.room) for stage in stages if stage.schedule is not None and stage.may_exceed]
-    counts = iter(agreed_counts(asked, team, device, is_wrong) if asked else ())
-    for stage in stages:
-        sources = reduce_parts(stage.parts, [mesh] * len(changes), locals_)
-        if stage.schedule is not None:
-            count = next(counts)[0] if stage.may_exceed else int(team.group is not None)
-            exchanges = Exchanges(stage.schedule, count, team, device)
-            exchanges.run(sources, [targets[part.number] if wants else None for part in stage.parts])
-        free_results(stage.parts, sources)
-    return targets
+            return targets
+        team, device = Team.of(group), targets[0].device
+        schedule = kept_schedule(moves, dist.get_rank(), 1 if group is None else group.size())
+        # Where all that there is fits the budget, ranks know without asking that it is one exchange.
+        count = agreed_counts([(schedule, budget)], team, device, is_wrong)[0][0] if asks else int(group is not None)
+        sources = [change.tensor._local_tensor.detach() for change in changes]
+        Exchanges(schedule, count, team, device).run(sources, targets if wants else [None] * len(changes))
+        return targets
 
 
 def ranks_along(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> Ranks:
@@ -203,11 +138,11 @@ def ranks_along(mesh: DeviceMesh, axes: Sequence[int], here: Sequence[int]) -> R
 
 
 def moves_along(changes: Iterable[Change], ranks: Ranks, receivers: Sequence[int] | None = None) -> list[Move]:
-    """Each tensor's; of one that is pending, as if it weren't."""
+    """Each tensor's."""
     found = []
     alone = Ranks.of(receivers, (len(receivers),)) if receivers else None
     for change in changes:
-        before, after = change.before.without_pending(change.before.pending), Side(change.after, ranks)
+        before, after = change.before, Side(change.after, ranks)
         if alone is not None:
             sizes = (len(alone.ranks),)
             after = Side(read_cuts((Replicate(),), None, len(before.shape), sizes).on(before.shape, sizes), alone)

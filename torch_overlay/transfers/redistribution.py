@@ -12,13 +12,15 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
 from ..compat.tensor_mesh import has_views
+from .descriptions import Meshes, regions_of, regions_on
 from .one_mesh import Change, batches, change_together, read_change
+from .pending import irreducible, is_pending, reduce_on_its_mesh, reduced_placements
 from .targets import Placements, target_placements
 from .trees import leaves, mapped
 from .two_meshes import can_cross, change_meshes, made_like
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 Target = tuple[DeviceMesh, Placements]
 
@@ -98,15 +100,47 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
             across.append(number)
         elif change is not None:
             together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change
+        elif views and is_pending(tensor) and not any(placement.is_partial() for placement in placements):
+            found[number] = reduce_on_its_mesh(tensor, placements)
         else:
             found[number] = tensor.redistribute(mesh, placements)
-    if across:
-        some = [[each[number] for number in across] for each in (tensors, targets, names)]
-        made = change_meshes(some[0], some[1], budget, some[2])  # type: ignore[arg-type]
-        found |= zip(across, made)
+    for batch in _batches_across(tensors, across, budget):
+        some = [[each[number] for number in batch] for each in (targets, names)]
+        found |= zip(batch, change_meshes([*batch.values()], some[0], budget, some[1]))  # type: ignore[arg-type]
     for (mesh, _), changes in together.items():
         found |= _on_one_mesh(mesh, changes, budget)
     return [found[number] for number in range(len(tensors))]
+
+
+def _batches_across(tensors: Sequence[DTensor], numbers: Sequence[int], budget: int) -> Iterator[dict[int, DTensor]]:
+    """Those that go to another mesh together, by number, nothing pending any more; the same on all ranks.
+
+    Results of reductions take no more than the budget, or one of them. All that isn't pending goes with the last ones.
+
+    Raises:
+        ValueError, NotPlanned: a tensor's terms can't be reduced; on ranks that only receive it, too.
+    """
+    meshes = Meshes()
+    for tensor in filter(is_pending, [tensors[number] for number in numbers]):
+        regions_of("the tensor", tensor, meshes)  # NotPlanned, if its operation alone doesn't end it
+        why = irreducible(tensor)
+        if why is not None:
+            raise ValueError(f"A tensor of {tensor.dtype} with {tensor.placements} can't change its mesh: {why}.")
+    batch: dict[int, DTensor] = {}
+    held = 0
+    for number in sorted(numbers, key=lambda number: not is_pending(tensors[number])):
+        tensor = tensors[number]
+        if is_pending(tensor):
+            placements, sizes = reduced_placements(tensor), tuple(tensor.device_mesh.shape)
+            size = regions_on(placements, None, tuple(tensor.shape), sizes).most * tensor.dtype.itemsize
+            if batch and held + size > budget:
+                yield batch
+                batch, held = {}, 0
+            tensor = reduce_on_its_mesh(tensor, placements)
+            held += size
+        batch[number] = tensor
+    if batch:
+        yield batch
 
 
 def _on_one_mesh(mesh: DeviceMesh, changes: dict[int, Change], budget: int) -> dict[int, DTensor]:

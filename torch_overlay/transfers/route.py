@@ -15,9 +15,8 @@ import torch.distributed as dist
 from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..show.words import counted
-from ._planner.flow import Flow, held, moves_of
+from ._planner.flow import Flow
 from ._planner.memory import Shared
-from ._planner.reductions import Portion, phases
 from ._planner.schedule import Schedule
 from .background import Running, copies, keep_for_this_stream, size_of
 from .current import Current, Word, locals_of, names_of, whole_number
@@ -27,7 +26,6 @@ from .given import Pieces, digest, own_tensors
 from .groups import Traffic, agreed_counts, new_group
 from .legs import Leg, legs_of
 from .meeting import in_world, living, no_answer, silent_ranks
-from .phases import free_results, reduce_parts, room
 from .place import Place
 from .teams import Team
 from .words import all_from_data, as_data, boxed
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from .meeting import Meeting
     from .runs import Locals
 
-    Phases = list[tuple[list[Portion], Exchanges]]
+    Plan = tuple[Sequence[int], Exchanges]  # the numbers of the legs that are moved, and how
 
 
 logger = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ class Route:
         self.ranks = sorted(every - left)
         self.legs = legs_of(self.tensors, left)
         self._moves, self._budget, self._gone = [leg.move for leg in self.legs], budget, left
-        self._phases: dict[tuple[str, ...] | None, Phases] = {}  # by the names that are moved alone; None is all
+        self._plans: dict[tuple[str, ...] | None, Plan] = {}  # by the names that are moved alone; None is all
         self.version: int | None = None
         self._sources: list[Current | None] = []
         self._targets: list[Current | None] = []
@@ -141,10 +139,8 @@ class Route:
         every = range(len(self.legs))
         (sources, wrong), (targets, more) = (locals_of(each, every) for each in (self._sources, self._targets))
         shared = Shared({}, [], []) if wrong or more else self._look(None, every, sources, targets)
-        self._phases[None] = self._planned(every, sources, shared)
-        self.staging = self._staging(self._phases[None])
-        # Where something is pending, results of reductions have the room.
-        self._keeps_buffers = self._keeps_buffers and all(leg.reduction is None for leg in self.legs)
+        self._plans[None] = self._planned(every, sources, shared)
+        self.staging = self._plans[None][1].staging
 
     def _new_team(self, meeting: Meeting) -> Team | None:
         if self._place is not None:
@@ -198,32 +194,21 @@ class Route:
                 raise ValueError(f"The {side} to bind {problem}. Nothing was bound.")
         return found
 
-    def _planned_phases(self, numbers: Sequence[int]) -> list[list[Portion]]:
-        reductions = [self.legs[number].reduction for number in numbers]
-        found = phases(reductions, [self._moves[number].itemsize for number in numbers], self._budget)
-        return [[part._replace(number=numbers[part.number]) for part in parts] for parts in found]
-
     def flow(self) -> Flow:
         """Who sends what to whom, of all ranks."""
-        types = [leg.tensor.source.dtype for leg in self.legs]
-        return Flow.of(self._planned_phases(range(len(self.legs))), self._moves, types, self._budget, self._gone)
+        return Flow.of(self._moves, self._budget, self._gone)
 
-    def _planned(self, numbers: Sequence[int], sources: Locals, shared: Shared) -> Phases:
-        """What of these tensors is reduced and exchanged together. Ranks agree on how many exchanges there are.
+    def _planned(self, numbers: Sequence[int], sources: Locals, shared: Shared) -> Plan:
+        """The exchanges of these tensors. Ranks agree on how many there are.
 
         What a run copies before, since it would overwrite it, leaves less of the budget for buffers.
         """
         team, device = self._member, self._device
-        found = []
-        every = self._planned_phases(numbers)
-        schedules = [Schedule.of(moves_of(parts, self._moves), team.rank, self._gone) for parts in every]
-        read = {parts[place].number for parts, schedule in zip(every, schedules) for place in schedule.reads}
+        schedule = Schedule.of([self._moves[number] for number in numbers], team.rank, self._gone)
+        read = {numbers[place] for place in schedule.reads}
         copied = size_of(sources, shared.overwritten.keys() & read)
-        asked = [
-            (schedule, room(parts, self._moves, self._budget) - copied) for parts, schedule in zip(every, schedules)
-        ]
         try:
-            counts = agreed_counts(asked, team, device)
+            ((count, traffic),) = agreed_counts([(schedule, self._budget - copied)], team, device)
         except ValueError as error:
             if not copied:
                 raise
@@ -231,23 +216,11 @@ class Route:
                 f"Targets of this rank lie in the memory of its sources, so that a run copies {copied} bytes before it "
                 f"writes; {self._budget - copied} of the budget of {self._budget} bytes are left for buffers. {error}"
             ) from error
-        for parts, schedule, (count, traffic) in zip(every, schedules, counts):
-            tensors = [self.legs[part.number].tensor for part in parts]
-            wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
-            found.append((parts, Exchanges(schedule, count, team, device, wires, self._buffers)))
-            if None in self._phases:
-                continue  # of a part: the whole is what is told of
-            self.count += count
-            for rank, each in traffic.items():
-                before = self.traffic.get(rank, (0, 0, 0))
-                self.traffic[rank] = before[0] + each[0], before[1] + each[1], before[2] + each[2]
-        return found
-
-    def _staging(self, phases: Phases) -> int:
-        most = 0
-        for parts, exchanges in phases:
-            most = max(most, held(parts, self._moves) + max(exchanges.staging, sum([part.packed for part in parts])))
-        return most
+        if None not in self._plans:  # else of a part: the whole is what is told of
+            self.count, self.traffic = count, traffic
+        tensors = [self.legs[number].tensor for number in numbers]
+        wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
+        return numbers, Exchanges(schedule, count, team, device, wires, self._buffers)
 
     def run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
@@ -256,8 +229,6 @@ class Route:
         self._take_turn()
         begun = None
         try:
-            if async_op:
-                self._refuse_pending()
             job = self._begin(only, version, check, async_op, snapshot)
             if async_op:
                 device = self._device if self.traffic else torch.device("cpu")
@@ -289,15 +260,6 @@ class Route:
             self._running.release()
             raise RuntimeError("This Transfer is closed, and its process group with it. Make another one.")
 
-    def _refuse_pending(self) -> None:
-        """ValueError, on all ranks, where a run in the background would need groups that the program uses."""
-        pending = [leg.tensor.name for leg in self.legs if leg.reduction is not None]
-        if pending:
-            raise ValueError(
-                f"The sources {', '.join(map(repr, pending))} are pending, and are reduced by the groups of their "
-                "mesh, which the program uses meanwhile: redistribute them before, or run without async_op."
-            )
-
     def _begin(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
     ) -> Job:
@@ -315,13 +277,15 @@ class Route:
         problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
         shared = Shared({}, [], []) if problems else self._look(names, numbers, sources, targets)
         problems += self._problems(shared)
-        plan = self._phases.get(names)
-        staging = 0 if plan is None else self._staging(plan)  # the first run of a part plans it beside the copies
+        plan = self._plans.get(names)
+        staging = 0 if plan is None else plan[1].staging  # the first run of a part plans it beside the copies
         if snapshot:
             sources, full = copies(sources, self._budget - self.staging, range(len(sources)), "a snapshot")
             problems += full
         elif shared.overwritten:
-            copied = shared.overwritten.keys() & (numbers if plan is None else _reads(plan))
+            copied = shared.overwritten.keys() & (
+                numbers if plan is None else {numbers[place] for place in plan[1].reads}
+            )
             why = "copying this rank's sources that its targets overwrite"
             sources, full = copies(sources, self._budget - staging, copied, why)
             problems += full
@@ -375,15 +339,14 @@ class Route:
             if word.checks and not problems:
                 problems = self._unlike(sources)
             if not problems:
-                if word.only not in self._phases:
-                    self._phases[word.only] = self._planned(numbers, sources, shared)
-                plan = self._phases[word.only]
+                if word.only not in self._plans:
+                    self._plans[word.only] = self._planned(numbers, sources, shared)
                 try:
-                    self._carry_out(plan, sources, targets, sent)
+                    self._carry_out(self._plans[word.only], sources, targets, sent)
                 except Torn:
-                    self._count_writes(plan)
+                    self._count_writes(self._plans[word.only])
                     raise
-                self._count_writes(plan)
+                self._count_writes(self._plans[word.only])
                 self.version = said
         except Exception as error:
             raise self._failed(error) from error
@@ -395,14 +358,15 @@ class Route:
         self._runs += 1
         return is_background
 
-    def _count_writes(self, phases: Phases) -> None:
+    def _count_writes(self, plan: Plan) -> None:
         """Let autograd know which targets changed: backward of what was computed before raises then, as after copy_.
 
         After the sources' last look, since views of one storage share a counter: a background run that writes beside
         its sources would take them for changed by the program.
         """
-        written = {parts[place].number for parts, exchanges in phases for place in exchanges.written}
-        targets = [current for number in written if (current := self._targets[number]) is not None]
+        numbers, exchanges = plan
+        written = [self._targets[numbers[place]] for place in exchanges.written]
+        targets = [current for current in written if current is not None]
         torch.autograd.graph.increment_version([each for target in targets for each in target.counting])
 
     def _failed(self, error: Exception) -> RuntimeError:
@@ -509,20 +473,9 @@ class Route:
         """What ranks call a failure of the run that is under way."""
         return f"{self._member.name}/run {self._runs} failed"
 
-    def _carry_out(self, phases: Phases, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
-        meshes = [None if current is None else current.mesh for current in self._sources]
-        is_written = False
-        for number, (parts, exchanges) in enumerate(phases, 1):
-            try:
-                given = reduce_parts(parts, meshes, sources)
-                last = sent if number == len(phases) else lambda: None
-                exchanges.run(given, [targets[part.number] for part in parts], last)
-            except Exception as error:
-                if is_written:
-                    raise Torn(str(error)) from error
-                raise
-            is_written = True
-            free_results(parts, given)
+    def _carry_out(self, plan: Plan, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
+        numbers, exchanges = plan
+        exchanges.run([sources[number] for number in numbers], [targets[number] for number in numbers], sent)
 
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
@@ -550,7 +503,7 @@ class Route:
         if self.traffic:
             self._buffers.forget()
         self._is_closed, self._team = True, None
-        self._sources, self._targets, self._phases = [], [], {}
+        self._sources, self._targets, self._plans = [], [], {}
         self._last = self._meeting = None
 
 
@@ -585,17 +538,11 @@ def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset
     return meeting
 
 
-def _reads(phases: Phases) -> set[int]:
-    """Numbers of the tensors whose sources a run reads on this rank."""
-    return {parts[place].number for parts, exchanges in phases for place in exchanges.reads}
-
-
 def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int]) -> None:
     """ValueError, on all ranks: names the tensors of which ranks that are gone had what nobody else has."""
     lost, wanted = {}, {}  # in order, each once
-    for tensor, _, move, reduction in legs:
-        has_left = not gone.isdisjoint(tensor.source.ranks)
-        if has_left and (reduction is not None or move.lost(gone)):
+    for tensor, _, move in legs:
+        if not gone.isdisjoint(tensor.source.ranks) and move.lost(gone):
             lost[repr(tensor.name)] = True
         if not gone.isdisjoint(tensor.target.ranks):
             wanted[repr(tensor.name)] = True

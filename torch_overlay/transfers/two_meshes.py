@@ -15,8 +15,6 @@ from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..show.words import counted
-from ._planner.flow import moves_of
-from ._planner.reductions import Reduced, phases
 from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Side
@@ -24,8 +22,6 @@ from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges
 from .groups import agreed_counts, kept_group, most_bytes
 from .notes import one_fate
-from .pending import refusal
-from .phases import free_results, reduce_parts, room
 from .plan_log import tell
 from .teams import Team
 
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._planner.reductions import Portion
     from .targets import Placements
 
 Target = tuple["DeviceMesh", "Placements"]
@@ -49,8 +44,7 @@ def change_meshes(
     Collective over the ranks of all these meshes.
 
     Raises:
-        ValueError: a target with a pending reduction, a reduction that torch doesn't do, meshes for different devices,
-            or a budget that is too small.
+        ValueError: a pending reduction on either side, meshes for different devices, or a budget that is too small.
         NotPlanned: shards that are no boxes.
         RuntimeError: this rank is in none of the meshes.
     """
@@ -64,7 +58,7 @@ def change_meshes(
     if any(tensor._local_tensor.shape != shape for tensor, shape in zip(tensors, plan.held)):
         wrong += [misfit(name, t, move.source.regions, meshes) for name, t, move in zip(names, tensors, plan.moves)]
     told = span(f"redistribute {counted(len(tensors), 'tensor')}")
-    with told, one_fate(plan.group, wrong, bool(plan.asks)) as is_wrong:
+    with told, one_fate(plan.group, wrong, plan.asks) as is_wrong:
         _exchange(tensors, plan, made, is_wrong)
     _keep(key, plan, tensors)
     return [made_like(tensor, local, *target) for tensor, local, target in zip(tensors, made, targets)]
@@ -87,19 +81,17 @@ class _Plan(NamedTuple):
     Attributes:
         shapes: of what this rank gets; outside of a mesh nothing, with all its dims, so that gradients can flow there.
         held: of what this rank has.
-        parts: what is reduced and exchanged together.
-        rooms: for each of these, what of the budget its exchanges have.
-        asks: those of these that may not fit; all ranks find the same.
-        ready: the exchanges of these, as they were made the last time.
+        budget: for buffers.
+        asks: whether it may take several exchanges; all ranks find the same.
+        ready: the exchanges, as they were made the last time, if they were.
     """
 
     moves: list[Move]
     shapes: list[tuple[int, ...]]
     held: list[tuple[int, ...]]
     group: ProcessGroup
-    parts: list[list[Portion]]
-    rooms: list[int]
-    asks: list[int]
+    budget: int
+    asks: bool
     ready: list[Exchanges]
 
     @staticmethod
@@ -121,13 +113,9 @@ class _Plan(NamedTuple):
             raise RuntimeError(
                 f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
             )
-        parts = phases(reductions_across(tensors, meshes), [move.itemsize for move in moves], budget)
         told = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
         tell("redistribution_plan", lambda: told)
-        rooms = [room(some, moves, budget) for some in parts]
-        plain = [[move for move in moves_of(some, moves) if isinstance(move, Move)] for some in parts]
-        asks = [number for number, some in enumerate(plain) if most_bytes(some, members) > rooms[number]]
-        return _Plan(moves, shapes, held, group, parts, rooms, asks, [])
+        return _Plan(moves, shapes, held, group, budget, most_bytes(moves, members) > budget, [])
 
 
 # Plans of this world, by what they were made for, the latest last. One that is used isn't in it.
@@ -151,20 +139,15 @@ def _keep(key: Any, plan: _Plan, tensors: Sequence[DTensor]) -> None:
 
 
 def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: Meshes) -> list[Move]:
-    """Each tensor's way to its new mesh; of one that is pending, as if it weren't. Raises as `change_meshes` does."""
+    """Each tensor's way to its new mesh. Raises as `change_meshes` does."""
     moves = []
     for tensor, (mesh, placements) in zip(tensors, targets):
         _check(tensor, mesh, placements)
         shape, sizes = tuple(tensor.shape), meshes.see(mesh).sizes
         before = regions_of("the tensor", tensor, meshes)
-        for axis in sorted(before.pending):
-            why = refusal(before.partial[axis] or "", tensor.dtype, mesh.device_type)
-            if why is not None:
-                raise ValueError(f"A tensor of {tensor.dtype} with {tensor.placements} can't change its mesh: {why}.")
         after = regions_on(placements, None, shape, sizes)
         ends = [meshes.ranks(each) for each in (tensor.device_mesh, mesh)]
-        source = Side(before.without_pending(before.pending), ends[0])
-        moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
+        moves.append(Move(Side(before, ends[0]), Side(after, ends[1]), tensor.dtype.itemsize))
     return moves
 
 
@@ -175,12 +158,6 @@ def can_cross(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> bool
     except (ValueError, NotPlanned):
         return False
     return True
-
-
-def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduced | None]:
-    """How each tensor that is pending is reduced on its mesh."""
-    regions = [regions_of("the tensor", tensor, meshes) for tensor in tensors]
-    return [Reduced.apart(each) if each.pending else None for each in regions]
 
 
 def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
@@ -198,29 +175,17 @@ def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tens
             (made, [move.target for move in moves]),
         )
     )
-    meshes = [tensor.device_mesh for tensor in tensors]
-    for parts, exchanges in zip(plan.parts, _ready(plan, team, device, is_wrong)):
-        given = reduce_parts(parts, meshes, held)
-        exchanges.run(given, [wanted[part.number] for part in parts])
-        free_results(parts, given)
+    _ready(plan, team, device, is_wrong).run(held, wanted)
 
 
-def _ready(plan: _Plan, team: Team, device: torch.device, is_wrong: bool) -> list[Exchanges]:
-    """The exchanges of all parts. How many there are follows from the moves alone, or ranks ask one another each time:
-    what one of them remembers, another may have forgotten."""
-    if plan.ready:
-        schedules = [exchanges.schedule for exchanges in plan.ready]
-    else:
-        ranks = len(team.ranks)
-        schedules = [kept_schedule(moves_of(parts, plan.moves), team.rank, ranks) for parts in plan.parts]
-    counts = [1] * len(schedules)
-    if plan.asks:
-        asked = [(schedules[number], plan.rooms[number]) for number in plan.asks]
-        for number, (count, _) in zip(plan.asks, agreed_counts(asked, team, device, is_wrong)):
-            counts[number] = count
-    if [exchanges.count for exchanges in plan.ready] != counts:
-        plan.ready[:] = [Exchanges(schedule, count, team, device) for schedule, count in zip(schedules, counts)]
-    return plan.ready
+def _ready(plan: _Plan, team: Team, device: torch.device, is_wrong: bool) -> Exchanges:
+    """The exchanges. How many there are follows from the moves alone, or ranks ask one another each time: what one of
+    them remembers, another may have forgotten."""
+    schedule = plan.ready[0].schedule if plan.ready else kept_schedule(plan.moves, team.rank, len(team.ranks))
+    count = agreed_counts([(schedule, plan.budget)], team, device, is_wrong)[0][0] if plan.asks else 1
+    if [exchanges.count for exchanges in plan.ready] != [count]:
+        plan.ready[:] = [Exchanges(schedule, count, team, device)]
+    return plan.ready[0]
 
 
 def _check_one_view(mesh: DeviceMesh, members: Sequence[int], meshes: Meshes) -> None:

@@ -142,6 +142,4 @@ def _is_even(moves: Iterable[Move]) -> bool:
 
 def _cuts_evenly(side: Side) -> bool:
     shape, sizes, orders, _ = side.regions
-    return side.slab is None and all(
-        length % math.prod([sizes[axis] for axis in order]) == 0 for length, order in zip(shape, orders)
-    )
+    return all(length % math.prod([sizes[axis] for axis in order]) == 0 for length, order in zip(shape, orders))

@@ -44,10 +44,10 @@ class Routes(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One tensor's way from its source to its target. Of a slab, the source's memory has that only, the target's all.
+    """One tensor's way from its source to its target.
 
     Attributes:
-        source, target: of equal shape, and the same slab of it; nothing pending.
+        source, target: of equal shape; nothing is pending.
         itemsize: the bytes of an element.
     """
 
@@ -66,7 +66,7 @@ class Move(NamedTuple):
 
     def wanted(self, rank: int) -> Box | None:
         """What a rank has memory for of the target; None outside of it."""
-        return _memory(self.target._replace(slab=None), rank)
+        return _memory(self.target, rank)
 
     def kept(self, rank: int) -> Box | None:
         """What a rank has already of what it wants; None if nothing."""

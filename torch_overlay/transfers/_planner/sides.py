@@ -88,19 +88,14 @@ class Side(NamedTuple):
 
     The axes that cut the tensor say which box; ranks that differ on other axes only are replicas. A cell is a box with
     the coordinate of its first replica.
-
-    Attributes:
-        slab: the part of the tensor that it is about, if not all of it.
     """
 
     regions: Regions
     ranks: Ranks
-    slab: Box | None = None
 
     def box(self, coordinate: Coordinate) -> Box:
         """What the rank at a coordinate holds."""
-        box = self.regions.box(coordinate)
-        return box if self.slab is None else box.meet(self.slab)
+        return self.regions.box(coordinate)
 
     def cell(self, coordinate: Coordinate) -> Coordinate:
         """The coordinate of the first replica that holds the same."""
