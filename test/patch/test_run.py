@@ -162,9 +162,9 @@ def test_processes_without_torch_load_next_to_nothing(command):
     ("arguments", "words"),
     [
         (["run", "nothing.py"], "no file 'nothing.py' and no such command"),
-        (["nothing"], "no command 'nothing'"),
-        (["status", "x"], "there is no place for 'x'"),
-        ([], "usage: python -m torch_overlay COMMAND"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["status", "x"], "unrecognized arguments: x"),
+        ([], "arguments are required: COMMAND"),
     ],
 )
 def test_a_wrong_command_line_says_so(command, arguments, words):
