@@ -35,7 +35,7 @@ def said(capsys):
 
 
 def test_says_each_step_with_its_bytes_and_fits_a_terminal(said):
-    text = said(*"--mesh=2,2,2 --shape=4096,4096 --dtype=bf16 P,S0,R R,S1,S0".split())
+    text = said(*["--mesh=2,2,2", "--shape=4096,4096", "--dtype=bf16", "P,S0,R", "R,S1,S0"])
     lines = text.splitlines()
     assert lines[0] == "4096x4096 bfloat16 on a=2 x b=2 x c=2, 8 ranks" and max(map(len, lines)) <= 80
     steps = [line.split()[1:] for line in lines if re.match("  [0-9] ", line)]

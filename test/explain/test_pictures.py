@@ -51,7 +51,7 @@ def explained(figures, tmp_path, *arguments):
 
 def test_totals_that_are_sent_and_received(figures, tmp_path):
     """Each half of the rows is with two ranks, who send one column half of it to one rank each."""
-    words = explained(figures, tmp_path, *"--mesh=2,2 --shape=64,64 --dtype=uint8 S0,R S1,R".split())
+    words = explained(figures, tmp_path, *["--mesh=2,2", "--shape=64,64", "--dtype=uint8", "S0,R", "S1,R"])
     assert "torch_overlay: 1 collective\nthe busiest rank gets 1024 B, sends 1024 B" in words
     assert any(title.endswith("sent in all: 4096 B") for title in words)
     assert words.count("1024") == 4 * 3, "four cells, four senders and four receivers"

@@ -32,7 +32,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     found = [(source, target, counts(source, target, shape, arguments.device)) for source, target in chosen]
     for kind in (MOVES, REDUCTIONS):
         some = [count for source, _, count in found if ("P" in source) == (kind == REDUCTIONS)]
-        report.facts[kind] = {side: _by_number([count[side][0] for count in some]) for side in SIDES}
         for at, what, unit in ((0, "collectives", ""), (1, "bytes to the busiest rank", "B")):
             sums = (sum(count[side][at] for count in some) for side in SIDES)
             report.rows.append(Row(what, unit, *sums, {"pairs": f"{len(some)} {kind}"}))
@@ -123,37 +122,3 @@ def _spec(mesh: Any, placements: tuple, shape: tuple[int, int]) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), (shape[1], 1), torch.float32))
-
-
-def _by_number(collectives: list[int]) -> dict[str, int]:
-    """How many pairs take no collective, one, two, ..."""
-    return {str(number): collectives.count(number) for number in range(max(collectives) + 1)}
-
-
-def draw(report: Report, figure: Any, colors: list[str], ink: str) -> None:
-    """Bars of how many pairs take no collective, one, two or more: a bar a side, moves above reductions."""
-    panels = figure.subplots(2, 1)
-    for axes, kind in zip(panels, (MOVES, REDUCTIONS)):
-        rows = {row.name: row for row in report.rows if kind in row.where["pairs"]}
-        for line, side in enumerate(SIDES):
-            left = 0
-            for number, count in report.facts[kind][side].items():
-                color = colors[min(int(number), len(colors) - 1)]
-                axes.barh(line, count, left=left, height=0.72, color=color, edgecolor="white")
-                if count > 40:
-                    axes.text(left + count / 2, line, str(count), ha="center", va="center", color=_on(number, ink))
-                left += count
-        count, size = rows["collectives"], rows["bytes to the busiest rank"]
-        axes.set_yticks(range(2), ["stock", "overlay"], fontsize=12)
-        axes.invert_yaxis()
-        axes.set_xlim(0, left)
-        axes.xaxis.set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        fewer = f"{count.gain:.1f} times fewer collectives, {size.gain:.1f} times fewer bytes to the busiest rank"
-        axes.set_title(f"{count.where['pairs']}: {fewer}", loc="left", fontsize=12)
-
-
-def _on(number: str, ink: str) -> str:
-    return ink if int(number) < 2 else "white"
