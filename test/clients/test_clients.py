@@ -1,4 +1,4 @@
-"""Unmodified transformers and torchtitan on 8 gloo ranks: what they move is equal to the bit on stock and under `run`."""
+"""Unmodified transformers and torchtitan on 8 gloo ranks: what they move is equal to the bit on both sides."""
 
 import importlib.util
 import os

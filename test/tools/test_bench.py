@@ -9,8 +9,6 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from benchmarks import mesh, pairs, redistribute  # noqa: E402
-from benchmarks.report import Report  # noqa: E402
 
 from way import TENSOR_MESHES, needs_layouts  # noqa: E402
 from width import NIGHTLY  # noqa: E402
@@ -39,17 +37,6 @@ def read(folder, name, printed):
 def value(found, name, side, **where):
     (row,) = [row for row in found["rows"] if row["name"] == name and row["where"] == where]
     return row[side]
-
-
-def test_mesh(bench, tmp_path):
-    worlds = (64, 128)[: 2 if NIGHTLY else 1]  # two processes each
-    found = bench("mesh", "--worlds", *map(str, worlds), "--repeats", "1")
-    for world in worlds:
-        for name in (*mesh.PARTS, mesh.TOTAL, mesh.SIZE, mesh.INIT):
-            assert value(found, name, "stock", ranks=world) > 0 and value(found, name, "overlay", ranks=world) > 0
-        total = sum(found["facts"][str(world)][side]["new_group_calls"] for side in ("stock", "overlay"))
-        # On (W / 64, 8, 8) stock asks for every copy's group, the overlay for this rank's three and the whole.
-        assert total == 64 + 2 * (world // 8) + 4
 
 
 @needs_layouts
@@ -124,52 +111,4 @@ def test_full_state(bench):
     assert other["peaks"][3] < one["peaks"][3]
 
 
-def test_memory(bench):
-    """Of 4 MB: stock gathers one axis, then the other; ours sorts one gather where it lies, in two parts."""
-    found = bench("memory", "--size", "4194304", "--only", "S0,R,S1 -> R,R,R", "--each")
-    (one,) = found["facts"]["pairs"]
-    assert one["peak"] == {"stock": 6 << 20, "overlay": 6 << 20} and one["move"]
-    assert [target["met"] for target in found["targets"]] == [True]
-
-
-def test_overhead(bench):
-    found = bench("overhead", "--axes", "1", "--calls", "2", "--rounds", "1")
-    for kind in ("plan hit", "plan miss", "plan first"):
-        assert value(found, f"{kind}, mean", "stock", axes=1) > 0
-        assert value(found, f"{kind}, mean", "overlay", axes=1) > 0
-
-
 # --- what checks the results of `redistribute`
-
-
-@pytest.mark.parametrize("text", ["P,P", "A,P", "R,A", "A,A", "P,R"])
-def test_expected_result_of_a_reduction_is_the_stacked_sources_reduced(text):
-    import torch
-
-    codes = tuple(text.split(","))
-    pair = pairs.Pair((4, 2), codes, ("R", "R"))
-    cells = [(i, j) for i in range(4) for j in range(2)]
-    stacked = torch.stack([pairs.local_source(pair, at, (8, 8)) for at in cells]).view(4, 2, 8, 8)
-    for axis, code in enumerate(codes):
-        if code != "R":
-            reduced = stacked.sum(axis, keepdim=True) if code == "P" else stacked.mean(axis, keepdim=True)
-            stacked = reduced.expand_as(stacked)
-    for at in cells:
-        assert torch.equal(pairs.local_target(pair, at, (8, 8)), stacked[at])
-
-
-def test_expected_shards_tile_the_whole():
-    import torch
-
-    pair = pairs.Pair((2, 2, 2), ("R", "R", "R"), ("S0", "S1", "S0"))
-    parts = {(i, j, k): pairs.local_target(pair, (i, j, k), (16, 16)) for i in (0, 1) for j in (0, 1) for k in (0, 1)}
-    rows = [torch.cat([parts[i, j, k] for j in (0, 1)], dim=1) for i in (0, 1) for k in (0, 1)]
-    assert torch.equal(torch.cat(rows), pairs.local_source(pair, (1, 0, 1), (16, 16)))
-
-
-def test_a_wrong_result_is_a_missed_target_and_named():
-    one = dict(bytes=1024, pair="2,2: S0,S0 -> R,R", move=True, seconds={}, collectives=dict(stock=2, overlay=1))
-    report = Report("redistribute", "0")
-    redistribute._add_counts(report, [one | dict(wrong=dict(stock=False, overlay=True))])
-    assert [target.met for target in report.targets] == [False]
-    assert report.notes == ["overlay: wrong at 1,024 bytes: 2,2: S0,S0 -> R,R"]
