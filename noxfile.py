@@ -10,16 +10,16 @@ import nox
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-# Released clients (docs/results.md). The second line's dependencies would bring gigabytes that its meshes don't need.
-CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "megatron-fsdp==0.6.1", "tyro", "numpy")
-CLIENTS_ALONE = ("torchtitan==0.3.0", "nemo-automodel==0.7.0", "spmd_types==0.2.3")
+# Released clients (docs/developers/clients.md); the second line's dependencies would bring gigabytes that it doesn't need.
+CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "tyro", "numpy")
+CLIENTS_ALONE = ("torchtitan==0.3.0", "spmd_types==0.2.3")
 VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"
 SUPPORTED = next(
     ast.literal_eval(node.value)
     for node in ast.parse(VERSIONS.read_text(encoding="utf-8")).body
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPORTED"
 )
-DEFAULT = "2.13.0"  # what the gate runs, and what the record of the clients was taken on
+DEFAULT = "2.13.0"  # what the gate runs
 
 
 @nox.session
@@ -64,7 +64,7 @@ def titan(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize("torch", [DEFAULT])
 def clients(session: nox.Session, torch: str) -> None:
-    """Other people's programs on stock and under the overlay; the pages are written from what ran."""
-    session.install(f"torch=={torch}", "-e", ".", *CLIENTS)
+    """Other people's programs on stock and under the overlay, which are nightly tests."""
+    session.install(f"torch=={torch}", "-e", ".[test]", *CLIENTS)
     session.install("--no-deps", *CLIENTS_ALONE)
-    session.run("python", "tools/run_clients.py", "--write", *session.posargs)
+    session.run("python", "-m", "pytest", "test/clients", *session.posargs, env={"TORCH_OVERLAY_NIGHTLY": "1"})

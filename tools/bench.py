@@ -2,21 +2,15 @@
 
     python tools/bench.py mesh --full            views and meshes of 64 to 1,048,576 ranks
     python tools/bench.py groups                 process groups of real trainers, and making them on 8 gloo ranks
-    python tools/bench.py dims                   all meshes of a run from its degrees, beside torchtitan's class
     python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
-    python tools/bench.py growth                 what planning costs as ranks grow, up to 131,072
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
-    python tools/bench.py transfer               340 parameters made whole, one by one and all at once
     python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
-    python tools/bench.py limits                 transfers beside bare collectives of the same bytes
-    python tools/bench.py steps                  a training step with its weights' way to the servers behind it
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
-    python tools/bench.py enable                 turning the overlay on and off
     python tools/bench.py gpu                    on a host with several GPUs: groups, moves, overlap, fuzz, on NCCL
 
-Each prints a table with ratios; ``--json FILE`` and ``--plot FILE.png`` keep it. With ``--strict`` the exit status is 1
+Each prints a table with ratios; ``--json FILE`` keeps it. With ``--strict`` the exit status is 1
 if a target is missed.
 """
 
@@ -37,18 +31,12 @@ from benchmarks import report, table  # noqa: E402
 BENCHES = (
     "mesh",
     "groups",
-    "dims",
     "plans",
-    "growth",
     "redistribute",
-    "transfer",
     "weights",
-    "limits",
-    "steps",
     "full_state",
     "memory",
     "overhead",
-    "enable",
     "gpu",
 )
 
@@ -62,23 +50,18 @@ def parse() -> argparse.Namespace:
         sub = chosen.add_parser(name, help=summary, description=summary + more)
         module.add_arguments(sub)
         sub.add_argument("--json", metavar="FILE", help="write what was measured")
-        sub.add_argument("--plot", metavar="FILE", help="draw it (needs matplotlib)")
         sub.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse()
-    shown = {k: v for k, v in vars(arguments).items() if k not in ("bench", "json", "plot", "strict")}
+    shown = {k: v for k, v in vars(arguments).items() if k not in ("bench", "json", "strict")}
     found = report.Report(arguments.bench, importlib.metadata.version("torch"), arguments=shown)
     importlib.import_module(f"benchmarks.{arguments.bench}").run(arguments, found)
     table.print_report(found)
     if arguments.json:
         found.write(arguments.json)
-    if arguments.plot:
-        from benchmarks import plot
-
-        plot.draw(found, arguments.plot)
     return 1 if arguments.strict and not all(target.met for target in found.targets) else 0
 
 

@@ -1,7 +1,8 @@
-"""Write the tables of the pages that come from the code and from records of runs.
+"""Write into the pages the tables of docs/figures.json, and the one of what upstream retires, from the code.
 
     python tools/make_pages.py            write them
     python tools/make_pages.py --check    write nothing; exit status 1 if a page isn't up to date, and name it
+    python tools/make_pages.py --list     every figure with the command that measures it
 
 A table stands in a page between two comments, the first of which names it.
 """
@@ -9,41 +10,229 @@ A table stands in a page between two comments, the first of which names it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import pathlib
+import re
 import sys
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT))
 
-from made import clients, compatibility, figures, marks, retired  # noqa: E402
+from torch_overlay.patching.patch import Kind, Patch  # noqa: E402
+from torch_overlay.series import PATCHES  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FILE = ROOT / "docs" / "figures.json"
+FRONT = ("wrong.random", "calls.torchtitan")  # the README's two
+PART = re.compile(r"(<!-- made by tools/make_pages\.py: (?P<name>[\w-]+) -->\n).*?(<!-- made: end -->)", re.DOTALL)
+
+
+def fill(page: str, parts: dict[str, str]) -> str:
+    """The page with these parts written anew; KeyError names a part that nobody makes.
+
+    >>> page = "before\\n<!-- made by tools/make_pages.py: x -->\\nold\\n<!-- made: end -->\\nafter"
+    >>> fill(page, {"x": "new"}).splitlines()[2:5]
+    ['', 'new', '']
+    """
+    return PART.sub(lambda found: f"{found[1]}\n{parts[found['name']]}\n\n{found[3]}", page)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    >>> print(table(["a", "b"], [["1", "2"]]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+# --- figures ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One quoted figure: stock's and the overlay's value, or how many times better the overlay is.
+
+    Attributes:
+        name: unique; its first word is the subject.
+        what: in words, with the conditions.
+        command: the arguments of Python that measure it, below the root of a clone.
+        stock: a count, or text with a unit.
+        overlay: the same of the overlay.
+        ratio: how many times better, where only that is quoted; two numbers are a range.
+        note: what the overlay's value consists of.
+    """
+
+    name: str
+    what: str
+    command: str
+    stock: int | str | None = None
+    overlay: int | str | None = None
+    ratio: float | list[float] | None = None
+    note: str = ""
+
+    @property
+    def better(self) -> str:
+        """How many times better, "" where that isn't quoted: text has no ratio, and more groups are no gain.
+
+        >>> Figure("x", "", "", stock=1020, overlay=630).better, Figure("y", "", "", ratio=[2.9, 4.8]).better
+        ('1.6x', '2.9x to 4.8x')
+        """
+        if self.ratio is not None:
+            return " to ".join(f"{part:g}x" for part in (self.ratio if isinstance(self.ratio, list) else [self.ratio]))
+        if not isinstance(self.stock, int) or not isinstance(self.overlay, int):
+            return ""
+        if not 0 < self.overlay < self.stock:
+            return ""
+        return f"{_digits(self.stock / self.overlay)}x"
+
+
+def _digits(ratio: float) -> str:
+    """Two digits of a small ratio; all of a large one, which is a count.
+
+    >>> _digits(1.619), _digits(41.8), _digits(8192.0)
+    ('1.6', '42', '8,192')
+    """
+    return f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def read() -> dict[str, Figure]:
+    """All figures by name, in the order of the file."""
+    found = [Figure(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["figures"]]
+    assert len({figure.name for figure in found}) == len(found), "a figure's name stands twice in docs/figures.json"
+    return {figure.name: figure for figure in found}
 
 
 def parts() -> dict[str, str]:
-    """Every part by its name."""
-    alone = {"retired": retired.part(), "compatibility": compatibility.part()}
-    return {**alone, **figures.parts(), **clients.parts()}
+    """The tables of figures, by the names of their parts."""
+    figures = read()
+    front = {name: figures[name] for name in FRONT}
+    return {
+        "figures": _all({name: one for name, one in figures.items() if not name.startswith("transformers.")}),
+        "figures-front": _all(front, with_command=False),
+        "figures-pairs": _pairs(figures),
+        "figures-groups": _groups(figures),
+        "figures-transformers": _transformers(figures),
+        "retired": retired(),
+    }
+
+
+def _all(figures: dict[str, Figure], with_command: bool = True) -> str:
+    rows = [[one.what, _said(one.stock), _overlay(one), one.better, f"`{one.command}`"] for one in figures.values()]
+    head = ["what", "stock", "overlay", "better", "measured by"]
+    return table(head, rows) if with_command else table(head[:3], [row[:3] for row in rows])
+
+
+def _overlay(figure: Figure) -> str:
+    return _said(figure.overlay) + (f" ({figure.note})" if figure.note else "")
+
+
+def _pairs(figures: dict[str, Figure]) -> str:
+    rows = []
+    for kind, pairs in (("moves", 702), ("reductions", 999)):
+        both = [figures[f"{kind}.{what}"] for what in ("collectives", "elements")]
+        rows.append([kind, str(pairs), *(_said(value) for one in both for value in (one.stock, one.overlay))])
+    head = ["", "pairs", "stock: collectives", "overlay", "stock: elements", "overlay"]
+    return table(head, rows)
+
+
+def _groups(figures: dict[str, Figure]) -> str:
+    rows = []
+    for recipe in ("torchtitan", "accelerate", "loop"):
+        names, ranks = figures[f"groups.{recipe}"], figures[f"groups.{recipe}.ranks"]
+        rows.append([names.what.partition(": ")[2], _said(names.stock), _overlay(names), _overlay(ranks)])
+    return table(["meshes", "stock", '`"names"`', '`"ranks"`'], rows)
+
+
+def _transformers(figures: dict[str, Figure]) -> str:
+    chosen = [one for name, one in figures.items() if name.startswith("transformers.")]
+    rows = [[one.what, _said(one.stock), _overlay(one), one.better] for one in chosen]
+    return table(["transformers: Qwen3-MoE, fsdp 4, tp 2, ep 4", "stock", "overlay", "better"], rows)
+
+
+def _said(value: int | str | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+# --- what upstream retires ---
+
+# What each upstream change brings, as far as it ends our rows. A test demands an entry for each that the series names.
+BRINGS = {
+    "pytorch/pytorch#175571": "all views of a root mesh share one state: rank map, groups, flattened views",
+    "pytorch/pytorch#194457": "collectives over a flattened mesh are merged only where the shards are even",
+    "pytorch/pytorch#190431": "names of groups agree on all ranks, whoever made which groups before",
+    "pytorch/pytorch#187380": "a redistribution costs less CPU time",
+    "pytorch/pytorch#169439": "the estimated cost of a redistribution agrees with the plan that runs",
+    "pytorch/pytorch#188215": "a group can be an input of a graph that is compiled on one rank (in torch from 2.14 on)",
+    "pytorch/pytorch#173815": "a mesh can be aborted (`DeviceMesh.abort`, in torch from 2.15 on)",
+}
+
+
+def link(ends: str) -> str:
+    """A pull request or an issue as a Markdown link; the address of a pull request leads to an issue, too."""
+    repository, _, number = ends.partition("#")
+    return f"[#{number}](https://github.com/{repository}/pull/{number})"
+
+
+def retired() -> str:
+    """The rows by the change that ends them and by their kind, in the order of the series."""
+    rows, before = [], ""
+    for (change, kind), found in groupby(sorted(PATCHES, key=_order), key=lambda patch: (patch.ends, patch.kind)):
+        ended = link(change) if change else "-"
+        brings = BRINGS.get(change or "", _HOOKS) if ended != before else ""
+        rows.append([ended, kind.value, ", ".join(map(said, found)), brings])
+        before = ended
+    return table(["ended by", "how", "rows of `series.py`", "when upstream has this"], rows)
+
+
+_HOOKS = "these clear caches and edit registries for the other rows, and go with them"
+
+
+def _order(patch: Patch) -> tuple[int, int]:
+    """By the change that ends a row, where it first does, then by kind; rows that none ends come last."""
+    changes = [other.ends for other in PATCHES]
+    first = changes.index(patch.ends) if patch.ends else len(changes)
+    return first, [*Kind].index(patch.kind)
+
+
+def said(patch: Patch) -> str:
+    """A row in a cell: the name of its target, and the releases that it is limited to."""
+    module = patch.module.rpartition(".")[2]
+    name = patch.qualname or module
+    return f"`{name}`" + (f" (torch {patch.releases})" if patch.releases else "")
+
+
+# --- pages ---
 
 
 def stale() -> dict[pathlib.Path, str]:
     """The pages that aren't up to date, with the text that they should have."""
     made = parts()
     pages = {path: path.read_text(encoding="utf-8") for path in PAGES}
-    filled = {path: marks.fill(text, made) for path, text in pages.items()}
+    filled = {path: fill(text, made) for path, text in pages.items()}
     return {path: text for path, text in filled.items() if text != pages[path]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page isn't up to date")
-    check = parser.parse_args().check
+    parser.add_argument("--list", action="store_true", help="every figure with the command that measures it")
+    given = parser.parse_args()
+    if given.list:
+        print("\n".join(f"{one.name}: {one.what}\n    python {one.command}" for one in read().values()))
+        return 0
     found = stale()
     for path, text in found.items():
-        print(f"{path.relative_to(ROOT)} {'is not up to date' if check else 'written'}")
-        if not check:
+        print(f"{path.relative_to(ROOT)} {'is not up to date' if given.check else 'written'}")
+        if not given.check:
             path.write_text(text, encoding="utf-8")
-    return 1 if check and found else 0
+    return 1 if given.check and found else 0
 
 
 if __name__ == "__main__":

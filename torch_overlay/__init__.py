@@ -168,9 +168,9 @@ def explain(
     device_mesh: DeviceMesh | None = None,
     budget: int = 256 << 20,
 ) -> Explanation | FlowExplanation:
-    """What a redistribution would do, by torch and by the overlay. Nothing is sent.
+    """What a redistribution does under the overlay. Nothing is sent.
 
-    Of one DTensor, `tensor.redistribute(placements=placements)`: both plans, step by step, with bytes, time and why.
+    Of one DTensor, `tensor.redistribute(placements=placements)`: its plan, step by step, with bytes, time and why.
     Of a tree, or to another mesh, ``torch_overlay.redistribute(tensors, device_mesh, placements)``; of a `Transfer`,
     its `run`: how many exchanges, and who sends how much to whom. Each process finds that for all ranks.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import versions
 from .choices import strict_from_environment
-from .commands.parser import Mistake, Parser
+from .commands.common import add_version
 from .errors import OptionError
 
 # The module of each command NAME: `add_NAME` says what it takes, `NAME` does it. Imported when it is used.
@@ -28,24 +28,29 @@ COMMANDS = {
 NO_TORCH = ("run", "draw")
 
 
-def parser() -> Parser:
-    """The whole command line; a command's own arguments come when it is chosen."""
+def parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line.
+
+    Args:
+        chosen: the command that gets its arguments, so that no other command's module is imported.
+    """
     console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"
-    made = Parser(
-        title="torch_overlay",
+    made = argparse.ArgumentParser(
         prog="torch-overlay" if console else "python -m torch_overlay",
-        usage="%(prog)s COMMAND [ARGUMENT...]",
         description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place.",
         epilog="COMMAND --help says what a command takes.",
+        allow_abbrev=False,
     )
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", prog=made.prog)
+    add_version(made)
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, (_, what) in COMMANDS.items():
-        commands.add_parser(name, help=what, title=f"torch_overlay {name}", fill=_filled(name))
+        command = commands.add_parser(
+            name, help=what, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        add_version(command)
+        if name == chosen:
+            getattr(_module(name), f"add_{name}")(command)
     return made
-
-
-def _filled(name: str) -> Any:
-    return lambda made: getattr(_module(name), f"add_{name}")(made)
 
 
 def _module(name: str) -> Any:
@@ -59,16 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*words[1:2], "--help"]
     elif words[:1] == ["--"]:
         words = words[1:]
+    chosen = words[0] if words and words[0] in COMMANDS else None
     try:
-        arguments = parser().parse_args(words)
-        if arguments.command is None:
-            parser().ready().print_help(sys.stderr)
-            return 2
+        made = parser(chosen)
+        if chosen == "run":  # its words are those of a program, and Python's own flags stand before them
+            arguments = _module("run").read(made, words[1:])
+        else:
+            arguments = made.parse_args(words)
         refused = _refused(arguments)
-    except (Mistake, OptionError) as error:
+    except OptionError as error:
         print(error, file=sys.stderr)
         return 2
-    except SystemExit as done:  # --help or --version has been printed
+    except SystemExit as done:  # argparse printed the help, the version or what is wrong
         return int(done.code or 0)
     if refused:
         print(f"torch_overlay {arguments.command}: {refused}", file=sys.stderr)

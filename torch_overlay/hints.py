@@ -13,13 +13,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_letters = {each.lower().lstrip("-"): each for each in known}  # dashes and capitals make no two words alike
     close = difflib.get_close_matches(word.lower().lstrip("-"), by_letters, n=1)
     return f"; did you mean {by_letters[close[0]]!r}?" if close else ""
-
-
-def instead(word: str, known: Iterable[str], what: str) -> str:
-    """The same, and then what there is.
-
-    >>> instead("dpp", ["dp"], "its axes are dp"), instead("x", ["dp"], "its axes are dp")
-    ("; did you mean 'dp'? Its axes are dp", '; its axes are dp')
-    """
-    hint = did_you_mean(word, known)
-    return f"{hint} {what[0].upper()}{what[1:]}" if hint else f"; {what}"

@@ -1,6 +1,7 @@
-"""The command line: each mistake beside its words, what is typed in every way that people write it, a wrong torch."""
+"""The command line: each mistake beside its words, what is typed, a wrong torch."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,66 +16,45 @@ from torch_overlay.show.typed import Partial, Replicate, Shard, StridedShard
 ROOT = pathlib.Path(__file__).parents[2]
 EXPLAIN = "explain --mesh=dp=2,tp=2 --shape=8,8"
 MISTAKES = [
-    ("explian", "torch_overlay: there is no command 'explian'; did you mean 'explain'? There are run, status,"),
-    ("--hepl", "torch_overlay: there is no option '--hepl'; did you mean '--help'?"),
-    ("status --strict", "torch_overlay status: there is no option '--strict'; did you mean '--no-strict'?"),
-    ("status x", "torch_overlay status: there is no place for 'x'"),
-    ("run --no-strickt a.py", "torch_overlay run: there is no option '--no-strickt'; did you mean '--no-strict'?"),
-    ("run --lr 3 a.py", "there is no option '--lr'; the program's own come after PROGRAM"),
+    ("explian", "invalid choice: 'explian'"),
+    ("", "the following arguments are required: COMMAND"),
+    ("status --strict", "unrecognized arguments: --strict"),
+    ("status x", "unrecognized arguments: x"),
+    ("run --no-strickt a.py", "torch_overlay run: there is no option '--no-strickt'; the program's own come after"),
     ("run -z a.py", "torch_overlay run: there is no option '-z'"),
     ("run", "torch_overlay run: there is no program to run"),
-    ("run --set flaten=create a.py", "There is no option 'flaten'; did you mean 'flatten'? Options: share_groups"),
-    (
-        "run --set flatten=crate a.py",
-        "'whole', 'existing', 'create', not 'crate'; did you mean 'create'?",
-    ),
+    ("run --set flaten=whole a.py", "There is no option 'flaten'"),
+    ("run --set flatten=crate a.py", "'existing', "),
     ("run --set =x a.py", "--set is followed by OPTION=VALUE"),
-    (f"{EXPLAIN} --axis=a,b R,R R,R", "torch_overlay explain: there is no option '--axis'; did you mean '--axes'?"),
-    ("explain --mehs=2,2 R,R R,R", "torch_overlay explain: there is no option '--mehs'; did you mean '--mesh'?"),
-    ("explain --mesh=2,2 R,R R,R", "torch_overlay explain: the following arguments are required: --shape"),
-    (
-        f"{EXPLAIN} --flatten=exsting R,R R,R",
-        "--flatten: there is no 'exsting'; did you mean 'existing'? There are",
-    ),
-    (f"{EXPLAIN} --device=cudda R,R R,R", "--device: there is no 'cudda'; did you mean 'cuda'? There are cuda, cpu,"),
-    (f"{EXPLAIN} --dtype=bf61 R,R R,R", "--dtype: torch has no dtype 'bf61'; did you mean 'bf16'?"),
-    (f"{EXPLAIN} --dtype=float33 R,R R,R", "--dtype: torch has no dtype 'float33'; did you mean 'float32'?"),
-    (
-        f"{EXPLAIN} --permute=tp,dpp R,R R,R",
-        "the mesh has no axis 'dpp'; did you mean 'dp'? Its axes are dp, tp",
-    ),
-    (f"{EXPLAIN} --flattened=dp,tpp R,R R,R", "--flattened: the mesh has no axis 'tpp'; did you mean 'tp'?"),
-    (f"{EXPLAIN} --topology=dpp=1e9:1 R,R R,R", "names dpp, but the mesh's axes are dp, tp; did you mean 'dp'?"),
+    ("explain --mesh=2,2 R,R R,R", "the following arguments are required: --shape"),
+    (f"{EXPLAIN} --flatten=exsting R,R R,R", "argument --flatten: invalid choice: 'exsting'"),
+    (f"{EXPLAIN} --dtype=bf61 R,R R,R", "--dtype: torch has no dtype 'bf61'; needed is one such as bf16"),
+    (f"{EXPLAIN} --permute=tp,dpp R,R R,R", "the mesh has no axis 'dpp'; its axes are dp, tp"),
     (f"{EXPLAIN} --axes=a,b R,R R,R", "--mesh dp=2,tp=2 names its axes, so leave out --axes a,b"),
-    (
-        f"{EXPLAIN} Shrad(0),R R,R",
-        "in 'Shrad(0),R' is no placement; did you mean 'Shard(0)'? There are R, S0",
-    ),
-    (f"{EXPLAIN} Repliacte,R R,R", "is no placement; did you mean 'Replicate()'?"),
-    (f"{EXPLAIN} P(mx),R R,R", "is no reduction that torch knows; did you mean 'max'? There are sum, avg"),
-    (f"{EXPLAIN} S-3,R R,R", "'S-3,R' shards dim -3 of a tensor with 2 dims"),
-    ("draw --mesh=2,4 --name=a,b", "torch_overlay draw: there is no option '--name'"),
+    (f"{EXPLAIN} Shard(0),R R,R", "in 'Shard(0),R' is no placement; there are R, S0"),
+    (f"{EXPLAIN} P(mx),R R,R", "is no reduction that torch knows; there are sum, avg"),
+    (f"{EXPLAIN} S2,R R,R", "axis 0 shards dim 2 of a tensor with 2 dims"),
     ("draw --mesh=dp=2,4", "each axis has a name or none has, as dp=2,tp=4 or 2,4; got 'dp=2,4'"),
-    ("draw --mesh=2,4 --gpus-per-host=x", "torch_overlay draw: --gpus-per-host: needs a whole number, got 'x'"),
-    ("draw --degrees=dp_shrad=2", "got 'dp_shrad=2'; did you mean 'dp_shard'?"),
-    ("draw --mesh=2 --degrees=tp=2", "--degrees: not allowed with argument --mesh"),
-    ("draw", "torch_overlay draw: one of the arguments --mesh --degrees is required"),
-    ("demo --trian", "torch_overlay demo: there is no option '--trian'; did you mean '--train'?"),
+    ("draw --mesh=2,4 --gpus-per-host=x", "argument --gpus-per-host: invalid int value: 'x'"),
+    ("draw --degrees=dp_shrad=2", "needed degrees as pp=2,tp=4"),
+    ("draw --mesh=2 --degrees=tp=2", "argument --degrees: not allowed with argument --mesh"),
+    ("draw", "one of the arguments --mesh --degrees is required"),
+    ("demo --train", "unrecognized arguments: --train"),
 ]
 
 
-def test_each_mistake_is_told_in_a_line_before_torch_is_imported():
+def test_each_mistake_is_told_and_ends_with_2_before_torch_is_imported():
     """All of them in one process that has no torch, as a command line does."""
     code = "import sys; from torch_overlay.__main__ import main\n"
-    code += "for line in sys.stdin: print(main(line.split()), 'torch' in sys.modules, file=sys.stderr)"
+    code += "for line in sys.stdin: print('<end>', main(line.split()), 'torch' in sys.modules, file=sys.stderr)"
     lines = "".join(f"{arguments}\n" for arguments, _ in MISTAKES)
     done = subprocess.run(
         [sys.executable, "-c", code], input=lines, cwd=ROOT, capture_output=True, text=True, timeout=240
     )
-    said = done.stderr.splitlines()
-    assert done.returncode == 0 and done.stdout == "" and len(said) == 2 * len(MISTAKES), done.stderr
-    for (arguments, words), line, after in zip(MISTAKES, said[::2], said[1::2]):
-        assert words in line and line.startswith("torch_overlay"), (arguments, line)
+    said = re.split(r"<end> (.*)\n", done.stderr)
+    assert done.returncode == 0 and done.stdout == "" and len(said) == 2 * len(MISTAKES) + 1, done.stderr
+    for (arguments, words), text, after in zip(MISTAKES, said[::2], said[1::2]):
+        assert words in text, (arguments, text)
         assert after == "2 False", (arguments, after)
 
 
@@ -84,7 +64,6 @@ def test_help_and_version_everywhere(name, capsys, monkeypatch):
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: python -m torch_overlay {name} ") and "--version" in text
-    assert max(map(len, text.splitlines()[1:])) <= 80
     assert main(["help", name]) == 0 and capsys.readouterr().out == text
     assert main([name, "--version"]) == 0
     said = capsys.readouterr().out
@@ -94,50 +73,13 @@ def test_help_and_version_everywhere(name, capsys, monkeypatch):
 def test_the_whole_lists_its_commands(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert [line.split()[0] for line in text.partition("commands:\n")[2].splitlines()[: len(COMMANDS)]] == list(
-        COMMANDS
-    )
-    assert main([]) == 2 and capsys.readouterr().err == text
-    assert main(["--version"]) == 0
+    assert all(f"\n    {name} " in text for name in COMMANDS)
+    assert main([]) == 2 and main(["--version"]) == 0
 
 
-def test_two_dashes_are_no_argument(capsys):
-    for words in (["draw", "--mesh=2", "--"], ["--", "draw", "--mesh=2"], ["draw", "--mesh=2"]):
-        assert main(words) == 0, words
-    out = capsys.readouterr().out
-    assert out == 3 * out[: len(out) // 3]
-
-
-R, P = Replicate(), Partial()
-SPELLINGS = [
-    ("R,S0,P", (R, Shard(0), P)),
-    ("r, s0, p", (R, Shard(0), P)),
-    ("Replicate(),Shard(0),Partial()", (R, Shard(0), P)),
-    ("Replicate, Shard(dim=0), Partial(sum)", (R, Shard(0), P)),
-    ("[Replicate(), S(0), P(sum)]", (R, Shard(0), P)),
-    ("(Replicate(), Shard(0), Partial('sum'),)", (R, Shard(0), P)),
-    ("R·S0·P", (R, Shard(0), P)),
-    ('P(avg),Partial("max"),Partial(reduce_op=min)', (Partial("avg"), Partial("max"), Partial("min"))),
-    ("S-1,Shard(-2),s-3", (Shard(2), Shard(1), Shard(0))),
-    ("_S0(2),_StridedShard(0, 2),_S(0, 2)", 3 * (StridedShard(0, 2),)),
-    ("_StridedShard(dim=1, sf=4), _StridedShard(dim=1, split_factor=4), _S-2(4)", 3 * (StridedShard(1, 4),)),
-]
-
-
-@pytest.mark.parametrize("text, meant", SPELLINGS)
-def test_placements_as_people_type_them(text, meant):
-    assert typed.placements(text, 3, ndim=3) == meant
-
-
-def test_placements_as_torch_prints_them():
-    tensor = pytest.importorskip("torch.distributed.tensor")
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    torchs = (tensor.Shard(1), tensor.Replicate(), tensor.Partial("max"), _StridedShard(0, split_factor=2))
-    ours = (Shard(1), R, Partial("max"), StridedShard(0, 2))
-    short = [",".join(map(str, torchs))] * (str(torchs[2]) != "P")  # before 2.10 it doesn't say of what
-    for text in (str(torchs), str(list(torchs)), *short):
-        assert typed.placements(text, 4) == ours, text
+def test_placements_as_they_are_typed():
+    words = "R,S0,P,P(avg),_S1(2)"
+    assert typed.placements(words, 5) == (Replicate(), Shard(0), Partial(), Partial("avg"), StridedShard(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +88,7 @@ def test_placements_as_torch_prints_them():
     + [("dp=2xtp=4", None), ("dp=2 x tp=4", None), ("dp = 2, tp = 4", None)],
 )
 def test_meshes_as_people_type_them(text, axes):
-    assert typed.mesh(text, axes, "tp,0") == ((2, 4), ("dp", "tp"), (1, 0))
+    assert typed.mesh(text, axes, "tp,0") == ((2, 4), ("dp", "tp"), (0, 2, 4, 6, 1, 3, 5, 7))
 
 
 def test_names_may_have_an_x():

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from torch_overlay.__main__ import main, parser
+from torch_overlay.__main__ import main
 from torch_overlay.demo import command, panels
 from torch_overlay.demo.processes import Processes, WorkerError
-from torch_overlay.demo.train import _add_loss
-from torch_overlay.demo.training import Text
 from torch_overlay.show.screen import Screen, Styled
 
 ROOT = Path(__file__).parents[2]
@@ -39,11 +37,6 @@ def printed(*arguments: str, folder: Path) -> tuple[str, dict]:
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     return printed(folder=tmp_path_factory.mktemp("demo"))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return printed("--train", "--steps=6", folder=tmp_path_factory.mktemp("train"))
 
 
 def test_weights_come_both_ways_and_by_fewer_collectives(shown):
@@ -74,28 +67,11 @@ def test_what_stock_gathers_wrong_is_right_under_the_overlay(shown):
     assert "overlay  0 1 2" in shown[0] or not panels.wrong(found["stock"])
 
 
-def test_a_pipe_gets_progress_and_no_line_wider_than_80(shown, trained):
-    for text in (shown[0], trained[0]):
-        lines = text.splitlines()
-        assert "\x1b" not in text and max(map(len, lines)) <= 80
-        assert next(line for line in lines if "starting " in line).startswith("  0.")
-        assert sum(line.startswith("  ") and "torch" in line for line in lines[-9:]) >= 3, (
-            "three commands to go on with"
-        )
-
-
-def test_training_is_the_same_but_for_rounding(trained):
-    stock, overlay, weights = (trained[1][name] for name in ("stock", "overlay", "weights"))
-    assert len(stock["losses"]) == 6 and stock["losses"][-1] < stock["losses"][0] - 0.2
-    assert stock["losses"] == pytest.approx(overlay["losses"], abs=1e-6)
-    assert weights["elements"] > 10_000 and weights["largest"] <= 1e-5
-    assert ("equal to the last bit" in trained[0]) == (weights["different"] == 0)
-
-
-def test_training_has_fewer_calls_and_collectives(trained):
-    stock, overlay = (trained[1][name]["counts"] for name in ("stock", "overlay"))
-    assert overlay["calls"] < stock["calls"] and overlay["step"] <= stock["step"]
-    assert overlay["save"] == 3 < stock["save"], "a mesh's weights are made whole together"
+def test_a_pipe_gets_progress_and_no_line_wider_than_80(shown):
+    lines = shown[0].splitlines()
+    assert "\x1b" not in shown[0] and max(map(len, lines)) <= 80
+    assert next(line for line in lines if "starting " in line).startswith("  0.")
+    assert sum(line.startswith("  ") and "torch" in line for line in lines[-9:]) >= 2, "commands to go on with"
 
 
 def lines_of(show, found) -> str:
@@ -161,15 +137,13 @@ def test_without_a_terminal_or_rich_it_prints_plain_lines(missing, monkeypatch, 
     assert capsys.readouterr().out == "  0.0 s  starting\na line\n" and screen.width == 120
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_the_next_commands_are_ones_that_work(trained, capsys):
-    lines = [re.split("torch.overlay ", line, maxsplit=1)[1].split() for line, _ in command.next_commands(trained)]
-    assert [line[0] for line in lines] == ["run", "explain", "demo"]
+def test_the_next_commands_are_ones_that_work(capsys):
+    lines = [re.split("torch.overlay ", line, maxsplit=1)[1].split() for line, _ in command.next_commands()]
+    assert [line[0] for line in lines] == ["run", "explain"]
     assert main(lines[0]) == 2
     assert "there is no file 'your_script.py'" in capsys.readouterr().err
     assert main(lines[1]) == 0
-    assert "overlay: " in capsys.readouterr().out
-    assert parser().parse_args(lines[2]).train == (not trained)
+    assert "torch_overlay: " in capsys.readouterr().out
 
 
 def test_worker_that_dies_ends_the_run():
@@ -195,16 +169,9 @@ def test_worker_that_is_late_ends_the_run(monkeypatch, capsys):
     assert "no answer to 'ready' in 0.001 s" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--steps=3"], "steps must be at least warmup + 2"),
-        (["--json=no/such/folder.json"], "the folder of no/such/folder.json must exist"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(arguments, message, capsys):
-    assert main(["demo", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_a_folder_that_is_not_there_is_refused(capsys):
+    assert main(["demo", "--json=no/such/folder.json"]) == 2
+    assert "the folder of no/such/folder.json must exist" in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_is_said(monkeypatch, capsys):
@@ -215,12 +182,10 @@ def test_a_gpu_that_is_not_there_is_said(monkeypatch, capsys):
 
 
 def test_the_device_reaches_ranks_and_meshes(monkeypatch):
-    """Of each panel, and of the training; a rank takes its GPU, and NCCL only where none is shared."""
+    """Of each panel; a rank takes its GPU, and NCCL only where none is shared."""
     import torch
 
     from torch_overlay.demo import ranks as makes
-    from torch_overlay.demo import training
-    from torch_overlay.demo.train import Config
 
     asked = []
 
@@ -233,7 +198,6 @@ def test_the_device_reaches_ranks_and_meshes(monkeypatch):
 
     monkeypatch.setattr(makes, "DeviceMesh", made)
     monkeypatch.setattr(makes, "init_device_mesh", made)
-    monkeypatch.setattr(training.ParallelDims, "build", lambda dims, device: made(device))
     for make, order in (("WeightsRank", "build"), ("GatherRank", "gather"), ("MeshRank", "build")):
         rank = object.__new__(getattr(makes, make))
         rank.device, rank.rank = "elsewhere", 0
@@ -241,9 +205,7 @@ def test_the_device_reaches_ranks_and_meshes(monkeypatch):
             getattr(rank, order)(*[1] * (order == "gather"))
         except Asked:
             pass
-    with pytest.raises(Asked):
-        training.build_meshes(Config(device="elsewhere"))
-    assert asked == ["elsewhere"] * 4
+    assert asked == ["elsewhere"] * 3
     used = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
@@ -253,27 +215,7 @@ def test_the_device_reaches_ranks_and_meshes(monkeypatch):
         assert rank._use_gpus() == backend and used[-2:] == [1, "cuda:1"]
 
 
-def test_ranks_that_disagree_on_the_loss_are_an_error():
-    with pytest.raises(WorkerError, match=r"overlay: ranks disagree on the loss of step 0: \[1.0, 2.0\]"):
-        _add_loss("overlay", {"losses": []}, [1.0, 2.0])
-
-
 def test_numbers_stand_below_one_another():
     rows = [("calls", 44, 42, 0), ("time, ms", 1234.5, 1234.5, 1), ("B", None, 1, 0)]
     lines = panels.compared(("stock", "overlay"), rows)
     assert [line.split()[-1] for line in lines] == ["better", "1.05x", "same"] and len({*map(len, lines)}) <= 2
-
-
-def test_text_is_the_same_for_everyone_and_bounded():
-    one, other = Text(5000, least=100), Text(5000, least=100)
-    assert len(one.data) == 5000
-    assert one.digest == other.digest
-    first, again = one.batch(3, 4, 16, seed=1), other.batch(3, 4, 16, seed=1)
-    assert bool((first[0] == again[0]).all())
-    assert not bool((first[0] == one.batch(4, 4, 16, seed=1)[0]).all())
-
-
-def test_text_that_is_missing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(RuntimeError, match="needed 100 bytes of Python sources, found 0"):
-        Text(5000, least=100)

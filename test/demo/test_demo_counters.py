@@ -1,17 +1,16 @@
-"""The demo's counters count what they say: each collective once, whoever asks for it, and each group's creation."""
+"""The demo's counters count what they say: each collective once, whoever asks for it."""
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from torch_overlay.demo.counters import GroupCounter, count_collectives
+from torch_overlay.demo.counters import count_collectives
 
 
 @pytest.fixture
-def world(monkeypatch):
+def world():
     """A gloo world of this process alone, gone afterwards."""
-    monkeypatch.setattr(dist.distributed_c10d, "_new_group_with_tag", dist.distributed_c10d._new_group_with_tag)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -45,11 +44,3 @@ def test_functional_collectives_are_counted_once_and_backward_too(world):
 
     assert count_collectives(call)[1] == {"all-to-all": 2}
     assert count_collectives(lambda: functional.all_reduce(x.detach(), "sum", world).sum())[1] == {"all-reduce": 1}
-
-
-def test_calls_and_groups_are_counted(world):
-    counter = GroupCounter()
-    assert (counter.calls, counter.groups()) == (0, 0), "a group of one rank is no communicator"
-    dist.new_group([0])
-    dist.distributed_c10d.new_group([0])
-    assert (counter.calls, counter.groups()) == (2, 0)

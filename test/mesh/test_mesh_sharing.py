@@ -2,13 +2,10 @@
 
 import contextlib
 import copy
-import datetime
 import gc
 import pickle
-import sys
 import threading
 import weakref
-from unittest import mock
 
 import pytest
 import torch
@@ -22,10 +19,9 @@ import torch_overlay
 from mesh_harness import fake_world, group_ranks, joint_group, needs_overlay, open_groups, overlay
 from torch_overlay.distributed._groups.finding import _describe
 from torch_overlay.distributed._groups.making import Request, _default_serves
-from torch_overlay.distributed._groups.table import Kind, _by_value, find_group
+from torch_overlay.distributed._groups.table import find_group
 from torch_overlay.distributed._groups.universe import current_world, universe_of
 from torch_overlay.distributed._mesh import state
-from torch_overlay.distributed._mesh.check import MESH, _verdict
 from torch_overlay.distributed._mesh.rank_map import RankMap, View
 from torch_overlay.distributed._mesh.state import shared_state, view_of
 from torch_overlay.distributed._mesh_layout import _MeshLayout
@@ -53,23 +49,6 @@ def grid(*names: str, **how) -> DeviceMesh:
     return init_device_mesh("cpu", (2, 4), mesh_dim_names=names or ("dp", "tp"), **how)
 
 
-def test_two_meshes_are_two_universes():
-    """As on stock: equal meshes, and not one group in common but the default one."""
-    one, other = grid(), grid()
-    assert one == other and hash(one) == hash(other)
-    assert not set(one._dim_group_names) & set(other._dim_group_names)
-
-
-def test_an_axis_is_one_group_in_all_views_of_a_mesh():
-    """Slices, an axis unflattened twice under the same names, copies: they share by name and ranks in one universe."""
-    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
-    first, second = (mesh._unflatten(0, (2, 2, 2), names) for names in (("a", "b", "c"), ("a", "x", "c")))
-    assert first.get_group("c") is second.get_group("c") is first["b", "c"].get_group("c")
-    assert first.get_group("b") is not second.get_group("x"), "other names are other groups"
-    flat = [first["b", "c"]._flatten(name).get_group() for name in ("bc", "fsdp")]
-    assert flat[0] is not flat[1] and group_ranks(first["bc"], 0) == group_ranks(first["fsdp"], 0)
-
-
 @pytest.mark.parametrize("share", ["ranks", "world"])
 def test_names_differ_and_the_group_is_one(share):
     """Within a universe, or across: the same groups, which carry all their names."""
@@ -82,15 +61,6 @@ def test_names_differ_and_the_group_is_one(share):
     described = one.get_group("tp").group_desc
     assert "tp" in described and "columns" in described
     assert (apart.get_group("q") is one.get_group("tp")) == (share == "world")
-
-
-def test_the_same_ranks_by_another_way_share_if_asked():
-    """A slice flattened, an axis unflattened, an explicit rank list: what counts is the ranks in order."""
-    with overlay(share_groups="world"):
-        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-        flat = mesh["b", "c"]._flatten("bc")
-        assert flat.get_group() is grid().get_group("tp")
-        assert DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]]).get_group(1) is flat.get_group()
 
 
 @pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
@@ -106,13 +76,6 @@ def test_the_world_serves_the_axis_that_is_the_whole_world(share):
         assert backwards.get_group() is not dist.group.WORLD
         assert group_ranks(backwards, 0) == tuple(range(7, -1, -1))
         assert backwards.get_local_rank() == backwards.get_coordinate()[0] == 6
-
-
-def test_an_order_is_part_of_what_a_group_is():
-    """[0, 1] and [1, 0] are two groups: collectives over them move data to different places."""
-    there, back = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [1, 0])
-    assert there.get_group() is not back.get_group()
-    assert (group_ranks(there, 0), group_ranks(back, 0)) == ((0, 1), (1, 0))
 
 
 @pytest.mark.parametrize("share", ["names", "ranks", "world", "off"])
@@ -173,16 +136,6 @@ def test_a_sharding_is_not_kept_for_an_equal_mesh_that_is_private():
         assert (given + given).device_mesh._dim_group_names == mesh._dim_group_names
 
 
-def test_a_view_made_in_a_private_block_has_a_group_of_its_own():
-    """Its mesh isn't private, so who flattens the same again, outside, gets another one."""
-    import torch_overlay
-
-    meshes = [grid() for _ in range(2)]
-    with torch_overlay.private_groups():
-        flat = meshes[0]._flatten("all")
-    assert flat.get_group() is not dist.group.WORLD and meshes[1]._flatten("all").get_group() is dist.group.WORLD
-
-
 def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_mesh():
     """Nor do its slices and copies; another thread may redistribute over the whole of another view."""
     import torch_overlay
@@ -194,18 +147,6 @@ def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_
     assert joint_axes(plain) and not set(own._dim_group_names) & set(plain._dim_group_names)
     for view in (own, own["a", "b"], copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         assert not joint_axes(view)
-
-
-def test_a_slice_of_a_private_view_uses_no_joint_group_whoever_comes_first():
-    """It has the axes, ranks and groups of the same slice of the root mesh, whose answer was remembered for both."""
-    for first in (0, 1):
-        root = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-        root["b", "c"]._flatten("bc")
-        with torch_overlay.private_groups():
-            own = root._unflatten(0, (2, 1), ("x", "y"))
-        pair = [own["b", "c"], root["b", "c"]]
-        found = {turn: joint_axes(pair[turn]) for turn in (first, 1 - first)}
-        assert (found[0], found[1]) == (frozenset(), {(0, 1)})
 
 
 def test_ranks_compare_whether_a_view_is_made_in_a_private_block():
@@ -244,15 +185,6 @@ def test_an_answer_about_joint_groups_changes_when_its_reasons_do():
     assert joint_axes(first["x"]._unflatten("x", (2, 1), ("p", "q"))) == set() and joint_axes(first) == {(0, 1)}
 
 
-def test_share_groups_off_is_stock():
-    with overlay(share_groups="off"):
-        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
-        one, other = (mesh._unflatten(0, (2, 4), ("dp", "tp")) for _ in range(2))
-        assert one.get_group("tp") is not other.get_group("tp")
-        assert grid().get_group("tp") is not grid().get_group("tp")
-        assert one["tp"].get_group() is one.get_group("tp") and not joint_axes(one)
-
-
 def test_groups_of_the_user_are_never_taken():
     """A group from ``new_group`` with the very same ranks stays the user's."""
     own = [dist.new_group([0, 1, 2, 3]), dist.new_group([4, 5, 6, 7])][0]
@@ -269,47 +201,10 @@ def test_meshes_from_groups_neither_take_nor_give():
     assert again.get_group() is own
 
 
-def test_backend_and_options_are_part_of_the_key():
-    """Equal backends and options by value share; another backend or timeout is another group."""
-
-    def options(seconds):
-        made = fake_options()
-        made._timeout = datetime.timedelta(seconds=seconds)
-        return made
-
-    with overlay(share_groups="world"):
-        plain, fake = grid(), grid(backend_override={"tp": "fake"})
-        assert plain.get_group("dp") is fake.get_group("dp")
-        assert grid(backend_override={"tp": "fake"}).get_group("tp") is fake.get_group("tp")
-        ten, same, twenty = (grid(backend_override={"tp": ("fake", options(s))}) for s in (10, 10, 20))
-        assert ten.get_group("tp") is same.get_group("tp")
-        assert ten.get_group("tp") is not twenty.get_group("tp")
-
-
-def test_options_that_cannot_be_compared_are_kept_once():
-    """Each request used to append them to a list of the world."""
-
-    class Opaque(type(fake_options())):
-        secret = object()
-
-    options = Opaque()
-    assert Kind.of(("fake", options)) == Kind.of(("fake", options)) != Kind.of(("fake", Opaque()))
-    assert len({Kind.of(("fake", options)) for _ in range(100)}) == 1
-    assert sys.getrefcount(options) < 50
-
-
 def fake_options():
     from torch._C._distributed_c10d import FakeProcessGroup
 
     return FakeProcessGroup.Options()
-
-
-def test_a_destroyed_group_is_not_found_again():
-    """One group destroyed by the user: the next mesh makes a live one."""
-    gone = grid().get_group("tp")
-    dist.destroy_process_group(gone)
-    alive = grid().get_group("tp")
-    assert alive is not gone and alive in open_groups()
 
 
 def test_no_stale_group_after_the_world_is_made_anew():
@@ -329,20 +224,6 @@ def test_no_stale_group_after_the_world_is_made_anew():
             continue
         assert group in open_groups()
         assert tuple(dist.get_process_group_ranks(group)) == {"dp": (1, 5), "tp": (0, 1, 2, 3)}[axis]
-
-
-def test_every_handle_of_an_aborted_mesh_is_gone():
-    """abort() ends the groups of the mesh, of its views and of its redistributions, and nothing else; a new mesh of the
-    same layout gets live ones."""
-    mesh, neighbour = grid(), grid()
-    flat, everything = mesh["tp"]._flatten("again"), mesh._flatten("all")
-    assert everything.get_group() is dist.group.WORLD
-    ended = [*mesh.get_all_groups(), flat.get_group(), find_group(joint_group(mesh, (0, 1)).name)]
-    mesh.abort()
-    assert not set(map(id, ended)) & set(map(id, open_groups()))
-    assert dist.is_initialized() and dist.group.WORLD in open_groups()
-    assert set(map(id, neighbour.get_all_groups())) <= set(map(id, open_groups()))
-    assert grid().get_group("tp") in open_groups()
 
 
 @pytest.mark.parametrize("given", ["fake", ("fake", None), ["fake", None]])
@@ -396,62 +277,10 @@ def test_a_view_made_again_after_its_groups_were_destroyed_works():
         gc.collect()
 
 
-COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda mesh: pickle.loads(pickle.dumps(mesh))}
-ORIGINALS = {
-    "an axis over the world with a group of its own": lambda: init_device_mesh(
-        "cpu", (8,), mesh_dim_names=("dp",), backend_override={"dp": "fake"}
-    ),
-    "a group of the user's": lambda: DeviceMesh.from_group(dist.new_group([0, 1, 2, 3]), "cpu", mesh_dim_names=("x",)),
-    "a window": lambda: grid().submesh_at("tp", at={"dp": 0}),
-    "a mesh whose groups are gone": lambda: destroyed(grid()),
-}
-
-
 def destroyed(mesh):
     for group in mesh.get_all_groups():
         dist.destroy_process_group(group)
     return mesh
-
-
-@pytest.mark.parametrize("original", ORIGINALS)
-@pytest.mark.parametrize("form", COPIES)
-def test_copies_have_the_groups_of_the_original(form, original):
-    """Not the default group, and not those of an equal mesh, even if their own are gone."""
-    grid()
-    mesh = ORIGINALS[original]()
-    grid()
-    assert COPIES[form](mesh)._dim_group_names == mesh._dim_group_names
-
-
-def test_a_mesh_of_another_process_finds_the_first_of_its_kind(monkeypatch):
-    """Its number there may be none here: the mesh over these ranks that was built first has its groups."""
-    meshes = [grid() for _ in range(3)]
-    saved = pickle.dumps(meshes[2])
-    dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
-    here = [grid() for _ in range(2)]
-    loaded = pickle.loads(saved)
-    assert loaded._dim_group_names == here[0]._dim_group_names and joint_axes(loaded) == joint_axes(here[0])
-    grid()
-    assert pickle.loads(saved)._dim_group_names not in [mesh._dim_group_names for mesh in here]
-
-
-@pytest.mark.parametrize("ranks", [range(8), range(4)], ids=["the world", "a part"])
-@pytest.mark.parametrize("flattened", [False, True])
-def test_a_mesh_of_a_user_s_group_finds_that_group_again(ranks, flattened):
-    """Not the default group nor another mesh's over the same ranks, which other threads may use."""
-
-    def job():
-        grid("dp", "x")
-        return dist.new_group(list(ranks))
-
-    mesh = DeviceMesh.from_group(job(), "cpu", mesh_dim_names=("x",))
-    if flattened:
-        mesh._flatten("all")
-    saved = pickle.dumps(mesh)
-    with fake_world_as(1):
-        own = job()
-        assert pickle.loads(saved).get_group() is own
 
 
 @pytest.mark.parametrize(("flatten", "used"), [("whole", set()), ("create", set()), ("existing", {(0, 1)})])
@@ -549,21 +378,6 @@ def test_a_group_is_not_made_again_where_only_some_can_know_that_it_is_gone():
             grid()
 
 
-def test_a_flattened_view_on_another_backend_is_no_joint_group():
-    """It was flattened for something else; the right one is used although it comes later."""
-    with overlay(flatten="existing"):
-        mesh = init_device_mesh(
-            "cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"), backend_override={"a": ("fake", None)}
-        )
-        slow = fake_options()
-        slow._timeout = datetime.timedelta(seconds=5)
-        mesh["b", "c"]._flatten("other", backend_override=("fake", slow))
-        assert joint_axes(mesh) == set()
-        right = mesh["b", "c"]._flatten("right")
-        assert joint_axes(mesh) == {(1, 2)}
-        assert joint_group(mesh, (1, 2)).name == right.get_group().group_name
-
-
 @pytest.mark.parametrize("policy, made", [("existing", 0), ("whole", 1), ("create", 4)])
 def test_nothing_makes_groups_in_the_middle_of_a_step(policy, made):
     """Slices, permutations and redistributions make none, whatever `flatten` says."""
@@ -577,22 +391,6 @@ def test_nothing_makes_groups_in_the_middle_of_a_step(policy, made):
         assert len(open_groups()) == before + 3 + made
 
 
-@needs_package
-def test_prepare_makes_the_joint_groups_of_a_mesh():
-    import torch_overlay
-
-    for policy in ("existing", "whole", "create"):
-        with overlay(flatten=policy):
-            before = len(open_groups())
-            mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-            torch_overlay.prepare(mesh["a", "b"])
-            assert (0, 1) in joint_axes(mesh) and (0, 1) in joint_axes(mesh["a", "b"])
-            torch_overlay.prepare(mesh)
-            assert len(joint_axes(mesh)) == 4 and len(open_groups()) == before + 3 + 4
-    with pytest.raises(RuntimeError, match="prepare needs a mesh with process groups"):
-        torch_overlay.prepare(DeviceMesh("cpu", [[0, 1], [2, 3]], _init_backend=False))
-
-
 def test_one_group_for_the_whole_of_a_universe():
     """However many views of all its ranks there are; a part that is unflattened has one for that part."""
     root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
@@ -602,12 +400,6 @@ def test_one_group_for_the_whole_of_a_universe():
     assert wholes[0].name != dist.group.WORLD.group_name
     part = views[0]._unflatten("q", (2, 2), ("x", "y"))["x", "y"]
     assert joint_axes(part) == set(), "slicing makes none"
-
-
-def test_ranks_outside_a_mesh_make_no_joint_groups():
-    with fake_world_as(7):
-        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
-        assert len(open_groups()) == 1 and mesh.get_coordinate() is None
 
 
 @pytest.mark.parametrize("device_type, served", [("cpu", True), ("cuda", False)])
@@ -621,53 +413,11 @@ def test_what_a_host_has_decides_nothing(device_type, served, monkeypatch):
     assert group == served
 
 
-def test_options_with_gloos_devices_are_equal_to_themselves_only():
-    """Each look at a device gives another wrapper, so its text says nothing: ranks would not agree on who shares."""
-    one, other = (dist.ProcessGroupGloo._Options() for _ in range(2))
-    assert _by_value(one) == _by_value(other), "without devices, by value"
-    for options in (one, other):
-        options._devices = [dist.ProcessGroupGloo.create_default_device()]
-    assert _by_value(one) == _by_value(one) != _by_value(other)
-
-
-def test_an_abort_that_fails_ends_the_others(monkeypatch):
-    mesh = grid()
-    first, *others = groups = mesh.get_all_groups()
-    ended = []
-
-    def abort(group):
-        ended.append(group)
-        if group is first:
-            raise RuntimeError("the first one can't")
-
-    monkeypatch.setattr(dist.ProcessGroup, "abort", abort)
-    with pytest.raises(RuntimeError, match="the first one can't"):
-        mesh.abort()
-    assert others and set(groups) <= set(ended) and not set(map(id, groups)) & set(map(id, open_groups()))
-
-
 def test_an_order_that_must_be_kept_is_part_of_what_ranks_compare():
     """And of the key of compiled code, which names the groups."""
     plain, kept = (DeviceMesh("cpu", range(8), preserve_rank_order=order) for order in (False, True))
     said = {_describe(mesh, view_of(mesh).layout, None, [(None, None)]) for mesh in (plain, kept)}
     assert len(said) == 2 and plain._stable_hash() != kept._stable_hash()
-
-
-def test_ranks_that_are_late_cost_no_more_than_the_time_there_is():
-    """A tenth of a second for each of a thousand would make rank 0 late itself."""
-
-    class Store(dist.HashStore):
-        waits = 0
-
-        def wait(self, keys, timeout):
-            self.waits += 1
-            super().wait(keys, timeout)
-
-    store = Store()
-    for rank in (0, 3):
-        store.set(f"x/{rank}", "the same")
-    said = _verdict(store, "x", 1000, -1.0, MESH)
-    assert "ranks 1, 2, 4, " in said and store.waits == 2
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, dist.DistBackendError])
@@ -698,15 +448,6 @@ def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):
     found.append(shared_state(loaded))
     asks.join()
     assert found[0] is found[1] is shared_state(loaded) and found[0].private is not None
-
-
-@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [3, 2, 1, 0]])
-def test_an_order_is_asked_for_where_it_is_one(ranks, monkeypatch):
-    """What makes groups in another way may know only the order of their ranks."""
-    asked = mock.Mock(wraps=distributed_c10d.new_group)
-    monkeypatch.setattr(distributed_c10d, "new_group", asked)
-    DeviceMesh("cpu", ranks)
-    assert asked.call_args.kwargs["sort_ranks"] == (ranks[0] == 0)
 
 
 def test_a_mesh_has_its_groups_again_when_the_overlay_comes_back():

@@ -36,17 +36,3 @@ def test_the_site_builds_without_a_warning(tmp_path):
     api = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
     for name in ("enable", "disable", "enabled", "is_enabled", "status", "options", "private_groups", "prepare"):
         assert f'id="torch_overlay.{name}"' in api, f"the API page has no {name}"
-
-
-@needs_sphinx
-def test_what_leads_nowhere_is_an_error(tmp_path):
-    """A page, a heading, and a page that the index doesn't list."""
-    links = "[a](gone.md) [b](other.md#nowhere)"
-    (tmp_path / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "index.md").write_text(f"# Index\n\n## All\n\n| [Other](other.md) | x |\n\n{links}\n", encoding="utf-8")
-    (tmp_path / "other.md").write_text("# Other\n", encoding="utf-8")
-    (tmp_path / "lost.md").write_text("# Lost\n", encoding="utf-8")
-    done = build(tmp_path, tmp_path / "site")
-    assert done.returncode == 1, done.stderr
-    for what in ("gone.md", "nowhere", "lost.md"):
-        assert what in done.stderr, done.stderr

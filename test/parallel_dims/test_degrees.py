@@ -161,30 +161,6 @@ def test_of_refuses_what_came_from_elsewhere(dims):
         dims.of(DeviceMesh("cpu", torch.arange(64)))
 
 
-GLOSSARY = """\
-rank 37 of 64: pp=2 dp_replicate=2 dp_shard=4 cp=2 tp=2 ep=8 etp=1
-
-axis          meshes               size  stride  ranks of this rank's group  shared with
-------------  -------------------  ----  ------  --------------------------  -----------
-world         world                64    1       0-63                        -
-pp            dense, sparse, data  2     32      5, 37                       -
-dp_replicate  dense, sparse        2     16      37, 53                      -
-fsdp          dense                8     2       33-47 by 2                  -
-tp            dense, data          2     1       36, 37                      -
-efsdp         sparse               2     8       37, 45                      -
-ep            sparse               8     1       32-39                       -
-etp           sparse               1     -       37                          -
-batch         data                 8     4       33-61 by 4                  -
-cp            data                 2     2       37, 39                      -
-loss          loss                 16    2       33-63 by 2                  -
-
-11 process groups for 11 axes"""
-
-
-def test_describe_is_the_glossary(dims):
-    assert dims.describe() == GLOSSARY
-
-
 @pytest.mark.parametrize("share, shared, groups", [("names", False, 11), ("ranks", True, 7)])
 def test_describe_says_who_shares(share, shared, groups):
     """16 ranks as FSDP and TP: batch, fsdp, efsdp and loss are the same ranks, and ep is tp."""

@@ -1,6 +1,6 @@
 """A step of a mixture of experts on eight gloo ranks, TP and EP both above 1: gradients are those of one process.
 
-FSDP2 shards the experts over the sparse mesh and every other weight over the dense one (`torch_overlay.demo`).
+FSDP2 shards the experts over the sparse mesh and every other weight over the dense one (`expert_model`).
 """
 
 import os
@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 import forks
 import torch_overlay
-from torch_overlay.demo.model import build_model, byte_loss
-from torch_overlay.demo.train import Config
-from torch_overlay.demo.training import Text, Trainer, build_meshes, whole
+from expert_model import Config, Text, Trainer, build_meshes, build_model, byte_loss, whole
 from torch_overlay.parallel_dims import ParallelDims
 
 SMALL = {"width": 16, "heads": 4, "seq": 8, "batch": 8, "text_bytes": 20_000, "dtype": "float64"}

@@ -78,13 +78,6 @@ def test_without_a_world_group_the_meshes_are_the_same(on):
                 assert shared or not on or ours[axis].size() == 1
 
 
-def test_there_are_thousands():
-    """So that the loops above are known to run: (pp, dp_replicate, dp_shard, cp, tp) times what ep and etp can be."""
-    counts = {size: sum(1 for _ in all_degrees(size)) for size in WORLDS}
-    assert counts == COUNTS
-    assert all(len({tuple(degrees.values()) for degrees in all_degrees(size)}) == counts[size] for size in WORLDS)
-
-
 @pytest.mark.parametrize("size", WORLDS)
 def test_any_one_degree_is_inferred(size):
     """-1 stands for the degree that was there; for ep and etp, for the most that the others leave."""

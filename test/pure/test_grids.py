@@ -3,12 +3,10 @@
 import itertools
 import math
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from torch_overlay.distributed.tensor._planner.grids import Grid, grids, talkers
-from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.distributed.tensor._planner.steps import AllReduce, AllToAll, Collective
 from twins_tensor import Case, cells, coordinates
 
@@ -75,69 +73,6 @@ def test_a_grid_says_what_the_pieces_say(case):
         if isinstance(step, Collective):
             for c in coordinates(case.sizes):
                 check(step, c)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "shape", "count"),
-    [
-        ("S0 S0", "R R", (8, 4), 1),
-        ("R S1", "R R", (8, 4), 1),
-        ("S1 S0", "R R", (8, 4), 1),
-        ("S0 S1", "S1 S0", (8, 4), 0),  # the cuts part on both dims: no two ranks exchange alike
-        ("S0 S0", "S1 S1", (8, 4), 2),
-        ("S0 R", "S1 R", (8, 4), 2),
-        ("S0 R", "S1 R", (7, 4), 0),
-        ("S0 S0", "R S1", (8, 4), 2),  # two of the four want the same
-        ("S0 S0", "S1 R", (8, 4), 2),
-        ("S0 S1", "R S1", (8, 4), 1),
-        ("P P", "S1 S0", (8, 4), 1),
-        ("P R", "S0 S1", (8, 4), 1),
-        ("P S0", "S1 S0", (9, 3), 0),
-    ],
-)
-def test_even_steps_have_grids(source, target, shape, count):
-    def read(words):
-        return tuple(("P", "sum") if w == "P" else ("R",) if w == "R" else ("S", int(w[1])) for w in words.split())
-
-    steps = Case(read(source), read(target), shape, (2, 2)).steps()
-    step, *_ = [s for s in steps if isinstance(s, Collective) and not isinstance(s, AllReduce)]
-    assert {check(step, c) for c in coordinates((2, 2))} == {count}
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "shape", "count"),
-    [
-        ("R S0 P", "R S1 S1", (4, 8), 2),  # the terms of one axis, and the cut of another goes
-        ("P P S1", "S0 S0 S0", (16, 4), 2),
-        ("P S0 P", "R R S1", (8, 4), 2),  # two of the four want the same
-        ("P S0 S0", "S1 S0 R", (8, 6), 2),  # axis 1 takes no part
-        ("R S0 S0", "R R S0", (8, 6), 0),
-        ("P S0 P", "S0 R S1", (8, 4), 0),  # the cuts of dim 0 part
-        ("P S0 P", "R R S1", (8, 3), 0),
-        ("R P R", "S0 R R", (8, 3), 0),  # axis 0 cuts what a rank sends
-        ("S1 P S0", "S1 S0 R", (8, 5), 0),
-    ],
-)
-def test_reductions_and_axes_that_take_no_part(source, target, shape, count):
-    """By the group over all axes."""
-    sizes = (2, 2, 2)
-    before, after = (Regions.of(*_read(words), shape, sizes) for words in (source, target))
-    ended = tuple(sorted(before.pending - after.pending))
-    step = AllToAll(before, after, (0, 1, 2), "sum" if ended else None, ended)
-    assert {check(step, c) for c in coordinates(sizes)} == {count}
-
-
-def _read(words):
-    dims = [int(word[1]) if word[0] == "S" else None for word in words.split()]
-    return dims, ["sum" if word == "P" else None for word in words.split()]
-
-
-def test_where_not_all_members_exchange_there_is_no_grid():
-    """The third axis is a replica, and there only because there is no other group."""
-    ends = (("S", 0), ("S", 0), ("R",)), (("S", 1),) * 3
-    step, *_ = [s for s in Case(*ends, (16, 16), (2, 2, 2), ((0, 1, 2),)).steps() if isinstance(s, Collective)]
-    assert step.axes == (0, 1, 2) and not step.exchange.shards.issuperset(step.axes)
-    assert {check(step, c) for c in coordinates((2, 2, 2))} == {0}
 
 
 def test_a_plain_grid_needs_no_copy():

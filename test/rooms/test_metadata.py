@@ -56,42 +56,6 @@ def test_extras_that_are_named_exist(setup):
     assert {"demo", "plot", "test", "dev"} <= named <= set(setup.given["extras_require"])
 
 
-def test_the_demo_needs_torch_and_rich(setup):
-    assert setup.given["extras_require"]["demo"] == ["rich"]
-
-
-@pytest.mark.parametrize(
-    ("remote", "url"),
-    [
-        ("https://example.org/someone/torch_overlay.git", "https://example.org/someone/torch_overlay"),
-        ("https://user:secret@example.org/someone/x/", "https://example.org/someone/x"),
-        ("git@example.org:someone/x.git", "https://example.org/someone/x"),
-        ("ssh://git@example.org/someone/x", "https://example.org/someone/x"),
-        ("/a/folder", ""),
-        ("file:///a/folder", ""),
-        (None, ""),
-    ],
-)
-def test_home_is_where_the_clone_came_from(setup, remote, url, tmp_path, monkeypatch):
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    if remote:
-        subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", remote], check=True)
-    monkeypatch.setattr(setup, "HERE", tmp_path)
-    assert setup.home() == url
-    (tmp_path / ".git").rename(tmp_path / "other")
-    assert setup.home() == ""
-
-
-def test_links_are_absolute_where_there_is_a_home(setup, tmp_path, monkeypatch):
-    text = "[a](docs/a.md#b) ![p](p.png) [![q](q.png)](q.md) [w](https://x.y/z) [here](#here)"
-    (tmp_path / "README.md").write_text(text)
-    monkeypatch.setattr(setup, "HERE", tmp_path)
-    assert setup.description("") == text
-    blob, raw = "https://h/o/n/blob/HEAD/", "https://h/o/n/raw/HEAD/"
-    links = re.findall(r"\]\((.+?)\)", setup.description("https://h/o/n"))
-    assert links == [f"{blob}docs/a.md#b", f"{raw}p.png", f"{raw}q.png", f"{blob}q.md", "https://x.y/z", "#here"]
-
-
 def test_a_zip_of_the_package_has_its_data(tmp_path):
     """As Spark and others bring code to their hosts."""
     made = shutil.make_archive(str(tmp_path / "made"), "zip", house.ROOT, house.PACKAGE)

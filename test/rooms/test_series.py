@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 import house
-from torch_overlay.patching.errors import PatchError
 from torch_overlay.patching.patch import Kind, Patch
 from torch_overlay.patching.recognise import definitions
 from torch_overlay.series import MODULES, PATCHES, TABLE, _patches
@@ -45,30 +44,6 @@ def test_body_is_there_and_mirrors_its_target(patch):
     assert not misplaced(patch)
 
 
-@pytest.mark.parametrize(
-    "change, is_missing, is_misplaced",
-    [
-        ({}, False, False),
-        ({"body": ROW.body + "s"}, True, True),
-        ({"body": "torch_overlay.distributed.device_meshes:_DeviceMesh.get_group"}, True, True),
-        ({"body": "torch_overlay.overlay:disable"}, False, True),
-        (
-            {"kind": Kind.HOOK, "body": "torch_overlay.overlay:enable", "undo": "torch_overlay.overlay:disable"},
-            False,
-            False,
-        ),
-        (
-            {"kind": Kind.HOOK, "body": "torch_overlay.overlay:enable", "undo": "torch_overlay.overlay:gone"},
-            True,
-            False,
-        ),
-    ],
-)
-def test_a_wrong_row_is_caught(change, is_missing, is_misplaced):
-    row = dataclasses.replace(ROW, **change)
-    assert (bool(missing(row)), bool(misplaced(row))) == (is_missing, is_misplaced)
-
-
 def test_each_line_of_the_table_is_a_patch():
     lines = [line for line in TABLE.splitlines() if line and not line.startswith(("#", "["))]
     assert len(lines) == len(PATCHES) == len(set(PATCHES))
@@ -93,18 +68,3 @@ hook all - mesh hooks:on/off
     assert (compat.kind, compat.releases, compat.ends, compat.unit) == (Kind.ADD, "<2.10", None, "one")
     assert (hook.target, hook.releases, hook.unit) == ("torch.distributed.device_mesh", "", "two")
     assert (hook.body, hook.undo) == ("torch_overlay.hooks:on", "torch_overlay.hooks:off")
-
-
-@pytest.mark.parametrize(
-    "line, error",
-    [
-        ("replace all mesh:DeviceMesh.get_group ours", TypeError),  # a cell too few
-        ("swap all - mesh:DeviceMesh.get_group ours", KeyError),
-        ("replace all - nowhere:DeviceMesh.get_group ours", KeyError),
-        ("replace 2.10 - mesh:DeviceMesh.get_group ours", PatchError),
-        ("hook all - mesh hooks:on", PatchError),  # and off?
-    ],
-)
-def test_a_line_that_is_no_row_is_refused(line, error):
-    with pytest.raises(error):
-        [*_patches(line)]

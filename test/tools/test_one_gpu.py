@@ -46,17 +46,6 @@ def test_a_dry_run_passes(tmp_path):
     assert socket.gethostname() not in file.read_text() and str(TOOLS.parent) not in file.read_text()
 
 
-def test_the_suites_are_found_and_take_the_device(one_gpu):
-    """By the command that runs them on a GPU, with one test of the host's; in this process' Python."""
-    from gpu_stages import suites
-
-    for name in suites.SUITES:
-        *words, file = suites.command(name, "cpu", "gloo", 8)
-        assert (TOOLS.parent / file).is_file()
-    done = suites._outcome([*words, "test/testing/test_on_device.py", "-k", "options_reach"])
-    assert done == {"outcome": "right", "figures": {"passed": 1}}, done
-
-
 def hangs(run):
     yield {"check": "before", "outcome": "right"}
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -104,12 +93,6 @@ def test_a_stage_that_hangs_or_fails_ends_and_the_next_one_runs(one_gpu, tmp_pat
     assert one_gpu.main(["--dry-run", "--json", str(file)], stages[-1:]) == 0
 
 
-def test_what_isnt_reached_in_time_says_so(one_gpu, tmp_path):
-    file = tmp_path / "found.json"
-    assert one_gpu.main(["--dry-run", "--seconds", "0", "--json", str(file)], [one_gpu.Stage("right", 60, right)]) == 1
-    assert json.loads(file.read_text())["stages"]["right"] == {"outcome": "not reached", "limit": 60, "checks": []}
-
-
 def stuck(mesh, rank):
     if rank == 2:
         time.sleep(600)
@@ -141,19 +124,3 @@ def test_a_rank_that_hangs_costs_its_check_alone(one_gpu, tmp_path):
 
 def right_here(mesh, rank):
     return None
-
-
-def test_importing_it_asks_for_no_device():
-    """Its ranks are forked, and CUDA doesn't work in a process whose parent asked for devices."""
-    program = f"""
-import sys, torch
-sys.path.insert(0, {str(TOOLS)!r})
-asked = []
-for module, name in ((torch.cuda, "device_count"), (torch.cuda, "is_available"), (torch.cuda, "_lazy_init"),
-                     (torch.accelerator, "is_available"), (torch.accelerator, "current_accelerator")):
-    setattr(module, name, lambda *a, was=getattr(module, name), name=name, **b: asked.append(name) or was(*a, **b))
-import one_gpu
-print(asked)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
-    assert done.stdout == "[]\n", done.stdout + done.stderr

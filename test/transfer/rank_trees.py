@@ -22,7 +22,7 @@ from width import NIGHTLY, sample
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
 
 from benchmarks.allocations import allocated
-from benchmarks.transfer import parameters
+from benchmarks.pairs import parameters
 
 R, S, P = Replicate(), Shard, Partial()
 MOVED = (R, S(0), S(1))

@@ -54,11 +54,6 @@ def test_what_is_said_is_what_runs(world, target):
     said = torch_overlay.explain(tree, target)
     assert said.tensors == 8 and said.alone == 0 and said.flow.exchanges <= 1
     assert ran(lambda: torch_overlay.redistribute(tree, placements=target)) == said.flow.exchanges
-    placements = target if isinstance(target, tuple) else (target, target)
-    with torch_overlay.enabled():
-        torch_overlay.disable()
-        assert ran(lambda: [each.redistribute(placements=placements) for each in tree["a"]]) == said.torch
-        torch_overlay.enable()
 
 
 def test_what_is_pending_is_said_to_go_by_itself(world):
@@ -124,9 +119,9 @@ def test_to_another_mesh(world):
         torch_overlay.explain({"w": source}, S(0), device_mesh=serve),
         torch_overlay.explain(source, (S(0),), device_mesh=serve),
     ):
-        assert (said.targets, said.torch, said.flow.exchanges) == ((4, 5, 6, 7), None, 1)
+        assert (said.targets, said.flow.exchanges) == ((4, 5, 6, 7), 1)
         text = str(said)
-        assert "torch: can't, from one mesh to another" in text and max(map(len, text.splitlines())) <= 80
+        assert max(map(len, text.splitlines())) <= 80
         out, into = said.sums()
         assert sum(out.values()) == sum(into.values()) == said.size * 7 // 8 and set(into) == {4, 5, 6, 7}
 

@@ -28,7 +28,7 @@ def right(tensor: DTensor, mesh: OverlayMesh) -> None:
     dims: ParallelDims = torch_overlay.parallel_dims.ParallelDims(tp=2)
     torch_overlay.prepare(other)
     torch_overlay.disable(force=True)
-    print(status, chosen_now.flatten, explanation.overlay.collectives, drawing, dims.tp)
+    print(status, chosen_now.flatten, explanation.plan.collectives, drawing, dims.tp)
 
 
 def wrong(tensor: DTensor, mesh: OverlayMesh) -> None:

@@ -1,17 +1,11 @@
 """tools/run_pytorch_tests.py on small files in the style of PyTorch's: what differs, hangs, dies, comes and goes."""
 
 import json
-import os
 import pathlib
 import textwrap
-import threading
 
 import pytest
 import run_pytorch_tests as tool
-from pytorch_tests import runner, sets, side
-from pytorch_tests.process import Stopped
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 # On the other side the switch of `run` is in the environment: enough for files that need no torch.
 EVERY_END = """
@@ -123,70 +117,6 @@ def alive(pid):
         return False
 
 
-def test_what_was_interrupted_is_gone_on_with(command, tmp_path):
-    text = """
-        import pathlib
-
-        def note(name):
-            with open(pathlib.Path(__file__).with_suffix(".seen"), "a") as file:
-                file.write(name)
-
-        def test_one(): note("1")
-        def test_two(): note("2")
-        def test_three(): note("3")
-        """
-    assert command("test_three.py", text)[0] == 0
-    report = tmp_path / "state" / "overlay" / "test_three.jsonl"
-    lines = report.read_text().splitlines(keepends=True)
-    second = next(i for i, line in enumerate(lines) if "test_two" in line and "began" in line)
-    report.write_text("".join(lines[: second + 1]) + '{"case": "test_tw')  # killed here, in the middle of a line
-    code, cases, _ = command("test_three.py", text)
-    assert code == 0 and set(cases.values()) == {("same", "passed", "passed")} and len(cases) == 3
-    assert (tmp_path / "test_three.seen").read_text() == "123" + "123" + "23"
-    assert '"test_tw{' not in report.read_text(), "what follows begins on a line of its own"
-    command("test_three.py", text + "\n")  # another file, if only by a line
-    assert (tmp_path / "test_three.seen").read_text() == "12312323" + "123123"
-
-
-def test_selection_and_cases_that_a_failure_took_along(command):
-    text = """
-        import unittest
-
-        class TestPoison(unittest.TestCase):
-            bad = False
-
-            def setUp(self):
-                if type(self).bad:
-                    raise unittest.SkipTest(f"Previous test failed, skipping {self.id()}")
-
-            def test_a(self):
-                type(self).bad = True
-                self.fail()
-
-            def test_b(self): pass
-            def test_c(self): pass
-            def test_d(self): pass
-        """
-    code, cases, _ = command("test_poison.py", text, "--select", "test_poison.py::*_a", "--select", "*_b")
-    assert (code, cases) == (
-        0,
-        {"test_a": ("still failing", "failed", "failed"), "test_b": ("same", "passed", "passed")},
-    )
-    code, cases, _ = command("test_poison.py", text, "--select", "test_a or test_c")
-    assert (code, list(cases), cases["test_c"]) == (0, ["test_a", "test_c"], ("same", "passed", "passed"))
-    assert command("test_poison.py", text, "--select", "nothing")[0] == 2
-
-
-def test_a_file_that_cannot_be_collected_is_a_case_of_its_own(command):
-    text = "import os\nif 'TORCH_OVERLAY_RUN' in os.environ:\n    raise ImportError('broken there')\ndef test_x(): pass"
-    code, cases, text = command("test_import.py", text)
-    assert code == 1 and "broken there" in text
-    assert cases == {"test_x": ("broken", "passed", None), "(collection)": ("broken", None, "error")}
-    code, cases, text = command("test_import.py", "import a_module_that_only_another_release_has")
-    assert code == 1 and cases == {"(collection)": ("still failing", "error", "error")}
-    assert "test_import.py can't be collected on either side" in text
-
-
 PLANTED = """
 import os, sys
 
@@ -256,58 +186,6 @@ def test_a_regression_planted_in_the_overlay_breaks_exactly_its_cases(command, t
 
 
 # --- the parts
-
-
-def test_an_interrupt_kills_what_runs_and_records_nothing(tmp_path):
-    path = tmp_path / "test_long.py"
-    path.write_text("import time\ndef test_long():\n    open(__file__ + '.on', 'w').close()\n    time.sleep(600)")
-    plan = runner.Plan(tmp_path / "state", stop=threading.Event())
-
-    def seen(_, __, line):
-        if "began" in line:
-            plan.stop.set()
-
-    with pytest.raises(Stopped):
-        runner.run_all(plan, [(side.STOCK, sets.file_at(path), "")], 1, seen)
-    assert "outcome" not in (tmp_path / "state" / "stock" / "test_long.jsonl").read_text()
-
-
-def test_sides_differ_in_their_environment_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_OVERLAY_FLATTEN", "existing")
-    base = {"PYTHONPATH": os.pathsep.join(["/mine", ""]), "TORCH_OVERLAY_RUN": "1", "HOME": "/h"}
-    stock, overlay = side.STOCK.environ(base), side.overlay().environ(base)
-    assert stock == side.DEFAULTS | {"HOME": "/h", "PYTHONPATH": os.pathsep.join([side.INSIDE, "/mine"])}
-    startup = str(ROOT / "torch_overlay" / "_startup")
-    assert overlay["PYTHONPATH"].split(os.pathsep) == [startup, side.INSIDE, "/mine"]
-    assert (overlay["TORCH_OVERLAY_RUN"], overlay["TORCH_OVERLAY_FLATTEN"]) == ("1", "existing")
-    with pytest.raises(ValueError, match="holds no torch"):
-        side.of(f"patched={tmp_path}")
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").touch()
-    patched = side.of(f"patched={tmp_path}")
-    assert patched.environ({})["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
-    with pytest.raises(ValueError, match="--mode is overlay or patched=FOLDER, not 'patched'"):
-        side.of("patched")
-
-
-def test_files_are_found_by_set_by_path_and_by_themselves(tmp_path):
-    for path in ("distributed/test_device_mesh.py", "distributed/tensor/test_utils.py"):
-        (tmp_path / "test" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "test" / path).touch()
-    files, missing = sets.resolve(["mesh", "redistribute", "test/distributed/tensor/test_utils.py"], str(tmp_path))
-    assert [file.name for file in files] == ["distributed/test_device_mesh.py", "distributed/tensor/test_utils.py"]
-    assert missing == ["distributed/tensor/test_redistribute.py"]
-    assert {file.folder for file in files} == {tmp_path / "test"}, "never the root, whose torch/ isn't built"
-    (alone,), _ = sets.resolve([str(tmp_path / "test" / "distributed" / "test_device_mesh.py")], None)
-    assert alone == files[0]
-    for wanted, checkout, words in (
-        (["mesh"], None, "set mesh needs --pytorch"),
-        (["mush"], str(tmp_path), "no file mush"),
-        ([], None, "name test files"),
-        ([], str(tmp_path / "test"), "has no folder test"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            sets.resolve(wanted, checkout)
 
 
 def test_the_list_of_expectations_can_be_read():

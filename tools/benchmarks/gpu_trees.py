@@ -49,7 +49,7 @@ def _of_trees(meshes: dict[str, Any], nbytes: int) -> dict[str, Calls]:
 
     import torch_overlay
 
-    from .transfer import parameters
+    from .pairs import parameters
 
     given = {side: parameters(meshes[side], nbytes, PARAMETERS) for side in SIDES}
     whole = (Replicate(), Replicate())

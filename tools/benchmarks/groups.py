@@ -12,7 +12,7 @@ import time
 
 from . import clock, process
 from .report import Report, Row, Target
-from .sides import OVERLAY, SIDES, STOCK, TURNS, on
+from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 
 REBUILDS = 5
 TITAN = dict(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2, ep=8)  # torchtitan's recipe, on 64 ranks
@@ -143,8 +143,7 @@ def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, li
     names = ("mesh and views", GROUPS, CALLS)
     found: dict[str, dict[str, list[float]]] = {side: {name: [] for name in names} for side in SIDES}
     store = dist.TCPStore("localhost", port, is_master=False)
-    for turn in range(4 * rounds + 1):
-        side = TURNS[turn % 4 - 1] if turn else OVERLAY  # the first warms up both the processes and the overlay
+    for turn, side in in_turns(rounds):
         dist.init_process_group("gloo", store=dist.PrefixStore(str(turn), store), rank=rank, world_size=size)
         with on(side), GroupCounter() as counter:
             dist.barrier()

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
+TYPES = ("float32", "bfloat16", "float32", "int64")  # of `parameters`
 _FIXED = {
     (2, 2, 2): """
         S0,S0,S0 -> R,R,R    S0,S0,R -> R,R,R     S0,S1,R -> R,R,R     S0,R,S1 -> R,R,R
@@ -155,3 +156,16 @@ def _cut(whole: torch.Tensor, codes: tuple[str, ...], sizes: tuple[int, ...], at
             length = whole.shape[dim] // size
             whole = whole.narrow(dim, index * length, length)
     return whole.clone()
+
+
+def parameters(mesh: DeviceMesh, size: int, count: int) -> dict[str, DTensor]:
+    """Parameters of one size in bytes, of different shapes, types and placements; the same on every rank."""
+    ends = [(Shard(0), Shard(1)), (Shard(0), Replicate()), (Shard(0), Shard(0)), (Shard(1), Shard(0))]
+    found = {}
+    for number in range(count):
+        dtype = getattr(torch, TYPES[number % len(TYPES)])
+        elements = size // dtype.itemsize
+        rows = 1 << (elements.bit_length() // 2 + number % 3 - 1)
+        whole = (torch.arange(elements) % 251 + number).to(dtype).view(rows, -1)
+        found[f"p{number}"] = distribute_tensor(whole, mesh, ends[number // 4 % 4], src_data_rank=None)
+    return found

@@ -7,7 +7,10 @@ sides. Both planners are asked, nothing is sent. Bytes are those that the busies
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import math
+import types
 from typing import Any
 
 from .report import Report, Row, Target
@@ -29,7 +32,6 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     found = [(source, target, counts(source, target, shape, arguments.device)) for source, target in chosen]
     for kind in (MOVES, REDUCTIONS):
         some = [count for source, _, count in found if ("P" in source) == (kind == REDUCTIONS)]
-        report.facts[kind] = {side: _by_number([count[side][0] for count in some]) for side in SIDES}
         for at, what, unit in ((0, "collectives", ""), (1, "bytes to the busiest rank", "B")):
             sums = (sum(count[side][at] for count in some) for side in SIDES)
             report.rows.append(Row(what, unit, *sums, {"pairs": f"{len(some)} {kind}"}))
@@ -59,51 +61,64 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     """(collectives, bytes that the busiest rank gets) by side."""
     import torch
 
-    from torch_overlay.show import asked, typed
-    from torch_overlay.show.explanation import cost_of, groups_at_hand
+    from torch_overlay.show import asked, plans, typed
+    from torch_overlay.show.explanation import cost_of
 
-    mesh = typed.Mesh(SIZES, ("a", "b", "c"))
-    flattened = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
+    mesh = typed.mesh("2,2,2", None, None)
     ends = [typed.placements(text, len(SIZES)) for text in (source, target)]
-    held, groups = typed.held(ends, shape, SIZES), groups_at_hand("create", SIZES, flattened)
-    cost = cost_of(mesh.names, ())
-    found = asked.of_words(ends, held, shape, torch.float32, mesh, device, flattened, groups, cost)
-    sides = dict(zip(SIDES, (found.torch, found.overlay)))
-    for plan in sides.values():
-        if plan.lines and plan.incoming is None:
-            raise ValueError(f"{plan.name} has a step whose bytes aren't known: {plan.lines}")
-    return {side: (plan.collectives, plan.incoming or 0) for side, plan in sides.items()}
+    plan = asked.of_words(ends, shape, torch.float32, mesh, None, cost_of(mesh.names, ())).plan
+    torchs = [tuple(map(plans.to_torch_placement, end)) for end in ends]
+    return {STOCK: _of_stock(*torchs, shape, device), OVERLAY: (plan.collectives, plan.incoming)}
 
 
-def _by_number(collectives: list[int]) -> dict[str, int]:
-    """How many pairs take no collective, one, two, ..."""
-    return {str(number): collectives.count(number) for number in range(max(collectives) + 1)}
+def _of_stock(source: tuple, target: tuple, shape: tuple[int, int], device: str) -> tuple[int, int]:
+    """The same of torch's own plan: its planner is asked, and its merging of steps over flattened meshes."""
+    from torch.distributed.tensor import _redistribute as planner
+
+    mesh = _stand_in(device)
+    before, after = (_spec(mesh, end, shape) for end in (source, target))
+    infos = planner._gen_transform_infos_non_cached(before, after)
+    infos = planner._optimize_transform_infos(infos, mesh, source, target)
+    held = math.prod(shape) // math.prod([n for n, placed in zip(SIZES, source) if placed.is_shard()])
+    collectives, elements = 0, 0
+    for info in infos:
+        old, new = info.src_dst_placements
+        ranks = math.prod([SIZES[axis] for axis in getattr(info, "original_mesh_dims", (info.mesh_dim,))])
+        if old.is_partial() and new.is_replicate():
+            gets, after_it = -(-2 * (ranks - 1) * held // ranks), held
+        elif old.is_partial() and new.is_shard():
+            gets, after_it = (ranks - 1) * held // ranks, held // ranks
+        elif old.is_shard() and new.is_replicate():
+            gets, after_it = (ranks - 1) * held, held * ranks
+        elif old.is_shard() and new.is_shard() and device != "cpu":
+            gets, after_it = (ranks - 1) * held // ranks, held
+        elif old.is_shard() and new.is_shard():  # gloo gathers, then each rank keeps its part
+            gets, after_it = (ranks - 1) * held, held
+        else:
+            held //= ranks
+            continue
+        collectives, elements, held = collectives + 1, elements + gets, after_it
+    return collectives, elements * 4
 
 
-def draw(report: Report, figure: Any, colors: list[str], ink: str) -> None:
-    """Bars of how many pairs take no collective, one, two or more: a bar a side, moves above reductions."""
-    panels = figure.subplots(2, 1)
-    for axes, kind in zip(panels, (MOVES, REDUCTIONS)):
-        rows = {row.name: row for row in report.rows if kind in row.where["pairs"]}
-        for line, side in enumerate(SIDES):
-            left = 0
-            for number, count in report.facts[kind][side].items():
-                color = colors[min(int(number), len(colors) - 1)]
-                axes.barh(line, count, left=left, height=0.72, color=color, edgecolor="white")
-                if count > 40:
-                    axes.text(left + count / 2, line, str(count), ha="center", va="center", color=_on(number, ink))
-                left += count
-        count, size = rows["collectives"], rows["bytes to the busiest rank"]
-        axes.set_yticks(range(2), ["stock", "overlay"], fontsize=12)
-        axes.invert_yaxis()
-        axes.set_xlim(0, left)
-        axes.xaxis.set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        fewer = f"{count.gain:.1f} times fewer collectives, {size.gain:.1f} times fewer bytes to the busiest rank"
-        axes.set_title(f"{count.where['pairs']}: {fewer}", loc="left", fontsize=12)
+@functools.cache
+def _stand_in(device: str) -> Any:
+    """A mesh without process groups, on which every set of axes is flattened: of that, torch asks the layout alone."""
+    import torch
+
+    from torch_overlay.compat._mesh_layout import flattened_layout
+    from torch_overlay.compat.tensor_mesh import without_groups
+    from torch_overlay.distributed._torch_layout import from_torch
+
+    mesh = without_groups(device, torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES), ("a", "b", "c"), 0)
+    for axes in [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]:
+        layout = flattened_layout(from_torch(mesh._layout).select(axes).collapse())
+        mesh._flatten_mapping["".join("abc"[axis] for axis in axes)] = types.SimpleNamespace(_layout=layout)
+    return mesh
 
 
-def _on(number: str, ink: str) -> str:
-    return ink if int(number) < 2 else "white"
+def _spec(mesh: Any, placements: tuple, shape: tuple[int, int]) -> Any:
+    import torch
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), (shape[1], 1), torch.float32))

@@ -11,6 +11,16 @@ STOCK, OVERLAY = "stock", "overlay"
 SIDES = (STOCK, OVERLAY)
 # Each side once before and once after the other, so that a machine that gets slower or faster is fair to both.
 TURNS = (STOCK, OVERLAY, OVERLAY, STOCK)
+
+
+def in_turns(rounds: int, warm: bool = True) -> Iterator[tuple[int, str]]:
+    """(turn, side) of so many rounds of `TURNS`. Turn 0, on the overlay, only warms up both the process and the
+    overlay, so nothing of it counts."""
+    if warm:
+        yield 0, OVERLAY
+    yield from enumerate(TURNS * rounds, start=1)
+
+
 _REDISTRIBUTION = "torch.distributed.tensor"
 
 

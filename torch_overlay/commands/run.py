@@ -15,8 +15,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 
 from .. import choices
-from ..hints import did_you_mean
-from .parser import Parser, version
+from .common import version
 
 _PROGRAM = """PROGRAM is one of:
 
@@ -44,12 +43,11 @@ CUT_OFF = "EIS"
 CHECK_PYCS = "--check-hash-based-pycs"
 
 
-def add_run(parser: Parser) -> None:
-    """Our own flags; which words are the program's is for `parse` to say, since Python's flags stand among them."""
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """What `--help` shows. `parse` reads the words, since Python's flags stand among them."""
     parser.usage = "%(prog)s [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]"
     parser.description = "Run an unmodified program, and every Python process that it starts, under the overlay."
     parser.epilog = _PROGRAM
-    parser.reader = _read
     parser.add_argument(
         "--no-strict",
         action="store_true",
@@ -65,23 +63,24 @@ def add_run(parser: Parser) -> None:
     )
 
 
-def _read(parser: Parser, words: list[str]) -> argparse.Namespace:
+def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The command line of `run`. Ends with 2 after a line on standard error if it makes no sense."""
     try:
         asked = parse(words)
-        if asked.help or asked.version:
-            print(version()) if asked.version else parser.print_help()
+        if asked.help:
+            parser.parse_args(["run", "--help"])
+        if asked.version:
+            print(version())
             parser.exit()
         command = command_of(asked.flags, asked.program)
         environ = environment(os.environ, asked.settings)
         choices.from_environment(environ)  # a wrong option fails here, not in every process of the job
         strict = choices.strict_from_environment(environ)
     except UnknownFlag as error:
-        # Python's flags are left alone: they are one letter long.
-        parser.check_option(str(error), "; the program's own come after PROGRAM, and --help lists those of run")
-        raise AssertionError(f"{error} is an option, and parse() didn't know it") from error
+        parser.exit(2, f"torch_overlay run: there is no option {str(error)!r}; the program's own come after PROGRAM\n")
     except ValueError as error:
-        parser.error(str(error))
-    return argparse.Namespace(no_strict=not strict, line=command, environ=environ)
+        parser.exit(2, f"torch_overlay run: {error}\n")
+    return argparse.Namespace(command="run", no_strict=not strict, line=command, environ=environ)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -193,7 +192,7 @@ def command_of(flags: list[str], program: list[str]) -> list[str]:
         return python + program
     found = shutil.which(program[0])
     if found is None:
-        raise ValueError(f"{missing} and no such command on PATH{_near(program[0])}")
+        raise ValueError(f"{missing} and no such command on PATH")
     if flags:
         raise ValueError(
             f"{' '.join(flags)} is for Python, and {program[0]!r} is a command: give it to what that starts"
@@ -214,16 +213,6 @@ def _no_program(path: str) -> str | None:
             if not set(mains) & set(archive.namelist()):
                 return f"the zip file {path!r} has no __main__.py"
     return None
-
-
-def _near(path: str) -> str:
-    """Which script beside a missing one may have been meant."""
-    folder = os.path.dirname(path)
-    try:
-        known = [os.path.join(folder, name) for name in os.listdir(folder or ".") if name.endswith(".py")]
-    except OSError:
-        return ""
-    return did_you_mean(path, known)
 
 
 def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from ..choices import topology
 from ..distributed.tensor._planner.regions import NotPlanned
-from ..hints import instead
 from ..show import screen, typed
 from ..show.drawing import Drawing, MeshMap, of_degrees
 from ..show.explanation import cost_of, groups_at_hand
-from .parser import Parser, add_no_strict, whole
+from .common import add_no_strict
 
 if TYPE_CHECKING:
     from ..show.explanation import Explanation
@@ -48,27 +47,26 @@ DTYPES = (
     "float8_e5m2fnuz float8_e8m0fnu half int int1 int16 int2 int3 int32 int4 int5 int6 int64 int7 int8 long qint32 "
     "qint8 quint2x4 quint4x2 quint8 short uint1 uint16 uint2 uint3 uint32 uint4 uint5 uint6 uint64 uint7 uint8"
 )
-DEVICES = ("cuda", "cpu", "xpu", "hpu", "mps", "mtia", "npu", "xla", "privateuseone")
 
 _PLACEMENTS = """Placements, one for each axis of the mesh, with commas between them:
 
   R       Replicate()          each rank of the axis holds the same
-  S0      Shard(0)             the axis cuts dim 0; S-1 is the last dim
+  S0      Shard(0)             the axis cuts dim 0
   P       Partial()            a term of a sum; P(max), P(avg), ... of others
   _S0(2)  _StridedShard(0, 2)  cuts dim 0 after later axes have cut it in 2
 
 Examples:
 
   %(prog)s --mesh 2x4 --shape 4096x4096 S0,S1 R,S1
-  %(prog)s --mesh dp=2,tp=4 --shape 64 "Shard(0), R" R,R
+  %(prog)s --mesh dp=2,tp=4 --shape 64 S0,R R,R
   %(prog)s --mesh 2,2 --to-mesh 4 --shape 8,8 S0,R S0
 """
 
 
-def add_explain(parser: Parser) -> None:
+def add_explain(parser: argparse.ArgumentParser) -> None:
     """What it takes."""
     parser.usage = "%(prog)s --mesh MESH --shape SHAPE [OPTION...] FROM TO"
-    parser.description = "Torch's plan for a redistribution and the overlay's, step by step, with bytes, time and why."
+    parser.description = "The overlay's plan for a redistribution, step by step, with bytes, time and why."
     parser.epilog = _PLACEMENTS
     parser.add_argument("source", metavar="FROM", help='the placements before, as "P,S0,R"')
     parser.add_argument("target", metavar="TO", help='the placements after, as "R,S1,S0"')
@@ -91,19 +89,12 @@ def add_explain(parser: Parser) -> None:
         "--flattened", action="append", default=[], metavar="AXES", help="axes that the program flattened, as dp,cp"
     )
     parser.add_argument("--topology", help="speed of axes, tp=450e9:2e-6,dp=50e9:1e-5 (bytes per second, seconds)")
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        default="cuda",
-        metavar="DEVICE",
-        help="of the mesh (default: cuda); on cpu torch gathers where it can't exchange",
-    )
     other = parser.add_argument_group("to another mesh: who sends how much to whom")
     other.add_argument("--to-mesh", metavar="MESH", help="the sizes of its axes; TO are placements on it")
     other.add_argument("--ranks", help="of the mesh, in its order: 0-3 or 6,4,2,0 (default: from 0 on)")
     other.add_argument("--to-ranks", metavar="RANKS", help="of the other mesh (default: from 0 on)")
-    other.add_argument("--tensors", type=whole, metavar="N", help="how many such tensors there are (default: 1)")
-    other.add_argument("--budget", type=whole, metavar="BYTES", help="of buffers on a rank (default: 256 MiB)")
+    other.add_argument("--tensors", type=int, metavar="N", help="how many such tensors there are (default: 1)")
+    other.add_argument("--budget", type=int, metavar="BYTES", help="of buffers on a rank (default: 256 MiB)")
     parser.add_argument("--out", metavar="FILE.png", help="also draw who sends what to whom (needs matplotlib)")
     add_no_strict(parser)
 
@@ -146,14 +137,13 @@ def _explained(arguments: argparse.Namespace) -> Explanation:
     shape = typed.integers(arguments.shape, "--shape", least=0)
     texts = (arguments.source, arguments.target)
     ends = [typed.placements(text, len(mesh.sizes), len(shape)) for text in texts]
-    held = typed.held(ends, shape, mesh.sizes)
     groups = groups_at_hand(arguments.flatten, mesh.sizes, flattened)
     cost = cost_of(mesh.names, topology("--topology", arguments.topology))
     name = dtype_name(arguments.dtype)
 
     from ..show import asked  # and torch with it, now that the arguments make sense
 
-    return asked.of_words(ends, held, shape, asked.dtype_of(name), mesh, arguments.device, flattened, groups, cost)
+    return asked.of_words(ends, shape, asked.dtype_of(name), mesh, groups, cost)
 
 
 def dtype_name(text: str) -> str:
@@ -164,8 +154,7 @@ def dtype_name(text: str) -> str:
     """
     name = SHORT.get(text, text).removeprefix("torch.")
     if name not in DTYPES.split():
-        known = instead(name, (*DTYPES.split(), *SHORT), "needed is one such as bf16 or float32")
-        raise ValueError(f"--dtype: torch has no dtype {text!r}{known}")
+        raise ValueError(f"--dtype: torch has no dtype {text!r}; needed is one such as bf16 or float32")
     return name
 
 
@@ -176,7 +165,7 @@ _DRAWN = """Examples:
 """
 
 
-def add_draw(parser: Parser) -> None:
+def add_draw(parser: argparse.ArgumentParser) -> None:
     """What it takes."""
     parser.usage = "%(prog)s (--mesh MESH | --degrees DEGREES) [OPTION...]"
     parser.description = (
@@ -191,9 +180,9 @@ def add_draw(parser: Parser) -> None:
         "--permute", metavar="AXES", help="number the ranks along the axes in this order, slowest first"
     )
     parser.add_argument(
-        "--ranks", type=whole, metavar="N", help="with --degrees: of the world, so that one degree can be -1"
+        "--ranks", type=int, metavar="N", help="with --degrees: of the world, so that one degree can be -1"
     )
-    parser.add_argument("--gpus-per-host", type=whole, default=8, metavar="N", help="ranks on one host (default: 8)")
+    parser.add_argument("--gpus-per-host", type=int, default=8, metavar="N", help="ranks on one host (default: 8)")
     parser.add_argument("--out", metavar="FILE.png", help="write the picture there, too (needs matplotlib)")
     add_no_strict(parser)
 
@@ -236,7 +225,7 @@ def _answer(command: str, make: Callable[[], screen.Shown], out: str | None) -> 
     return 0
 
 
-def add_status(parser: Parser) -> None:
+def add_status(parser: argparse.ArgumentParser) -> None:
     """`--all` and `--no-strict`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (

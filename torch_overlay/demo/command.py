@@ -1,4 +1,4 @@
-"""`python -m torch_overlay demo`: runs the panels or the training, prints, and says what to go on with."""
+"""`python -m torch_overlay demo`: runs the panels, prints, and says what to go on with."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..commands.parser import Parser
 from ..show.screen import Screen, Styled
-from . import panels, train
+from . import panels
 
 
-def add_demo(parser: Parser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
     """What it takes."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
         "Weights from a trainer to its servers, a job that hangs, a redistribution that stock gets wrong."
-    )
-    parser.add_argument(
-        "--train", action="store_true", help="train a model instead, on stock torch and under the overlay"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=train.Config.steps, metavar="N", help="of --train (default: %(default)s)"
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are; ranks may share a GPU"
@@ -36,16 +29,12 @@ def add_demo(parser: Parser) -> None:
 
 def demo(options: argparse.Namespace) -> int:
     """Run it; 0 if it came through, 1 if a process failed, 2 if the arguments make no sense."""
-    try:
-        config = train.Config(steps=options.steps, device=options.device)
-        if options.json and not Path(options.json).absolute().parent.is_dir():
-            raise ValueError(f"the folder of {options.json} must exist")
-    except ValueError as error:
-        print(f"demo: {error}", file=sys.stderr)
+    if options.json and not Path(options.json).absolute().parent.is_dir():
+        print(f"demo: the folder of {options.json} must exist", file=sys.stderr)
         return 2
     screen, start = Screen(), time.perf_counter()
     try:
-        found = train.run(config, screen) if options.train else run(screen, options.device)
+        found = run(screen, options.device)
     except RuntimeError as error:  # a rank failed; no torch runs in this process
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
@@ -53,7 +42,7 @@ def demo(options: argparse.Namespace) -> int:
         print("\ndemo: stopped", file=sys.stderr)
         return 130
     screen.say("", Styled(f"{time.perf_counter() - start:.0f} s in all. To go on:", "head"))
-    for line, what in next_commands(options.train):
+    for line, what in next_commands():
         screen.say("", Styled(f"  {line}", "side"), f"      {what}")
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
@@ -77,17 +66,13 @@ def run(screen: Screen, device: str) -> dict[str, Any]:
     return found
 
 
-def next_commands(trained: bool) -> list[tuple[str, str]]:
-    """Three things to type next, and what for."""
+def next_commands() -> list[tuple[str, str]]:
+    """Two things to type next, and what for."""
     program = command()
-    other = (f"{program} demo --train", "a mixture of experts, trained on stock torch and under the overlay")
-    if trained:
-        other = (f"{program} demo", "weights, a hang that explains itself, a value that is wrong on stock")
     explain = f"{program} explain --mesh 2,2 --flattened a,b --shape 5 S0,S0 R,R"
     return [
         (f"{program} run your_script.py", "your own program under the overlay, as it is; torchrun works there, too"),
-        (explain, "that redistribution, by stock and by the overlay"),
-        other,
+        (explain, "the overlay's plan for that redistribution"),
     ]
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
 # The operators that every collective ends in, whoever called it: c10d itself, functional collectives, DTensor, FSDP2.
@@ -17,27 +16,6 @@ _KINDS = {
     "reduce_scatter": "reduce-scatter",
     "alltoall": "all-to-all",
 }
-
-
-class GroupCounter:
-    """Counts `new_group` calls, by standing in the funnel through which all of them pass (gloo never splits a group).
-
-    Install before the first mesh.
-    """
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self._create = c10d._new_group_with_tag
-        c10d._new_group_with_tag = self._counted
-
-    def _counted(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return self._create(*args, **kwargs)
-
-    @staticmethod
-    def groups() -> int:
-        """Process groups of several ranks that this rank is in, the world among them: each may be a communicator."""
-        return sum(group.size() > 1 for group in c10d._world.pg_map)
 
 
 def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +36,7 @@ from ..transfers.two_meshes import made_like, moves_across
 from . import typed
 from .explanation import Explanation, JointAxes, Redistribution, cost_of
 from .flow import FlowExplanation
-from .plans import explained, make_spec, stand_in_mesh, to_torch_placement, word_of
+from .plans import explained, to_torch_placement, word_of
 
 if TYPE_CHECKING:
     from ..transfers.one_mesh import Change
@@ -79,23 +78,17 @@ def of_anything(
 
 def of_words(
     ends: Sequence[Sequence[typed.Placement]],
-    held: typed.Held,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     mesh: typed.Mesh,
-    device_type: str,
-    flattened: Sequence[tuple[int, ...]],
     groups: JointAxes,
     cost: Cost,
 ) -> Explanation:
-    """Explain for a mesh that stands for one of these sizes, seen from its first rank; no process group is made.
-
-    Args:
-        held: what `typed.held` reads of these ends.
-    """
-    stand_in = stand_in_mesh(device_type, mesh.sizes, mesh.ranks, mesh.names, flattened)
-    source, target = (make_spec(stand_in, [to_torch_placement(p) for p in end], shape, dtype) for end in ends)
-    return explained(_redistribution(source, target, mesh.names, held, groups, cost), source, target)
+    """Explain for a mesh of these sizes. Nothing is made."""
+    source, target = (tuple(map(to_torch_placement, end)) for end in ends)
+    held = typed.held(ends, shape, mesh.sizes)
+    question = _redistribution((source, target), shape, dtype, mesh, held, groups, cost)
+    return explained(question, source, target)
 
 
 def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
@@ -111,7 +104,13 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     cost = cost_of(names, tuple(row for row in settings.topology or () if row[0] in names))
     with as_views() as on:
         held, groups = _held(mesh, source, target), _groups(mesh, settings, on)
-        return explained(_redistribution(source, target, names, held, groups, cost), source, target)
+    ends = tuple(source.placements), tuple(target.placements)
+    shown = typed.Mesh(tuple(mesh.shape), names, tuple(mesh.mesh.flatten().tolist()))
+    meta = source.tensor_meta
+    question = _redistribution(
+        ends, tuple(meta.shape), meta.dtype, shown, held, groups, cost, bool(mesh.mesh_dim_names)
+    )
+    return explained(question, *ends)
 
 
 def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
@@ -130,24 +129,30 @@ def _positive(placement: Placement, ndim: int) -> Placement:
 
 
 def _redistribution(
-    source: DTensorSpec, target: DTensorSpec, names: tuple[str, ...], held: typed.Held, groups: JointAxes, cost: Cost
+    ends: tuple[tuple[Placement, ...], tuple[Placement, ...]],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    mesh: typed.Mesh,
+    held: typed.Held,
+    groups: JointAxes,
+    cost: Cost,
+    named: bool = True,
 ) -> Redistribution:
-    mesh, meta = target.mesh, target.tensor_meta  # the source's mesh may be a copy
     before, after, refused = held
     return Redistribution(
-        words=("·".join(map(word_of, source.placements)), "·".join(map(word_of, target.placements))),
-        shape=tuple(meta.shape),
-        sizes=tuple(mesh.shape),
+        words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
+        shape=shape,
+        sizes=mesh.sizes,
         source=before,
         target=after,
         refused=refused,
-        names=names,
-        ranks=tuple(mesh.mesh.flatten().tolist()),
-        dtype=str(meta.dtype).removeprefix("torch."),
-        itemsize=meta.dtype.itemsize,
+        names=mesh.names,
+        ranks=mesh.ranks,
+        dtype=str(dtype).removeprefix("torch."),
+        itemsize=dtype.itemsize,
         groups=groups,
         cost=cost,
-        named=bool(mesh.mesh_dim_names),
+        named=named,
     )
 
 
@@ -227,7 +232,6 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
         _sorted({rank for onto, _ in wanted.values() for rank in _members(onto)}),
         flow,
         budget,
-        None if across else _collectives_on_stock(moving, wanted),
         alone,
         sum([is_pending(tensor) for tensor in across.values()]),
     )
@@ -249,13 +253,6 @@ def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
     for here in itertools.product(*others):
         found = found.beside(Flow.of(moves_along(changes, ranks_along(mesh, axes, here)), budget))
     return found
-
-
-def _collectives_on_stock(tensors: Mapping[str, DTensor], wanted: Mapping[str, Target]) -> int:
-    """What a loop of `redistribute` takes, one tensor after the other; equal ones are planned once."""
-    kinds = Counter([(tensor._spec, wanted[name][1]) for name, tensor in tensors.items()])
-    first = {(tensor._spec, wanted[name][1]): tensor for name, tensor in tensors.items()}
-    return sum([times * of_tensor(first[kind], kind[1]).torch.collectives for kind, times in kinds.items()])
 
 
 def _members(mesh: DeviceMesh) -> list[int]:

@@ -1,28 +1,24 @@
-"""An explanation: two plans for one redistribution, step by step, as a value that prints as a table.
+"""An explanation: the overlay's plan for one redistribution, step by step, as a value that prints as a table.
 
 Bytes are those of the busiest rank: what it gets from others, and what it sends to them. Times are estimates of the
-cost model, the same for both plans. Standard library only.
+cost model. Standard library only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from ..distributed._mesh.rank_map import short
 from ..distributed.tensor._planner.cost import EXCHANGE, Cost
 from ..distributed.tensor._planner.forms import shared_plan
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._planner.steps import Step
-from ..hints import did_you_mean
 from . import screen
-from .words import aligned, amount, counted, duration, fitted, folded, sized, two_digits, wrapped
+from .words import amount, counted, duration, fitted, folded, sized, wrapped
 
 Topology = tuple[tuple[str, float, float], ...]
 JointAxes = frozenset[tuple[int, ...]] | None  # the sets of axes that have a joint group; None for all of them
-Number = TypeVar("Number", int, float)
 
 _HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
 _RIGHT = (0, 3, 5, 6, 7)  # columns of numbers
@@ -96,8 +92,7 @@ def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[i
 def cost_of(names: tuple[str, ...], topology: Topology | None) -> Cost:
     """The cost model with what is known of the axes; the others are as the model assumes."""
     if missing := sorted({name for name, *_ in topology or ()} - set(names)):
-        hint = did_you_mean(missing[0], names)
-        raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}{hint}")
+        raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}")
     return Cost.of(names, topology)
 
 
@@ -110,24 +105,22 @@ class ShownStep:
         axes: the names of the axes over which it communicates; none for a local step.
         ranks: in the group.
         holds: the placements after it.
-        incoming: bytes that the busiest rank gets from others; None if that isn't known.
-        outgoing: bytes that the busiest rank sends to others; None if that isn't known.
+        incoming: bytes that the busiest rank gets from others.
+        outgoing: bytes that the busiest rank sends to others.
         seconds: the estimate.
         why: one sentence.
-        trouble: what goes wrong here, or nothing.
         rounds: how many collectives the step is, one after the other.
-        step: the same as the planner's value, for pictures; None if it has none.
+        step: the planner's value, for pictures.
     """
 
     name: str
     axes: tuple[str, ...]
     ranks: int
     holds: str
-    incoming: int | None
-    outgoing: int | None
-    seconds: float | None
+    incoming: int
+    outgoing: int
+    seconds: float
     why: str
-    trouble: str = ""
     rounds: int = 1
     step: Step | None = None
 
@@ -139,27 +132,22 @@ class ShownStep:
         return (f"  {number}", self.name, over, ranks, self.holds, *_figures(self))
 
     def below(self, width: int) -> list[str]:
-        """What stands under the row: why the step is there, and what goes wrong."""
+        """What stands under the row: why the step is there."""
         rounds = (
             f", in {self.rounds} rounds, so that no more is held at once than stock holds" if self.rounds > 1 else ""
         )
-        why = screen.styled(wrapped(self.why + rounds, _UNDER, width), "why")
-        if self.trouble:
-            why += screen.styled(wrapped(f"!! {self.trouble}", _UNDER, width), "trouble")
-        return why
+        return screen.styled(wrapped(self.why + rounds, _UNDER, width), "why")
 
 
 @dataclass(frozen=True)
 class ShownPlan:
-    """One of the two plans.
+    """The plan.
 
     Attributes:
-        name: whose plan it is.
         lines: its steps in words.
         note: what else to say of it, or nothing.
     """
 
-    name: str
     lines: tuple[ShownStep, ...]
     note: str = ""
 
@@ -169,65 +157,51 @@ class ShownPlan:
         return sum(line.rounds for line in self.lines if line.axes)
 
     @property
-    def incoming(self) -> int | None:
-        """The bytes that the busiest rank of each step gets, in all steps; None if one isn't known."""
-        return _sum(line.incoming for line in self.lines)
+    def incoming(self) -> int:
+        """The bytes that the busiest rank of each step gets, in all steps."""
+        return sum(line.incoming for line in self.lines)
 
     @property
-    def outgoing(self) -> int | None:
-        """The bytes that the busiest rank of each step sends, in all steps; None if one isn't known."""
-        return _sum(line.outgoing for line in self.lines)
+    def outgoing(self) -> int:
+        """The bytes that the busiest rank of each step sends, in all steps."""
+        return sum(line.outgoing for line in self.lines)
 
     @property
-    def seconds(self) -> float | None:
-        """The estimate for all steps; None if one isn't known."""
-        return _sum(line.seconds for line in self.lines)
+    def seconds(self) -> float:
+        """The estimate for all steps."""
+        return sum(line.seconds for line in self.lines)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The plan as rows of the table, its sum last."""
+    def text(self, width: int) -> list[str]:
+        """The plan as lines, under the heads of its columns."""
         if not self.lines:
-            return []
-        rows = [line.cells(number) for number, line in enumerate(self.lines, 1)]
-        return [*rows, ("", "total", "", "", "", *_figures(self))]
-
-    def text(self, rows: list[list[str]], width: int) -> list[str]:
-        """The plan as lines, from its rows, each of which may be several lines."""
-        if not self.lines:
-            found = [f"{self.name}:", *wrapped(self.note, _UNDER, width)] if self.note else []
-            return found or screen.styled([f"{self.name}: nothing to do"], "side")
-        found = screen.styled([f"{self.name}: {counted(self.collectives, 'collective')}"], "side")
+            found = ["torch_overlay:", *wrapped(self.note, _UNDER, width)] if self.note else []
+            return found or screen.styled(["torch_overlay: nothing to do"], "side")
+        cells = [_HEADS, *[line.cells(number) for number, line in enumerate(self.lines, 1)]]
+        cells.append(("", "total", "", "", "", *_figures(self)))
+        heads, *rows, total = folded(cells, width, {1: "(", 2: ",", 4: "·"}, _RIGHT)
+        found = screen.styled(heads, "head")
+        found += screen.styled([f"torch_overlay: {counted(self.collectives, 'collective')}"], "side")
         for row, line in zip(rows, self.lines):
             found += [*row, *line.below(width)]
-        return [*found, *screen.styled(rows[-1], "head"), *screen.styled(wrapped(self.note, _UNDER, width), "trouble")]
+        return [*found, *screen.styled(total, "head"), *screen.styled(wrapped(self.note, _UNDER, width), "trouble")]
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation(screen.Shown):
-    """Torch's plan and the overlay's for one redistribution. Print it."""
+    """The overlay's plan for one redistribution. Print it."""
 
     question: Redistribution
-    torch: ShownPlan
-    overlay: ShownPlan
+    plan: ShownPlan
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
         """The explanation for a terminal of this many columns."""
-        rows = [self.torch.rows(), self.overlay.rows()]
-        heads, *table = folded([_HEADS, *rows[0], *rows[1]], width, {1: "(", 2: ",", 4: "·"}, _RIGHT)
-        return [
-            *self.title(width),
-            "",
-            *(screen.styled(heads, "head") if table else []),
-            *self.torch.text(table[: len(rows[0])], width),
-            *self.overlay.text(table[len(rows[0]) :], width),
-            *self.compared(),
-            *self.notes(width),
-        ]
+        return [*self.title(width), "", *self.plan.text(width), *self.notes(width)]
 
     def save(self, path: str) -> None:
-        """Write a picture of who sends what to whom in both plans; see `Shown.save`."""
-        from .pictures import draw_plans
+        """Write a picture of who sends what to whom; see `Shown.save`."""
+        from .pictures import draw_plan
 
-        draw_plans(self, path)
+        draw_plan(self, path)
 
     def title(self, width: int) -> list[str]:
         """What is asked."""
@@ -247,24 +221,12 @@ class Explanation(screen.Shown):
         size = amount(regions.most * self.question.itemsize)
         return f": {size} a rank" + (", a term of the value" if regions.pending else "")
 
-    def compared(self) -> list[str]:
-        """How the plans compare: how many times better the overlay's is."""
-        plans = (self.torch, self.overlay)
-        if not all(plan.lines for plan in plans):
-            return []
-        numbers = zip(*[(plan.collectives, plan.incoming, plan.outgoing, plan.seconds) for plan in plans])
-        said = zip(*[(str(plan.collectives), *_figures(plan)) for plan in plans])
-        names = ("collectives", "bytes in", "bytes out", "time")
-        rows = [(name, *pair, better(*number)) for name, pair, number in zip(names, said, numbers)]
-        return ["", *screen.headed(aligned([("", "torch", "overlay", "better"), *rows], right=(1, 2, 3)))]
-
     def notes(self, width: int) -> list[str]:
         """What the numbers assume and leave out."""
-        if not (self.torch.lines or self.overlay.lines):
+        if not self.plan.lines:
             return []
         cost = self.question.cost
-        said = ["better: how many times fewer, or faster"] if self.torch.lines and self.overlay.lines else []
-        said += [
+        said = [
             "in, out: bytes that the busiest rank gets from others and sends to others",
             f"time: an estimate, latency + the larger of in and out / bandwidth (x {EXCHANGE:g} in an all_to_all)",
         ]
@@ -272,34 +234,10 @@ class Explanation(screen.Shown):
             speed = f"{duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s"
             said.append(f"assumed: {speed}, for want of a topology")
         said.append("left out: contention, overlap with compute, copies to pack and unpack")
-        if any("#" in step.holds for step in (*self.torch.lines, *self.overlay.lines)):
+        if any("#" in step.holds for step in self.plan.lines):
             said.append("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")
         return ["", *screen.styled([line for text in said for line in fitted(text, width)], "why")]
 
 
 def _figures(of: ShownStep | ShownPlan) -> tuple[str, str, str]:
-    into, out = ("?" if size is None else amount(size) for size in (of.incoming, of.outgoing))
-    return (into, out, "?" if of.seconds is None else duration(of.seconds))
-
-
-def _sum(parts: Iterable[Number | None]) -> Number | None:
-    total: Any = 0
-    for part in parts:
-        if part is None:
-            return None
-        total += part
-    return total
-
-
-def better(old: float | None, new: float | None) -> str:
-    """How many times less the second is.
-
-    >>> better(24, 10), better(8, 10), better(701, 700), better(0, 3), better(3, 0), better(None, 3)
-    ('2.4 x', '0.8 x', 'same', 'worse', 'all', '?')
-    """
-    if old is None or new is None:
-        return "?"
-    if not (old and new):
-        return "same" if old == new else "worse" if new else "all"
-    times = two_digits(old / new)
-    return "same" if times == "1" else f"{times} x"
+    return amount(of.incoming), amount(of.outgoing), duration(of.seconds)

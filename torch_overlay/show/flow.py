@@ -28,7 +28,7 @@ LISTED = 24  # characters of a list of ranks
 
 @dataclass(frozen=True, repr=False)
 class FlowExplanation(screen.Shown):
-    """What torch and the overlay would do with many tensors. Print it.
+    """What the overlay would do with many tensors. Print it.
 
     Attributes:
         tensors: how many there are, those that stay among them.
@@ -36,7 +36,6 @@ class FlowExplanation(screen.Shown):
         sources, targets: the ranks that hold them before and after.
         flow: what ranks send to one another.
         budget: for buffers, in bytes.
-        torch: the collectives of a loop on stock; None where stock can't do it.
         alone: how many tensors go one by one: pending ones, and those for which there is no group.
         reduced: how many pending ones are reduced one by one before they go to another mesh.
     """
@@ -47,7 +46,6 @@ class FlowExplanation(screen.Shown):
     targets: tuple[int, ...]
     flow: Flow
     budget: int
-    torch: int | None = None
     alone: int = 0
     reduced: int = 0
 
@@ -61,7 +59,7 @@ class FlowExplanation(screen.Shown):
         way = f"from {of_ranks(self.sources)} to {of_ranks(self.targets)}"
         where = f"on {of_ranks(self.sources)}" if self.sources == self.targets else way
         title = f"{counted(self.tensors, 'tensor')}, {amount(self.size)}, {where}"
-        found = [*screen.styled(fitted(title, width), "title"), *fitted(self.stock(), width)]
+        found = [*screen.styled(fitted(title, width), "title")]
         found += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
         if not self.flow.sent:
             return found
@@ -76,12 +74,6 @@ class FlowExplanation(screen.Shown):
         from .pictures import draw_flow
 
         draw_flow(self, path)
-
-    def stock(self) -> str:
-        """What torch does."""
-        if self.torch is None:
-            return "torch: can't, from one mesh to another"
-        return f"torch: {counted(self.torch, 'collective')}, one tensor after the other"
 
     def steps(self) -> str:
         """What the overlay does."""
@@ -152,7 +144,6 @@ def of_words(
     >>> from .typed import Replicate, Shard
     >>> print(of_words((8, 8), ([Shard(0)], (2,), (0, 1)), ([Replicate()], (2,), (2, 3)), itemsize=4))
     1 tensor, 256 B, from ranks 0, 1 to ranks 2, 3
-    torch: can't, from one mesh to another
     overlay: 1 exchange; 512 B in all; buffers of 256 B on a rank at most (budget
       256 MiB)
     <BLANKLINE>

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 INK = "#2b2d42"
 FAINT = "#c9cdd6"
-SIDES = ("#8d99ae", "#e4572e")  # torch, the overlay
-SIDE_INKS = ("#56627a", "#c23d17")  # the same, dark enough to be read as text
+COLOR = "#e4572e"
+COLOR_AS_INK = "#c23d17"  # the same, dark enough to be read as text
 STYLE: dict[str, Any] = {
     "font.size": 10,
     "text.color": INK,
@@ -152,30 +152,26 @@ LEGEND = (
     "A cell: the bytes that the rank of its row sends to the rank of its column, the darker the more\n"
     "(K: KiB, M: MiB, G: GiB). Bars: what each rank sends, at the right, and gets, below."
 )
-_PLAN, _EMPTY = 4.9, 3.1  # inches that a plan takes, and one that sends nothing
+_PLAN, _EMPTY = 5.3, 3.1  # inches that a plan takes, and one that sends nothing
 
 
-def draw_plans(explanation: Explanation, path: str) -> None:
-    """Draw both plans. Raises ValueError: too many ranks to be read, or no plan that can be drawn."""
-    ask = explanation.question
+def draw_plan(explanation: Explanation, path: str) -> None:
+    """Draw the plan. Raises ValueError: too many ranks to be read, or no plan that can be drawn."""
+    ask, plan = explanation.question, explanation.plan
     if ask.source is None or ask.target is None:
         raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
     _check(math.prod(ask.sizes))
-    plans = (explanation.torch, explanation.overlay)
-    columns = max(2, *(plan.collectives for plan in plans))
-    heights = [3.7, *(_PLAN if _sent(plan) else _EMPTY for plan in plans)]
-    heights[-1] += 0.4 if any(map(_sent, plans)) else 0  # for the legend
+    columns, sends = max(2, plan.collectives), bool(_sent(plan))
+    heights = [3.7, _PLAN if sends else _EMPTY]
     with figure(path, figsize=(4.6 * columns + 0.4, sum(heights)), layout="constrained") as made:
-        bands = made.subfigures(3, 1, height_ratios=heights, hspace=0.03)
-        _holds(bands[0], explanation)
-        for band, plan, color, ink in zip(bands[1:], plans, SIDES, SIDE_INKS):
-            band.suptitle(_headline(plan), fontweight="bold", color=ink, ha="left", x=0.02)
-            if _sent(plan):
-                _plan(band, plan, explanation, columns, color)
-            else:
-                _nothing_sent(band, plan, explanation)
-        if any(map(_sent, plans)):
-            bands[-1].supxlabel(LEGEND, fontsize=9)
+        above, band = made.subfigures(2, 1, height_ratios=heights, hspace=0.03)
+        _holds(above, explanation)
+        band.suptitle(_headline(plan), fontweight="bold", color=COLOR_AS_INK, ha="left", x=0.02)
+        if sends:
+            _plan(band, plan, explanation, columns)
+            band.supxlabel(LEGEND, fontsize=9)
+        else:
+            _nothing_sent(band, plan, explanation)
 
 
 def draw_flow(explained: FlowExplanation, path: str) -> None:
@@ -187,7 +183,7 @@ def draw_flow(explained: FlowExplanation, path: str) -> None:
         lines = explained.lines()
         head = lines[: lines.index("") if "" in lines else len(lines)]
         made.text(0.5, 0.98, "\n".join(head), fontweight="bold", ha="center", va="top")
-        _matrix(made.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks, SIDES[1])
+        _matrix(made.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks)
         made.text(0.5, 0.015, LEGEND, fontsize=9, ha="center", va="bottom")
 
 
@@ -199,8 +195,8 @@ def _check(ranks: int) -> None:
 
 
 def _sent(plan: ShownPlan) -> list[ShownStep]:
-    """The collectives; none of a plan that can't run."""
-    return [line for line in plan.lines if line.axes] if plan.incoming is not None else []
+    """The collectives."""
+    return [line for line in plan.lines if line.axes]
 
 
 def _holds(figure: Any, explanation: Explanation) -> None:
@@ -255,20 +251,18 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
 
 def _headline(plan: ShownPlan) -> str:
     if not plan.lines:
-        return f"{plan.name}: {plan.note or 'nothing to do, nothing is sent'}"
-    if plan.incoming is None:
-        return f"{plan.name}: a plan that it cannot run"
+        return f"torch_overlay: {plan.note or 'nothing to do, nothing is sent'}"
     drawn = _sent(plan)
     local = counted(len(plan.lines) - len(drawn), "local step")
     if not drawn:
-        return f"{plan.name}: {local}, nothing is sent"
+        return f"torch_overlay: {local}, nothing is sent"
     rest = f" ({local} not drawn)" if len(drawn) < len(plan.lines) else ""
-    out = "" if plan.outgoing is None else f", sends {amount(plan.outgoing)}"
-    return f"{plan.name}: {counted(len(drawn), 'collective')}{rest}\nthe busiest rank gets {amount(plan.incoming)}{out}"
+    busiest = f"the busiest rank gets {amount(plan.incoming)}, sends {amount(plan.outgoing)}"
+    return f"torch_overlay: {counted(len(drawn), 'collective')}{rest}\n{busiest}"
 
 
-def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int, color: str) -> None:
-    """One plan: its collectives from left to right, each as a matrix of who sends to whom."""
+def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int) -> None:
+    """The plan: its collectives from left to right, each as a matrix of who sends to whom."""
     panels = figure.subplots(1, columns, squeeze=False)[0]
     drawn = _sent(plan)
     for panel in panels[len(drawn) :]:
@@ -276,7 +270,7 @@ def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int, 
     for number, (panel, line) in enumerate(zip(panels, drawn), 1):
         assert isinstance(line.step, Collective), line
         matrix = [[n * explanation.question.itemsize for n in row] for row in traffic(line.step)]
-        _matrix(panel, matrix, explanation.question.ranks, color)
+        _matrix(panel, matrix, explanation.question.ranks)
         way = " (as if in equal parts)" if isinstance(line.step, AllReduce) else ""
         title = f"{number}. {line.name} over {','.join(line.axes)}{way}"
         lines = [title, *textwrap.wrap(line.why, 46), f"sent in all: {amount(sum(map(sum, matrix)))}"]
@@ -303,16 +297,16 @@ def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> Non
     axes.set_title("\n".join(["the mesh, each rank in the colour of the part that it ends with", *words]), fontsize=9)
 
 
-def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: str) -> None:
+def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None:
     """Bytes from each rank (a row) to each other one (a column), and beside it what each sends and gets in all."""
-    axes.imshow(matrix, cmap=shades(color), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
+    axes.imshow(matrix, cmap=shades(COLOR), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
     sent, got = [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)]
     numbered = len(ranks) <= _NUMBERED
     every = range(0, len(ranks), 1 if numbered else max(2, len(ranks) // 8))
     for ticks in (axes.set_xticks, axes.set_yticks):
         ticks(every, [str(ranks[i]) for i in every], fontsize=8)
     axes.set(xlabel="receiver", ylabel="sender")
-    _totals(axes, sent, got, color, numbered)
+    _totals(axes, sent, got, numbered)
     _rule(axes, len(ranks))
     for row, cells in enumerate(matrix if numbered else []):
         for column, cell in enumerate(cells):
@@ -320,13 +314,13 @@ def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...], color: 
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
 
 
-def _totals(axes: Axes, sent: list[int], got: list[int], color: str, numbered: bool) -> None:
+def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None:
     """Bars at the right for what each rank sends, below for what it gets; with numbers while there is room."""
     size, most = len(sent), max(1, *sent, *got)
     right = axes.inset_axes((1.02, 0, 0.16, 1))
     below = axes.inset_axes((0, -0.34, 1, 0.16))
-    right.barh(range(size), sent, height=0.8, color=color, alpha=0.6)
-    below.bar(range(size), got, width=0.8, color=color, alpha=0.6)
+    right.barh(range(size), sent, height=0.8, color=COLOR, alpha=0.6)
+    below.bar(range(size), got, width=0.8, color=COLOR, alpha=0.6)
     right.axis("off")
     right.set(xlim=(0, most), ylim=(size - 0.5, -0.5))
     below.axis("off")

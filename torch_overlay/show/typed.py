@@ -1,19 +1,15 @@
-"""What people type: placements, meshes, shapes and names of axes, read and refused before torch is imported.
-
-Everything is taken as it is written elsewhere, too: as torch prints it, as a list, with or without brackets.
-"""
+"""What people type: placements, meshes, shapes and names of axes, read and refused before torch is imported."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from ..distributed._mesh_layout import row_major
 from ..distributed.tensor._planner.regions import OPS, NotPlanned, Regions
-from ..hints import did_you_mean, instead
 from ..parallel_dims import ParallelDims
 
 
@@ -52,50 +48,38 @@ class Mesh(NamedTuple):
     """A mesh as it is typed.
 
     Attributes:
-        order: the axes along which its ranks are numbered, slowest first; None for as they come.
+        ranks: row-major over its axes.
     """
 
     sizes: tuple[int, ...]
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Row-major over its axes. Raises as `laid_out`."""
-        return laid_out(self.sizes, self.order)
+    ranks: tuple[int, ...]
 
 
-_REPLICATE = re.compile(r"r|replicate(\(\))?", re.IGNORECASE)
-_SHARD = re.compile(r"s(?:hard)?(?:(-?\d+)|\((?:dim=)?(-?\d+)\))", re.IGNORECASE)
-_PARTIAL = re.compile(r"p(?:artial)?(?:\((?:reduce_op=)?['\"]?(\w*)['\"]?\))?", re.IGNORECASE)
-_STRIDED = re.compile(
-    r"_s(?:tridedshard)?(?:(-?\d+)\((\d+)\)|\((?:dim=)?(-?\d+),(?:split_factor=|sf=)?(\d+)\))", re.IGNORECASE
-)
+_WORD = re.compile(r"(R)|S(\d+)|_S(\d+)\((\d+)\)|P(?:\((\w+)\))?")
 _KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(OPS[1:])}), or _S0(2), strided with a split factor of 2"
-_SPELLED = ("Replicate()", "Shard(0)", "Shard(1)", "Partial()", "_StridedShard(0, 2)")
-# Between the parts of a list: a comma outside of brackets, or the dot that plans are printed with.
-_COMMA = re.compile(r"[,·](?![^()]*\))")
 # Between sizes: a comma, or an x after a number.
 _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 
 
 def placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement, ...]:
-    """Placements as words, one for each axis of the mesh: ``P,S0,R``, or ``[Partial(), Shard(0), Replicate()]``.
+    """Placements as words, one for each axis of the mesh, with commas between them.
 
     Args:
-        ndim: of the tensor, so that a dim may be counted from its end.
+        ndim: of the tensor, if it is known.
 
     Raises:
-        ValueError: a word that is none, or too many or few of them; says which words there are.
+        ValueError: a word that is no placement, too many or few of them, or a dim that the tensor lacks.
 
-    >>> placements("P(max), _S0(2), R", 3) == placements("Partial('max'), _StridedShard(dim=0, sf=2), Replicate()", 3)
-    True
-    >>> placements("S-1", 1, ndim=3)
-    (Shard(dim=2),)
+    >>> placements("P(max),_S0(2),R", 3)
+    (Partial(op='max'), StridedShard(dim=0, split_factor=2), Replicate())
     """
-    found = tuple(_counted(_placement(word, text), ndim, text) for word in _parts(text))
+    found = tuple([_placement(word.strip(), text) for word in text.split(",")])
     if len(found) != axes:
         raise ValueError(f"a mesh of {axes} axes needs {axes} placements, one an axis, got {len(found)}: {text!r}")
+    for axis, placement in enumerate(found):
+        if ndim is not None and isinstance(placement, (Shard, StridedShard)) and placement.dim >= ndim:
+            raise ValueError(f"axis {axis} shards dim {placement.dim} of a tensor with {ndim} dims")
     return found
 
 
@@ -119,12 +103,6 @@ def held(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tup
     return before, after, ""
 
 
-def _parts(text: str) -> list[str]:
-    """The words of a list, which may stand in brackets and end in a comma."""
-    words = [word.strip() for word in _COMMA.split(_bare(text))]
-    return words[:-1] if len(words) > 1 and not words[-1] else words
-
-
 def _bare(text: str) -> str:
     """Without the brackets around it."""
     bare = text.strip()
@@ -132,32 +110,19 @@ def _bare(text: str) -> str:
 
 
 def _placement(word: str, text: str) -> Placement:
-    bare = word.replace(" ", "")
-    if _REPLICATE.fullmatch(bare):
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise ValueError(f"{word!r} in {text!r} is no placement; there are {_KNOWN}")
+    whole, dim, strided, factor, op = match.groups()
+    if whole:
         return Replicate()
-    if match := _SHARD.fullmatch(bare):
-        return Shard(int(match[1] or match[2]))
-    if match := _STRIDED.fullmatch(bare):
-        return StridedShard(int(match[1] or match[3]), int(match[2] or match[4]))
-    if match := _PARTIAL.fullmatch(bare):
-        op = (match[1] or "sum").lower()
-        if op not in OPS:
-            known = instead(op, OPS, f"there are {', '.join(OPS)}")
-            raise ValueError(f"{word!r} in {text!r} is no reduction that torch knows{known}")
-        return Partial(op)
-    if match := re.fullmatch(r"_?s(-?\d+)(\(.*)?", bare, re.IGNORECASE):
-        dim = match[1]
-        raise ValueError(f"{word!r} in {text!r}: a shard is S{dim}, a strided one is _S{dim}(2), with its split factor")
-    raise ValueError(f"{word!r} in {text!r} is no placement{instead(word, _SPELLED, f'there are {_KNOWN}')}")
-
-
-def _counted(placement: Placement, ndim: int | None, text: str) -> Placement:
-    """With its dim counted from the front."""
-    if not isinstance(placement, (Shard, StridedShard)) or placement.dim >= 0:
-        return placement
-    if ndim is None or placement.dim + ndim < 0:
-        raise ValueError(f"{text!r} shards dim {placement.dim} of a tensor with {ndim} dims")
-    return replace(placement, dim=placement.dim + ndim)
+    if dim:
+        return Shard(int(dim))
+    if strided:
+        return StridedShard(int(strided), int(factor))
+    if op is not None and op not in OPS:
+        raise ValueError(f"{word!r} in {text!r} is no reduction that torch knows; there are {', '.join(OPS)}")
+    return Partial(op or "sum")
 
 
 def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
@@ -223,8 +188,7 @@ def chosen(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
         word = word.strip()
         axis = known.index(word) if word in known else int(word) if word.isdigit() else -1
         if not 0 <= axis < len(known):
-            axes = instead(word, known, f"its axes are {', '.join(known)}")
-            raise ValueError(f"{what}: the mesh has no axis {word!r}{axes}")
+            raise ValueError(f"{what}: the mesh has no axis {word!r}; its axes are {', '.join(known)}")
         found.append(axis)
     if len(set(found)) != len(found):
         raise ValueError(f"{what} names an axis twice: {text!r}")
@@ -249,7 +213,7 @@ def mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
     if not read:
         raise ValueError("--mesh needs the size of at least one axis, as 2,4")
     called = names(axes, len(read))
-    return Mesh(read, called, chosen(permuted, called, "--permute") if permuted else None)
+    return Mesh(read, called, laid_out(read, chosen(permuted, called, "--permute") if permuted else None))
 
 
 def laid_out(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -288,10 +252,7 @@ def degrees(text: str, ranks: int | None) -> ParallelDims:
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if name not in known or not equals:
-            hint = did_you_mean(name, known) if name not in known else ""
-            raise ValueError(
-                f"--degrees: needed degrees as pp=2,tp=4, out of {', '.join(known)}; got {word.strip()!r}{hint}"
-            )
+            raise ValueError(f"--degrees: needed degrees as pp=2,tp=4, out of {', '.join(known)}; got {word.strip()!r}")
         if name in given:
             raise ValueError(f"--degrees names {name} twice: {text!r}")
         try:

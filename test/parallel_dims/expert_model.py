@@ -1,7 +1,10 @@
-"""The demo's model: a byte-level transformer whose every second block has a mixture of experts; and its weights spread
-over meshes, by tensor parallelism, expert parallelism, then FSDP2 around both."""
+"""A byte-level transformer with experts, spread by tensor parallelism, expert parallelism, then FSDP2 around both."""
 
 from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,10 +22,31 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ..parallel_dims import ParallelMeshes
-from .train import Config
+from torch_overlay.parallel_dims import ParallelDims, ParallelMeshes
 
 BYTES = 256
+
+
+@dataclass(frozen=True)
+class Config:
+    """Degrees count ranks, and experts spread over `ep` of the `dp_shard * tp` ranks of one replica. Sizes count
+    elements, `batch` sequences of a global step, `seq` tokens."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 2
+    tp: int = 2
+    ep: int = 2
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+    experts: int = 4
+    top_k: int = 2
+    seq: int = 64
+    batch: int = 16
+    seed: int = 0
+    text_bytes: int = 1_000_000
+    dtype: str = "float32"
+    device: str = "cpu"
 
 
 class Attention(nn.Module):
@@ -244,3 +268,64 @@ def _apply_fsdp(model: Transformer, meshes: ParallelMeshes) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no averaging reduction
+
+
+# --- a step on one rank ---
+
+
+def build_meshes(config: Config) -> ParallelMeshes:
+    """Make the meshes."""
+    dims = ParallelDims(dp_replicate=config.dp_replicate, dp_shard=config.dp_shard, tp=config.tp, ep=config.ep)
+    return dims.build("cpu")
+
+
+class Text:
+    """At most `limit` bytes of the standard library's top-level `*.py`, which are on every machine that runs this, in
+    sorted order, and random batches of them.
+
+    The same machine gives the same bytes to every rank. Raises RuntimeError if fewer than `least` bytes are found.
+
+    """
+
+    def __init__(self, limit: int, least: int) -> None:
+        folder = Path(sysconfig.get_path("stdlib"))
+        self.data = b"".join([path.read_bytes() for path in sorted(folder.glob("*.py"))])[:limit]
+        if len(self.data) < least:
+            raise RuntimeError(f"needed {least} bytes of Python sources, found {len(self.data)} in {folder}")
+        with torch.device("cpu"):
+            self._bytes = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+
+    def batch(self, step: int, rows: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The global batch of a step as (inputs, targets), each (rows, length) int64; equal on every rank,
+        and on the default device."""
+        generator = torch.Generator("cpu").manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(self.data) - length, (rows, 1), generator=generator, device="cpu")
+        window = self._bytes[starts + torch.arange(length + 1, device="cpu")].long().to(torch.get_default_device())
+        return window[:, :-1], window[:, 1:]
+
+
+class Trainer:
+    """Model and data of one rank."""
+
+    def __init__(self, config: Config, meshes: ParallelMeshes) -> None:
+        self.config = config
+        self.loss_mesh = meshes.loss
+        self.text = Text(config.text_bytes, least=config.seq + 1)
+        self.model = build_model(config)
+        shard_model(self.model, meshes)
+
+    def backward(self, step: int) -> torch.Tensor:
+        """Add the gradients of the batch of `step`, and return its loss, both the mean over the loss axis."""
+        config, readers = self.config, self.loss_mesh
+        inputs, targets = self.text.batch(step, config.batch, config.seq, config.seed)
+        share = config.batch // readers.size()
+        mine = slice(readers.get_local_rank() * share, (readers.get_local_rank() + 1) * share)
+        loss = byte_loss(self.model, inputs[mine], targets[mine]) / readers.size()
+        loss.backward()
+        loss = loss.detach()
+        dist.all_reduce(loss, group=readers.get_group())
+        return loss
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

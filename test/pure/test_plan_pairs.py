@@ -1,20 +1,13 @@
-"""Every plan of a (2,2,2) mesh on a 16x16 tensor of 4 bytes an element, as lines to read.
-
-`EXPECTTEST_ACCEPT=1 pytest test/pure/test_plan_golden.py` writes the files anew; read the difference before it goes in.
-"""
+"""All pairs of placements on a (2, 2, 2) mesh: what plans take in all, and that each is right on every rank."""
 
 import itertools
-import os
-import pathlib
 
 import pytest
 
-from torch_overlay.distributed.tensor._planner.cost import collectives
-from torch_overlay.distributed.tensor._planner.plan import line
+from torch_overlay.distributed.tensor._planner.cost import arriving_by, collectives
 from twins_tensor import Case
 from width import NIGHTLY, sample
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
 MOVED = [("R",), ("S", 0), ("S", 1)]
 PENDING = ("P", "sum")
 
@@ -25,13 +18,6 @@ def all_pairs(sizes, reductions):
         for target in itertools.product(MOVED, repeat=len(sizes)):
             if (PENDING in source) == reductions and source != target:
                 yield source, target
-
-
-def lines(sizes, reductions):
-    """The plans for 16x16, one a line."""
-    for source, target in all_pairs(sizes, reductions):
-        case = Case(source, target, (16, 16), sizes)
-        yield line(*case.ends(), case.steps(), 4)
 
 
 @pytest.mark.parametrize(("sizes", "count"), [((2, 2, 2), 702), ((4, 2), 72)])
@@ -47,6 +33,13 @@ def test_a_reduction_takes_at_most_two_collectives(sizes, count):
     assert len(plans) == count
     assert max(map(collectives, plans)) == 2
     assert min(map(collectives, plans)) == 1
+
+
+@pytest.mark.parametrize("reductions, talks, elements", [(False, 630, 41_432), (True, 1_464, 117_720)])
+def test_plans_take_in_all_no_more_than_they_did(reductions, talks, elements):
+    """Collectives, and elements that the busiest rank gets. Fewer: write it here and into docs/figures.json."""
+    plans = [Case(s, t, (16, 16), (2, 2, 2)).steps() for s, t in all_pairs((2, 2, 2), reductions)]
+    assert (sum(map(collectives, plans)), sum(map(arriving_by, plans))) == (talks, elements)
 
 
 @pytest.mark.parametrize("reductions", [False, True])
@@ -69,12 +62,3 @@ def test_every_pair_is_right_with_some_groups(reductions, first):
         case = Case(*pair, [(4, 2), (5, 3)][number % 2], (2, 2, 2), sets[(5 * number + 4 * first) % len(sets)])
         found += [(case, case.problem())] if case.problem() else []
     assert found == []
-
-
-@pytest.mark.parametrize(("name", "reductions"), [("moves_2x2x2", False), ("reductions_2x2x2", True)])
-def test_plans_read_as_accepted(name, reductions):
-    path = GOLDEN / f"{name}.txt"
-    text = "".join(f"{found}\n" for found in lines((2, 2, 2), reductions))
-    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
