@@ -15,7 +15,6 @@ from torch_overlay.demo.counters import count_collectives
 from torch_overlay.demo.model import build_model, byte_loss
 from torch_overlay.demo.train import Config
 from torch_overlay.demo.training import Text, Trainer, build_meshes, whole
-from way import TENSOR_MESHES
 from width import sample
 
 # float64, so that a token near the border of two experts goes the same way, and a wrong factor can't hide in rounding.
@@ -51,7 +50,7 @@ def _one_rank(rank: int, folder: str) -> None:
 def _counts(overlay: bool, flatten: bool) -> tuple[int, int]:
     """Collectives of clipping and of a full save, of the demo's own configuration, in a world of the fake backend."""
     # Torch keeps results of equal meshes, with the mesh that came first and its groups.
-    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", bool)()  # there is none before 2.10
+    torch._C._clear_DTensor_sharding_propagator_cache()
     with torch_overlay.enabled() if overlay else contextlib.nullcontext():
         config = CONFIGS["default"]
         meshes = build_meshes(config)
@@ -121,8 +120,6 @@ MERGED = 2 if hasattr(_redistribute, "NestedRedistribute") else 4  # before 2.12
 )
 def test_flattening_saves_an_all_reduce_and_the_overlay_gathers_a_mesh_at_once(fake_world, overlay, flatten, counts):
     """What the demo's table says of a step's collectives and of a full save's, with flattened meshes and without."""
-    if TENSOR_MESHES and flatten and not overlay:
-        pytest.skip("before 2.10 stock torch takes flattened meshes of earlier worlds for new ones")
     assert _counts(overlay, flatten) == counts
 
 

@@ -25,7 +25,6 @@ from torch_overlay.show.plans import make_spec, stand_in_mesh, to_torch_placemen
 from torch_overlay.show.typed import Partial, StridedShard
 from torch_overlay.show.typed import Replicate as Whole
 from torch_overlay.show.typed import Shard as Cut
-from way import TENSOR_MESHES, merges
 
 
 @pytest.fixture
@@ -59,10 +58,6 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_table(name, said):
     """`EXPECTTEST_ACCEPT=1 pytest test/explain` writes the files anew; read the difference before it goes in."""
-    if name == "torch_merges_uneven" and not merges():
-        pytest.skip("torch merges from 2.11 on")
-    if TENSOR_MESHES and "_S0" in TABLES[name]:
-        pytest.skip("before 2.10 torch takes other steps from a strided shard")
     text = f"$ python -m torch_overlay explain {TABLES[name]}\n{said(*TABLES[name].split())}"
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("EXPECTTEST_ACCEPT"):
@@ -163,8 +158,6 @@ TROUBLE = [
 @pytest.mark.parametrize("shape, flattened, ranks, trouble", TROUBLE)
 def test_says_where_torch_takes_the_wrong_elements(shape, flattened, ranks, trouble):
     case = twin.Case((("S", 0), ("S", 0)), (("R",), ("R",)), shape, (2, 2))
-    if flattened and not merges():
-        trouble = ""
     found = [step.trouble for step in asked_of_torch(case, flattened, ranks) if step.trouble]
     assert bool(found) == bool(trouble) and all(trouble in text for text in found)
 

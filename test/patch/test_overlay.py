@@ -1,6 +1,7 @@
 """enable(), disable() and all that a user sees of them, on the fake library."""
 
 import dataclasses
+import re
 import sys
 import threading
 
@@ -110,10 +111,13 @@ def test_an_added_name_must_be_free(tree):
         torch_overlay.enable()
 
 
-def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree):
+@pytest.mark.parametrize("release", ["2.9.1", "2.10.0", "2.10.0+cu128", "2.16.0"])
+def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree, release):
+    """Those that were given up, and the next. The error names the releases to install instead."""
     tree.rows(*ALL)
-    tree.running("2.16.0")
-    with pytest.raises(errors.UnknownRelease, match=r"torch 2\.16\.0 isn't one of .*2\.13\.0, 2\.14\.1, 2\.15\.0"):
+    tree.running(release)
+    known = r"\(2\.11\.0, 2\.12\.1, 2\.13\.0, 2\.14\.1, 2\.15\.0\)"
+    with pytest.raises(errors.UnknownRelease, match=rf"torch {re.escape(release)} isn't one of .*{known}"):
         torch_overlay.enable()
     assert tree.get("fakelib.core").make() == ("stock", 1)
     assert states(torch_overlay.enable(strict=False))["make"] == "on"

@@ -305,10 +305,7 @@ def test_a_column_is_sent_without_the_gaps_between_its_elements():
 
 def test_a_world_of_some_ranks_can_be_named():
     with torch_overlay.enabled():
-        try:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])
-        except TypeError:
-            pytest.skip("torch before 2.10 has no _ranks")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])
         try:
             assert dist.get_world_size() == 1
         finally:

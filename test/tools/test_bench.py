@@ -16,7 +16,6 @@ from benchmarks import dims, mesh, pairs, redistribute  # noqa: E402
 from benchmarks.report import Report, Row, Target  # noqa: E402
 from benchmarks.table import shown, times  # noqa: E402
 
-from way import TENSOR_MESHES, needs_layouts  # noqa: E402
 from width import NIGHTLY  # noqa: E402
 
 KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "facts"}
@@ -61,7 +60,6 @@ def test_mesh(bench, tmp_path):
     assert is_png(tmp_path / "found.png")
 
 
-@needs_layouts
 def test_groups(bench, tmp_path):
     found = bench("groups", "--ones", "16", "--repeats", "1", "--plot", "found.png")
     expected = {  # groups of stock and overlay, and how many of the overlay's are for a whole mesh
@@ -91,7 +89,7 @@ def test_groups(bench, tmp_path):
 def test_dims(bench, tmp_path):
     found = bench("dims", "--worlds", "64", "--repeats", "1", "--plot", "found.png")
     where = {"ranks": 64, "class": "ParallelDims"}
-    stock = (313, 13) if TENSOR_MESHES else (317, 14)  # before 2.10 it takes a view of the world before for a new one
+    stock = (317, 14)
     for side, calls, groups in (("stock", *stock), ("overlay", 11, 11)):
         assert value(found, "new_group calls", side, **where) == calls
         assert value(found, "groups", side, **where) == groups

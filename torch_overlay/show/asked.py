@@ -3,11 +3,10 @@ them with other placements or on another mesh, or from a `Transfer`."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..choices import Choices
-from ..compat.tensor_mesh import has_views
 from ..distributed._mesh.caches import real_mesh
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.cost import Cost
@@ -25,7 +23,7 @@ from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._plans.groups import joint_axes
 from ..distributed.tensor._plans.question import why_not
 from ..distributed.tensor._plans.specs import read_cuts
-from ..overlay import enabled, is_enabled, options
+from ..overlay import is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.flow import NOTHING, Flow
 from ..transfers._planner.reductions import phases
@@ -52,18 +50,6 @@ def dtype_of(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"--dtype: this torch has no dtype {name!r}")
     return found
-
-
-@contextlib.contextmanager
-def as_views() -> Iterator[bool]:
-    """The overlay for a while where torch lacks what our bodies read of it: views, which meshes are since 2.10, and the
-    switch that turns off the merging of steps, which it does since 2.11. Gives whether the overlay was on before."""
-    from torch.distributed.tensor import _redistribute
-
-    on = is_enabled()
-    whole = has_views() and hasattr(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-    with contextlib.nullcontext() if whole else enabled():
-        yield on
 
 
 def of_anything(
@@ -109,9 +95,8 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
     # Torch's names only: the options' topology may name axes of other meshes.
     cost = cost_of(names, tuple(row for row in settings.topology or () if row[0] in names))
-    with as_views() as on:
-        held, groups = _held(mesh, source, target), _groups(mesh, settings, on)
-        return explained(_redistribution(source, target, names, held, groups, cost), source, target)
+    held, groups = _held(mesh, source, target), _groups(mesh, settings, is_enabled())
+    return explained(_redistribution(source, target, names, held, groups, cost), source, target)
 
 
 def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:

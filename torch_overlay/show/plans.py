@@ -24,8 +24,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..compat._mesh_layout import flattened_layout
-from ..compat.tensor import merged, shards_become_terms
-from ..compat.tensor_mesh import without_groups
+from ..compat.tensor import shards_become_terms
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.cost import arriving, collectives, leaving
 from ..distributed.tensor._planner.plan import NAMES, flatten_call
@@ -219,7 +218,7 @@ def stand_in_mesh(
     """A mesh of any size, seen from its first rank, without process groups; `flattened` lists the axes that a user
     flattened together."""
     shape = torch.tensor(ranks, dtype=torch.int, device="cpu").view(*sizes)
-    mesh = without_groups(device_type, shape, tuple(names), ranks[0])
+    mesh = DeviceMesh(device_type, shape, mesh_dim_names=tuple(names), _init_backend=False, _rank=ranks[0])
     layout = from_torch(mesh._layout)
     for axes in flattened:
         # All that torch's merging asks of a flattened mesh is its layout.
@@ -270,7 +269,7 @@ def torch_steps(source: DTensorSpec, target: DTensorSpec, regions: Regions | Non
     mesh = source.device_mesh
     with _unheard():
         infos = torch_redistribute._gen_transform_infos_non_cached(source, target)
-        infos = merged(infos, mesh, source.placements, target.placements)
+        infos = torch_redistribute._optimize_transform_infos(infos, mesh, source.placements, target.placements)
     # Groups are sorted, unless a mesh says otherwise.
     ranks = None if getattr(mesh, "_preserve_rank_order", False) else mesh.mesh.flatten().tolist()
     steps: list[TorchStep] = []
@@ -287,7 +286,7 @@ def torch_steps(source: DTensorSpec, target: DTensorSpec, regions: Regions | Non
 def _unheard() -> Iterator[None]:
     """Torch warns once of what it can't merge. Here it must not, and must be able to, later."""
     logger = logging.getLogger(torch_redistribute.__name__)
-    issues: set[Any] = getattr(torch_redistribute, "_warned_flatten_issues", set())  # merges since 2.11
+    issues: set[Any] = torch_redistribute._warned_flatten_issues
     known, disabled = set(issues), logger.disabled
     logger.disabled = True
     try:

@@ -13,7 +13,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
-from ..distributed.tensor._planner.regions import NotPlanned
 from ..show.words import counted
 from ._planner.flow import moves_of
 from ._planner.reductions import Reduced, phases
@@ -166,15 +165,6 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: 
         source = Side(before.without_pending(before.pending), ends[0])
         moves.append(Move(source, Side(after, ends[1]), tensor.dtype.itemsize))
     return moves
-
-
-def can_cross(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> bool:
-    """Whether `change_meshes` takes it."""
-    try:
-        moves_across([tensor], [(mesh, placements)], Meshes())
-    except (ValueError, NotPlanned):
-        return False
-    return True
 
 
 def reductions_across(tensors: Sequence[DTensor], meshes: Meshes) -> list[Reduced | None]:

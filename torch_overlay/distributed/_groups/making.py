@@ -14,7 +14,6 @@ from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 from .. import config
 from .._mesh.rank_map import of_ranks
 from .._mesh_layout import _FlatLayout
-from .._torch_backend import chosen_backend
 from .._torch_groups import for_mesh
 from ..distributed_c10d import _timeout_of
 from .names import compact
@@ -232,7 +231,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
         group = for_mesh(distributed_c10d.new_group)(
             ranks=ranks,
             timeout=_timeout(request),
-            backend=chosen_backend(backend, options, request.device_type, ranks),
+            backend=backend,
             pg_options=_own(options),
             use_local_synchronization=alone,
             group_desc=description([request.name]),

@@ -117,7 +117,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
     mesh._layout = as_here(state["_layout"])  # overlay only
-    mesh.__dict__.setdefault("_rank", -1)  # files of releases before 2.11 have coordinates only
+    mesh.__dict__.setdefault("_rank", -1)  # files of torch 2.10 have coordinates only
     saver = wait_for_world(mesh)
     if is_initialized():
         view = View(stored_ranks(state), from_torch(mesh._layout))
