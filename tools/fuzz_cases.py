@@ -93,7 +93,7 @@ def random_case(rng: random.Random, mesh: MeshRecipe) -> Case:
         _dtype(rng, {p[1] for p in (*source, *target) if p[0] == "P"}),
         source_order,
         target_order,
-        rng.choice(["whole", "whole", "whole", "existing", "create"]),
+        rng.choice(["whole", "whole", "whole", "existing"]),
         rng.random() < 0.8,
         plain and not grown and rng.random() < 0.5,
         rng.random() < 0.15,

@@ -20,7 +20,6 @@ MODULES = {
     "api": "torch.distributed.tensor._api",
     "c10d": "torch.distributed.distributed_c10d",
     "clip_grad": "torch.nn.utils.clip_grad",
-    "costs": "torch.distributed.tensor._collective_utils",
     "layout": "torch.distributed._mesh_layout",
     "mesh": MESH,
     "redistribute": "torch.distributed.tensor._redistribute",
@@ -109,9 +108,6 @@ add     <2.13        #187380 redistribute:Redistribute.apply              compat
 replace all          #194457 redistribute:_optimize_transform_infos       compat.merging:*
 replace all          #175571 spec:DTensorSpec._check_equals               ours
 replace >=2.12       #194457 spec:DTensorSpec._stable_hash                ours
-
-[cost]
-replace all          #169439 costs:redistribute_cost                      ours
 
 [cross_mesh]
 hook    all          -       tensor       transfers.method:reach_other_meshes/stay_on_one_mesh

@@ -23,10 +23,10 @@ MISTAKES = [
     ("run --lr 3 a.py", "there is no option '--lr'; the program's own come after PROGRAM"),
     ("run -z a.py", "torch_overlay run: there is no option '-z'"),
     ("run", "torch_overlay run: there is no program to run"),
-    ("run --set flaten=create a.py", "There is no option 'flaten'; did you mean 'flatten'? Options: share_groups"),
+    ("run --set flaten=whole a.py", "There is no option 'flaten'; did you mean 'flatten'? Options: share_groups"),
     (
-        "run --set flatten=crate a.py",
-        "'whole', 'existing', 'create', not 'crate'; did you mean 'create'?",
+        "run --set flatten=exiting a.py",
+        "'whole', 'existing', not 'exiting'; did you mean 'existing'?",
     ),
     ("run --set =x a.py", "--set is followed by OPTION=VALUE"),
     (f"{EXPLAIN} --axis=a,b R,R R,R", "torch_overlay explain: there is no option '--axis'; did you mean '--axes'?"),
@@ -44,7 +44,7 @@ MISTAKES = [
         "the mesh has no axis 'dpp'; did you mean 'dp'? Its axes are dp, tp",
     ),
     (f"{EXPLAIN} --flattened=dp,tpp R,R R,R", "--flattened: the mesh has no axis 'tpp'; did you mean 'tp'?"),
-    (f"{EXPLAIN} --topology=dpp=1e9:1 R,R R,R", "names dpp, but the mesh's axes are dp, tp; did you mean 'dp'?"),
+    ("run --set topology=dp=1e9:1 a.py", "There is no option 'topology' any more. Options: share_groups"),
     (f"{EXPLAIN} --axes=a,b R,R R,R", "--mesh dp=2,tp=2 names its axes, so leave out --axes a,b"),
     (
         f"{EXPLAIN} Shrad(0),R R,R",

@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from torch_overlay import report
-from torch_overlay.choices import Choices
+from torch_overlay.choices import OPTIONAL, Choices
+from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show import screen
 from torch_overlay.show.drawing import Drawing, MeshMap, of_degrees
-from torch_overlay.show.explanation import Explanation, Redistribution, ShownPlan, ShownStep, cost_of
+from torch_overlay.show.explanation import Explanation, Redistribution, ShownPlan, ShownStep
 from torch_overlay.show.groups import GroupRow, Listing, UniverseRow
 from torch_overlay.show.words import fitted, folded
 
@@ -42,7 +43,7 @@ def explanation():
         dtype="float8_e4m3fn",
         itemsize=1,
         groups=None,
-        cost=cost_of(AXES, None),
+        cost=Cost(),
     )
     return Explanation(question, *plans)
 
@@ -59,10 +60,9 @@ def status():
         ),
     ]
     counts = [("redistributions by torch's own code", {f"a reason of several words, number {i}": i for i in range(9)})]
-    links = tuple((f"axis_{i}", 450e9, 2e-6) for i in range(6))
     group = GroupRow((1, 5, *range(7, 400, 9), 500), "dp", ("dp",), False, False)
-    listing = Listing((UniverseRow("mesh 1 over ranks 0-1023", (), (group,), (("cp", "ring"),)),), ())
-    return report.Status(True, "2.13.0+cpu", tuple(rows), Choices(topology=links), tuple(counts), listing)
+    listing = Listing((UniverseRow("mesh 1 over ranks 0-1023", (), (group,), (("cp", "ring"),)),))
+    return report.Status(True, "2.13.0+cpu", tuple(rows), Choices(leave_out=OPTIONAL), tuple(counts), listing)
 
 
 class Whole:

@@ -3,8 +3,9 @@
 import pytest
 
 from torch_overlay.__main__ import main
+from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.show import asked, pictures, typed
-from torch_overlay.show.explanation import cost_of, groups_at_hand
+from torch_overlay.show.explanation import groups_at_hand
 
 pytest.importorskip("matplotlib")
 
@@ -48,7 +49,7 @@ def explained(figures, tmp_path, sizes, source, target):
 
     mesh, shape = typed.Mesh(sizes, ("a", "b")), (64, 64)
     ends = [typed.placements(text, 2) for text in (source, target)]
-    held, groups, cost = typed.held(ends, shape, sizes), groups_at_hand("whole", sizes, []), cost_of(mesh.names, ())
+    held, groups, cost = typed.held(ends, shape, sizes), groups_at_hand("whole", sizes, []), Cost()
     asked.of_words(ends, held, shape, torch.uint8, mesh, "cuda", [], groups, cost).save(str(tmp_path / "plans.png"))
     (figure,) = figures
     assert_nothing_clipped(figure)

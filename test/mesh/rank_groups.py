@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import needs_overlay, open_groups
 from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views, make_root
-from way import inherits_timeouts, needs_package
+from way import inherits_timeouts
 
 CPU = torch.device("cpu")
 
@@ -122,19 +122,6 @@ class GroupCases:
             total = torch.ones(1)
             dist.all_reduce(total, group=group)
             self.assertEqual(total.item(), 4)
-
-    @needs_package
-    def test_a_loop_of_meshes_makes_no_new_groups_if_they_are_shared_across_the_world(self):
-        """Real ones, built five times."""
-        import torch_overlay
-
-        seen = []
-        with torch_overlay.enabled(share_groups="world"):
-            for _ in range(5):
-                mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-                mesh["a", "c"]._flatten("ac")
-                seen.append(len(open_groups()))
-        self.assertEqual(seen, [seen[0]] * 5)
 
     def test_a_world_that_one_rank_has_lost_is_opened_anew_by_all(self):
         """As the harness opens worlds, for gloo loses a connection now and then."""

@@ -146,13 +146,6 @@ def test_a_wider_group_serves_where_there_is_no_other():
         assert case.problem() is None
 
 
-def test_a_slow_replica_axis_is_left_out():
-    slow, fast = (1e6, 1e-6), (1e9, 1e-6)
-    for axes, group in (((slow, fast), (1,)), ((fast, fast), (0, 1))):
-        case = Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=HEAVY, cost=Cost(axes=axes))
-        assert only(case).axes == group
-
-
 def test_terms_that_come_from_diagonals_are_added_in_one_order():
     """A replica axis before the pending one in the mesh: by the order of members, the first term would be another one
     on other ranks."""

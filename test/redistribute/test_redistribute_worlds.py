@@ -351,7 +351,7 @@ def test_a_local_tensor_under_autograd_is_redistributed_as_on_stock(ends, size):
     """Torch's function called by hand: nothing changes a tensor that autograd looks at."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
-    with torch_overlay.enabled(flatten="create"), world(1, 4):
+    with torch_overlay.enabled(), world(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         given = DTensor.from_local(torch.ones(size, size), mesh, ends[0], run_check=False)
         target = DTensorSpec(mesh, ends[1], tensor_meta=given._spec.tensor_meta)

@@ -59,14 +59,14 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     """(collectives, bytes that the busiest rank gets) by side."""
     import torch
 
+    from torch_overlay.distributed.tensor._planner.cost import Cost
     from torch_overlay.show import asked, typed
-    from torch_overlay.show.explanation import cost_of, groups_at_hand
 
     mesh = typed.Mesh(SIZES, ("a", "b", "c"))
     flattened = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
     ends = [typed.placements(text, len(SIZES)) for text in (source, target)]
-    held, groups = typed.held(ends, shape, SIZES), groups_at_hand("create", SIZES, flattened)
-    cost = cost_of(mesh.names, ())
+    held, groups = typed.held(ends, shape, SIZES), None
+    cost = Cost.of(device)
     found = asked.of_words(ends, held, shape, torch.float32, mesh, device, flattened, groups, cost)
     sides = dict(zip(SIDES, (found.torch, found.overlay)))
     for plan in sides.values():

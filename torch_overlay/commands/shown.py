@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..choices import topology
+from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..hints import instead
 from ..show import screen, typed
 from ..show.drawing import Drawing, MeshMap, of_degrees
-from ..show.explanation import cost_of, groups_at_hand
+from ..show.explanation import groups_at_hand
 from .parser import Parser, add_no_strict, whole
 
 if TYPE_CHECKING:
@@ -81,16 +81,15 @@ def add_explain(parser: Parser) -> None:
     parser.add_argument("--dtype", default="bf16", help="bf16, fp32, float8_e4m3fn, ... (default: bf16)")
     parser.add_argument(
         "--flatten",
-        choices=("whole", "existing", "create"),
+        choices=("whole", "existing"),
         default="whole",
         metavar="GROUPS",
-        help="the groups over several axes: one over all of them (whole, the default), only the --flattened ones "
-        "(existing), or one for each set of axes (create)",
+        help="the groups over several axes: one over all of them (whole, the default), or only the --flattened ones "
+        "(existing)",
     )
     parser.add_argument(
         "--flattened", action="append", default=[], metavar="AXES", help="axes that the program flattened, as dp,cp"
     )
-    parser.add_argument("--topology", help="speed of axes, tp=450e9:2e-6,dp=50e9:1e-5 (bytes per second, seconds)")
     parser.add_argument(
         "--device",
         choices=DEVICES,
@@ -148,8 +147,7 @@ def _explained(arguments: argparse.Namespace) -> Explanation:
     ends = [typed.placements(text, len(mesh.sizes), len(shape)) for text in texts]
     held = typed.held(ends, shape, mesh.sizes)
     groups = groups_at_hand(arguments.flatten, mesh.sizes, flattened)
-    cost = cost_of(mesh.names, topology("--topology", arguments.topology))
-    name = dtype_name(arguments.dtype)
+    name, cost = dtype_name(arguments.dtype), Cost.of(arguments.device)
 
     from ..show import asked  # and torch with it, now that the arguments make sense
 

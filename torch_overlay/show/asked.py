@@ -33,7 +33,7 @@ from ..transfers.targets import target_placements
 from ..transfers.trees import leaves
 from ..transfers.two_meshes import moves_across, reductions_across
 from . import typed
-from .explanation import Explanation, JointAxes, Redistribution, cost_of
+from .explanation import Explanation, JointAxes, Redistribution
 from .flow import FlowExplanation
 from .plans import explained, make_spec, stand_in_mesh, to_torch_placement, word_of
 
@@ -93,10 +93,8 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
     settings = options()
     names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
-    # Torch's names only: the options' topology may name axes of other meshes.
-    cost = cost_of(names, tuple(row for row in settings.topology or () if row[0] in names))
     held, groups = _held(mesh, source, target), _groups(mesh, settings, is_enabled())
-    return explained(_redistribution(source, target, names, held, groups, cost), source, target)
+    return explained(_redistribution(source, target, names, held, groups, Cost.of(mesh.device_type)), source, target)
 
 
 def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
@@ -153,8 +151,6 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
     policy = "existing" if settings.share_groups == "off" else settings.flatten
-    if policy == "create":
-        return None
     if on:
         return joint_axes(mesh)
     root = mesh._get_root_mesh()
