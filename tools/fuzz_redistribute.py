@@ -48,7 +48,7 @@ def random_case(rng: random.Random) -> Case:
         source_order,
         target_order,
         rng.choice([1, 2, 4, 8]),
-        _cost(rng)),
+        _cost(rng),
     )
 
 
