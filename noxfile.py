@@ -10,7 +10,7 @@ import nox
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-# Released clients (docs/developers/clients.md); the second line's dependencies would bring gigabytes that it doesn't need.
+# Released clients (docs/developers/clients.md). The second line's dependencies would bring gigabytes for nothing.
 CLIENTS = ("transformers==5.23.0", "accelerate==1.15.0", "tyro", "numpy")
 CLIENTS_ALONE = ("torchtitan==0.3.0", "spmd_types==0.2.3")
 VERSIONS = pathlib.Path(__file__).parent / "torch_overlay" / "versions.py"

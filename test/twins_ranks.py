@@ -6,10 +6,12 @@ Nothing here uses the regions, plans or runners of the code under test. Placemen
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +92,22 @@ class MeshRecipe:
         return MeshTwin.concatenate(parts)
 
 
+@contextlib.contextmanager
+def bytes_decide() -> Iterator[object]:
+    """Plan as if a collective took no time without data, so that bytes decide on the smallest tensor."""
+    from torch_overlay.distributed.tensor._planner import cost
+    from torch_overlay.distributed.tensor._plans.answers import forget_answers
+
+    free, assumed = cost.Cost(latency=0.0, bandwidth=1e9), cost._ASSUMED
+    forget_answers()  # plans are remembered, by their questions alone
+    cost._ASSUMED = {"cpu": free}
+    try:
+        yield free
+    finally:
+        cost._ASSUMED = assumed
+        forget_answers()
+
+
 @dataclass(frozen=True)
 class Case:
     """A redistribution over a mesh of real ranks."""
@@ -105,12 +123,7 @@ class Case:
     contiguous: bool = True
     public: bool = False
     beside: bool = False  # another mesh over all ranks, used by a second thread meanwhile
-    bytes_only: bool = False  # plan as if there were no latency, so that bytes decide on the smallest tensor
-
-    @property
-    def topology(self) -> tuple[tuple[str, float, float], ...] | None:
-        """The option under which this case is planned."""
-        return tuple((axis, 1e9, 0.0) for axis in self.mesh.axes) if self.bytes_only else None
+    bytes_only: bool = False  # see `bytes_decide`
 
     def problem(self, mesh: DeviceMesh, rank: int) -> str | None:
         """Run it on this rank; what is wrong with the result, or None."""

@@ -188,7 +188,7 @@ class Case:
     def waste(self, steps):
         """What is wrong with the plan's promises on collectives, groups and bytes, or None."""
         reduces = any(s[0] == "P" and t[0] != "P" for s, t in zip(self.source, self.target))
-        if self.groups is None and not self.cost.axes and collectives(steps) > 1 + reduces:
+        if self.groups is None and collectives(steps) > 1 + reduces:
             return f"{collectives(steps)} collectives"
         moves = [step for step in steps if isinstance(step, st.Collective)]
         for step in moves:

@@ -15,11 +15,10 @@ import importlib.util
 import os
 import sys
 import types
-import unittest
 
 import pytest
 
-from torch_overlay import choices, versions
+from torch_overlay import choices
 from torch_overlay.testing import left_as_found
 
 WAYS = ("overlay", "stock", "patched")
@@ -123,25 +122,6 @@ def as_beside_gloo(monkeypatch):
     """The fake group is taken for one of gloo's, which needs no element where there is nothing to send."""
     if WAY == "overlay":
         monkeypatch.setattr("torch_overlay.distributed._torch_groups.get_backend", lambda group: "gloo")
-
-
-def merges():
-    """Whether torch merges steps of a redistribution over flattened meshes, and takes ``is_explicit``: from 2.11 on."""
-    return hasattr(importlib.import_module("torch.distributed.tensor._redistribute"), "_optimize_transform_infos")
-
-
-# Before 2.10 a mesh is a tensor: on stock it has no layout, and no axis can be cut in two.
-TENSOR_MESHES = WAY != "patched" and versions.running().number < (2, 10)
-needs_layouts = pytest.mark.skipif(TENSOR_MESHES, reason="before 2.10 torch has no layouts")
-# Beside a test, never in it: before 2.10 a rank that skips ends all tests that come after.
-steps_on_python_groups = unittest.skipIf(
-    TENSOR_MESHES, "before 2.10 torch's own steps hang on a group written in Python"
-)
-
-
-def debug_mode():
-    """Torch's list of what it runs, which it has since 2.10."""
-    return pytest.importorskip("torch.utils._debug_mode").DebugMode()
 
 
 @contextlib.contextmanager

@@ -207,6 +207,12 @@ def _plan_nothing() -> None:
     _redistribute.find_answer = lambda *_: Fallback("the search asks for torch's own steps")
 
 
+def _bytes_decide() -> contextlib.AbstractContextManager[object]:
+    from twins_ranks import bytes_decide
+
+    return bytes_decide()
+
+
 def _in_rounds() -> None:
     from torch_overlay.distributed.tensor._planner import cost
 
@@ -218,14 +224,15 @@ def _answer(case: Any, meshes: dict[Any, Any], rank: int, stock: bool) -> tuple[
         if not stock:
             import torch_overlay
 
-            torch_overlay.enable(flatten=case.flatten, topology=case.topology)
+            torch_overlay.enable(flatten=case.flatten)
         key = case.mesh, case.flatten  # the option says which groups are made with a mesh
         if key not in meshes:
             meshes[key] = case.mesh.make(meshes[NEIGHBOUR].device_type)
-        if case.beside:
-            found = _beside(meshes[NEIGHBOUR], lambda: case.problem(meshes[key], rank))
-        else:
-            found = case.problem(meshes[key], rank)
+        with _bytes_decide() if case.bytes_only and not stock else contextlib.nullcontext():
+            if case.beside:
+                found = _beside(meshes[NEIGHBOUR], lambda: case.problem(meshes[key], rank))
+            else:
+                found = case.problem(meshes[key], rank)
     except Exception:  # whatever it is, the case is worth printing
         return "raised", traceback.format_exc()
     if isinstance(found, dict):  # figures of a case that isn't about right and wrong alone

@@ -48,7 +48,7 @@ def random_case(rng: random.Random) -> Case:
         source_order,
         target_order,
         rng.choice([1, 2, 4, 8]),
-        _cost(rng, len(sizes)),
+        _cost(rng),
     )
 
 
@@ -110,12 +110,10 @@ def _groups(rng, axes):
     return tuple(tuple(sorted(rng.sample(range(axes), rng.randint(1, axes)))) for _ in range(rng.randint(0, 3)))
 
 
-def _cost(rng, axes):
+def _cost(rng):
     if rng.random() < 0.6:
         return rng.choice([Cost(), Cost(latency=0.0)])  # where only bytes count, more plans balance their senders
-    given = tuple((10 ** rng.uniform(6, 11), 10 ** rng.uniform(-6, -3)) for _ in range(axes))
-    latency = rng.choice([0.0, 30e-6, 1.0])
-    return Cost(latency=latency, axes=rng.choice([(), given]))
+    return Cost(latency=rng.choice([0.0, 30e-6, 1.0, 10 ** rng.uniform(-6, -3)]), bandwidth=10 ** rng.uniform(6, 11))
 
 
 def _consistent(case: Case) -> bool:

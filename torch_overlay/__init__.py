@@ -60,12 +60,10 @@ def enable(*, strict: bool | None = None, **options: Unpack[Options]) -> Status:
 
     Args:
         strict: whether all patches are needed; True, unless ``TORCH_OVERLAY_STRICT`` is off.
-        share_groups: "names", "ranks", "world" or "off": which axes over the same ranks share a process group.
+        share_groups: "names", "ranks" or "off": which axes over the same ranks share a process group.
         create: "members" or "world": which ranks take part in making a group.
-        flatten: "whole", "existing" or "create": the groups over several axes that a redistribution may use.
+        flatten: "whole" or "existing": the groups over several axes that a redistribution may use.
         check_mesh: False or True: whether ranks compare their meshes before they make groups.
-        cost: "stock" or "plan": which cost of a redistribution torch's sharding decisions see.
-        topology: None or ``{"tp": (450e9, 2e-6)}``: bytes per second and seconds of latency, by axis.
         leave_out: () or names of patches to do without: "cross_mesh" (``DTensor.redistribute(device_mesh=other)``),
             "full_state_dict" (gathering and loading full state dicts), "clip_grad_norm" (norms of several meshes).
 

@@ -4,7 +4,6 @@ The bodies read switches in ``distributed/config.py``, by the names that these h
 """
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +18,7 @@ SWITCHES = {
     "create": "mesh_create_groups",
     "flatten": "mesh_joint_groups",
     "check_mesh": "mesh_check",
-    "cost": "redistribute_cost",
-    "topology": "mesh_topology",
 }
-_SAID_OTHERWISE = {("cost", "stock"): "steps"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +26,6 @@ class Choices:
     """What a user may choose about groups and redistribution, and which parts to do without.
 
     Attributes:
-        topology: one ``(axis name, bytes per second, seconds of latency)`` for each axis that the user described.
         leave_out: the units of the series that aren't applied.
     """
 
@@ -38,8 +33,6 @@ class Choices:
     create: str = "members"
     flatten: str = "whole"
     check_mesh: bool = False
-    cost: str = "stock"
-    topology: tuple[tuple[str, float, float], ...] | None = None
     leave_out: tuple[str, ...] = ()
 
 
@@ -76,39 +69,8 @@ def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[
     return read
 
 
-# Before groups were told apart by universe and name, `share_groups` was a switch, and "any" group served.
-SHARING = {text: "world" if on else "off" for text, on in SWITCH.items()}
-
-
-def topology(name: str, value: object) -> tuple[tuple[str, float, float], ...] | None:
-    """A mapping from axis name to (bytes per second, seconds of latency), or as text ``axis=bandwidth:latency,...``.
-
-    >>> topology("topology", "tp=450e9:2e-6,dp=50e9:1e-5")
-    (('tp', 450000000000.0, 2e-06), ('dp', 50000000000.0, 1e-05))
-    """
-    if value is None or (isinstance(value, str) and value.lower() in ("", "none")):
-        return None
-    wrong = f"{name} is a mapping like {{'tp': (450e9, 2e-6)}}, or text like 'tp=450e9:2e-6,dp=50e9:1e-5'"
-    wrong = f"{wrong} (bytes per second, seconds), not {value!r}"
-    links: list[Any]
-    try:
-        if isinstance(value, str):
-            pairs = [pair.split("=") for pair in value.split(",")]
-            links = [(axis.strip(), *map(float, link.split(":"))) for axis, link in pairs]
-        elif isinstance(value, Mapping):
-            links = [(axis, *map(float, link)) for axis, link in value.items()]
-        else:
-            links = [(axis, *map(float, link)) for axis, *link in value]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise OptionError(wrong) from None
-    axes = [link[0] for link in links]
-    if any(len(link) != 3 or not isinstance(link[0], str) or not link[0] for link in links):
-        raise OptionError(wrong)
-    if any(not (math.isfinite(link[1]) and link[1] > 0 and math.isfinite(link[2]) and link[2] >= 0) for link in links):
-        raise OptionError(f"{wrong}: a bandwidth is above 0 and a latency isn't below it")
-    if len(set(axes)) != len(axes):
-        raise OptionError(f"{name} names an axis twice: {axes}")
-    return tuple(links)
+# Before groups were told apart by universe and name, `share_groups` was a switch.
+SHARING = {text: "off" for text, on in SWITCH.items() if not on}
 
 
 # What a program can do without: units of the series, each by itself.
@@ -138,31 +100,28 @@ def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
     return read
 
 
+# Options of earlier versions. Whoever still sets one, in the environment too, hears that nothing reads it.
+GONE = ("cost", "topology")
+
 READERS: dict[str, Callable] = {
-    "share_groups": one_of("names", "ranks", "world", "off", formerly=SHARING),
+    "share_groups": one_of("names", "ranks", "off", formerly=SHARING),
     "create": one_of("members", "world"),
-    "flatten": one_of("whole", "existing", "create", formerly={"any": "whole"}),
+    "flatten": one_of("whole", "existing", formerly={"any": "whole"}),
     "check_mesh": switch,
-    "cost": one_of("stock", "plan"),
-    "topology": topology,
     "leave_out": some_of(*OPTIONAL),
 }
 
 
 def switches(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """What the switches are set to for these options."""
-    return {
-        SWITCHES[name]: _SAID_OTHERWISE.get((name, value), value) if isinstance(value, str) else value
-        for name, value in chosen.items()
-        if name in SWITCHES
-    }
+    return {SWITCHES[name]: value for name, value in chosen.items() if name in SWITCHES}
 
 
 def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
     """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
     for name in chosen:
         if name not in READERS:
-            hint = did_you_mean(name, READERS) or "."  # a sentence's end either way
+            hint = " any more." if name in GONE else did_you_mean(name, READERS) or "."  # a sentence's end either way
             raise OptionError(f"There is no option {name!r}{hint} Options: {', '.join(READERS)}")
     return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
 
@@ -179,7 +138,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
         name = variable.removeprefix(PREFIX)
         if not variable.startswith(PREFIX) or name in OTHERS:
             continue
-        if name.lower() in READERS:
+        if name.lower() in READERS or name.lower() in GONE:
             chosen[name.lower()] = text
         else:
             # Not an error: the variable may be another tool's. Not silent: it may be a slip of the pen.

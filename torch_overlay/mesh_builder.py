@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from .compat.tensor_mesh import has_views
 from .overlay import is_enabled
 
 
@@ -18,7 +17,6 @@ class Builder:
 
     Stock torch makes a group for every rank of the world for each axis of degree 1. So there the meshes are made of the
     axes that have more ranks, and one group of this rank alone, which needs nobody else, stands in for all others.
-    Before 2.10 stock torch can't cut the world into axes, so each mesh is made anew.
     """
 
     def __init__(self, device_type: str, sizes: dict[str, int], world_group: bool, backend: str | None) -> None:
@@ -51,7 +49,7 @@ class Builder:
         return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
 
     def _make(self, names: tuple[str, ...]) -> DeviceMesh:
-        if self.world is None or not has_views():
+        if self.world is None:
             return init_device_mesh(self.device_type, self._shape(names), mesh_dim_names=names, **self._on(*names))
         return _call(self.world, "unflatten")(0, self._shape(names), names, **self._on(*names))
 

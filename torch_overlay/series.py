@@ -20,11 +20,8 @@ MODULES = {
     "api": "torch.distributed.tensor._api",
     "c10d": "torch.distributed.distributed_c10d",
     "clip_grad": "torch.nn.utils.clip_grad",
-    "costs": "torch.distributed.tensor._collective_utils",
-    "debug_mode": "torch.utils._debug_mode",
     "layout": "torch.distributed._mesh_layout",
     "mesh": MESH,
-    "placements": "torch.distributed.tensor.placement_types",
     "redistribute": "torch.distributed.tensor._redistribute",
     "rules": "torch._dynamo.trace_rules",
     "spec": "torch.distributed.tensor._dtensor_spec",
@@ -37,64 +34,23 @@ TABLE = """
 
 [mesh]
 # Layouts and books of groups, as newer releases have them.
-add     >=2.10,<2.13 -       layout:_FlatLayout                           compat._mesh_layout:*
-hook    >=2.10,<2.13 -       layout       compat._mesh_layout:believe_files/disbelieve_files
-hook    <2.10        -       mesh         compat._mesh_layout:bring_module/take_module
-add     <2.10        -       c10d:GroupName                               compat.distributed_c10d:*
-add     <2.10        -       c10d:_cleanup_process_group_global_state     compat.distributed_c10d:*
+add     <2.13        -       layout:_FlatLayout                           compat._mesh_layout:*
+hook    <2.13        -       layout       compat._mesh_layout:believe_files/disbelieve_files
 replace all          #190431 c10d:_process_group_name                     compat.distributed_c10d:*
 hook    <2.12        -       c10d         compat.distributed_c10d:take_sort_ranks/forget_sort_ranks
 
-# Before 2.10: what a mesh has since then, what it says otherwise, and how it is found.
-add     <2.10        #175571 mesh:DeviceMesh.mesh                         compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh.device_type                  compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh.mesh_dim_names               compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._flatten_mesh_list           compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh.__getstate__                 compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._create_flatten_mesh         compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._get_root_mesh               compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._get_root_mesh_dim           compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._get_mesh_dim_by_name        compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._device_type                 compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._mesh_dim_names              compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._root_mesh                   compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._flatten_mapping             compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._pg_registry                 compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._layout                      compat.device_mesh:_OldestDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._rank                        compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:DeviceMesh.__init__                     compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:DeviceMesh.__getitem__                  compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:DeviceMesh.__hash__                     compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:DeviceMesh.size                         compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:DeviceMesh.ndim                         compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:DeviceMesh.shape                        compat.device_mesh:_OldestDeviceMesh.*
-replace <2.10        #175571 mesh:_MeshEnv.get_root_mesh                  compat.mesh_env:_MeshEnv.*
-replace <2.10        #175571 mesh:_MeshEnv.create_sub_mesh                compat.mesh_env:_MeshEnv.*
-replace <2.10        #175571 mesh:_MeshEnv.create_flatten_mesh            compat.mesh_env:_MeshEnv.*
-replace <2.10        #175571 mesh:_MeshEnv._get_slice_mesh_dims           compat.mesh_env:_MeshEnv.*
-replace <2.10        #175571 mesh:_MeshEnv._get_all_submeshes             compat.mesh_env:_MeshEnv.*
-add     <2.10        #175571 mesh:_MeshEnv.child_to_root_mapping          compat.mesh_env:_MeshEnv.*
-add     <2.10        #175571 mesh:_MeshEnv.root_to_flatten_mapping        compat.mesh_env:_MeshEnv.*
-add     <2.10        #175571 mesh:_MeshEnv.flatten_name_to_root_dims      compat.mesh_env:_MeshEnv.*
-
-# What a mesh does. Before 2.10, torch has none of the private ones.
-replace >=2.10       #175571 mesh:DeviceMesh.__init__                     ours
-replace >=2.10       #175571 mesh:DeviceMesh.mesh                         ours
-replace >=2.10       #175571 mesh:DeviceMesh.__getitem__                  ours
+# What a mesh does.
+replace all          #175571 mesh:DeviceMesh.__init__                     ours
+replace all          #175571 mesh:DeviceMesh.mesh                         ours
+replace all          #175571 mesh:DeviceMesh.__getitem__                  ours
 replace all          #175571 mesh:DeviceMesh.__eq__                       ours
 replace all          #175571 mesh:DeviceMesh.get_group                    ours
-replace >=2.10       #175571 mesh:DeviceMesh._get_slice_mesh_layout       ours
-replace >=2.10       #175571 mesh:DeviceMesh._create_sub_mesh             ours
-replace >=2.10       #175571 mesh:DeviceMesh._get_all_submeshes           ours
-replace >=2.10       #175571 mesh:DeviceMesh._create_unflatten_mesh       ours
-replace >=2.10       #175571 mesh:DeviceMesh._concatenate                 ours
-replace >=2.10       #175571 mesh:DeviceMesh._init_one_process_group      ours
-add     <2.10        #175571 mesh:DeviceMesh._get_slice_mesh_layout       ours
-add     <2.10        #175571 mesh:DeviceMesh._create_sub_mesh             ours
-add     <2.10        #175571 mesh:DeviceMesh._get_all_submeshes           ours
-add     <2.10        #175571 mesh:DeviceMesh._create_unflatten_mesh       ours
-add     <2.10        #175571 mesh:DeviceMesh._concatenate                 ours
-add     <2.10        #175571 mesh:DeviceMesh._init_one_process_group      ours
+replace all          #175571 mesh:DeviceMesh._get_slice_mesh_layout       ours
+replace all          #175571 mesh:DeviceMesh._create_sub_mesh             ours
+replace all          #175571 mesh:DeviceMesh._get_all_submeshes           ours
+replace all          #175571 mesh:DeviceMesh._create_unflatten_mesh       ours
+replace all          #175571 mesh:DeviceMesh._concatenate                 ours
+replace all          #175571 mesh:DeviceMesh._init_one_process_group      ours
 
 # What torch's class has on no release.
 add     all          #175571 mesh:DeviceMesh._rank_map                    ours
@@ -114,26 +70,19 @@ add     all          #175571 mesh:DeviceMesh._trace_view                  ours
 add     all          #175571 mesh:DeviceMesh._traced_views                ours
 
 # What differs from release to release.
-add     >=2.10       #175571 mesh:DeviceMesh._rank                        ours
-replace >=2.10       #175571 mesh:DeviceMesh.__hash__                     compat.device_mesh:_DeviceMesh.*
-replace >=2.11       #175571 mesh:DeviceMesh._compute_coordinate_on_dim   ours
-replace >=2.11       #175571 mesh:DeviceMesh.__getstate__                 ours
-replace >=2.11       #175571 mesh:DeviceMesh.__setstate__                 compat.device_mesh:_DeviceMesh.*
-add     >=2.10,<2.11 #175571 mesh:DeviceMesh.__getstate__                 ours
-add     <2.11        #175571 mesh:DeviceMesh._compute_coordinate_on_dim   compat.device_mesh:_OlderDeviceMesh.*
-add     <2.11        #175571 mesh:DeviceMesh.__setstate__                 compat.device_mesh:_OlderDeviceMesh.*
-add     <2.11        #175571 mesh:DeviceMesh._is_current_rank_part_of_mesh compat.device_mesh:_OlderDeviceMesh.*
-add     <2.11        #175571 mesh:DeviceMesh._sym_get_coordinate          compat.device_mesh:_OlderDeviceMesh.*
-add     <2.11        -       mesh:_get_pg_from_name                       compat.device_mesh:*
+add     all          #175571 mesh:DeviceMesh._rank                        ours
+replace all          #175571 mesh:DeviceMesh.__hash__                     compat.device_mesh:_DeviceMesh.*
+replace all          #175571 mesh:DeviceMesh._compute_coordinate_on_dim   ours
+replace all          #175571 mesh:DeviceMesh.__getstate__                 ours
+replace all          #175571 mesh:DeviceMesh.__setstate__                 ours
 replace >=2.12       #175571 mesh:DeviceMesh._hash_key                    ours
 add     <2.12        #175571 mesh:DeviceMesh._hash_key                    ours
 replace >=2.12       #175571 mesh:DeviceMesh._stable_hash                 ours
 add     <2.12        #175571 mesh:DeviceMesh._stable_hash                 ours
 replace >=2.13       #175571 mesh:DeviceMesh._create_flatten_mesh         ours
 replace >=2.12,<2.13 #175571 mesh:DeviceMesh._create_flatten_mesh         compat.device_mesh:_DeviceMesh.*
-replace >=2.10,<2.12 #175571 mesh:DeviceMesh._create_flatten_mesh         compat.device_mesh:_OlderDeviceMesh.*
-replace >=2.10,<2.12 #175571 mesh:DeviceMesh._unflatten                   compat.device_mesh:_OlderDeviceMesh.*
-add     <2.10        #175571 mesh:DeviceMesh._unflatten                   compat.device_mesh:_OlderDeviceMesh.*
+replace <2.12        #175571 mesh:DeviceMesh._create_flatten_mesh         compat.device_mesh:_OlderDeviceMesh.*
+replace <2.12        #175571 mesh:DeviceMesh._unflatten                   compat.device_mesh:_OlderDeviceMesh.*
 
 # Functions, and what came late.
 add     <2.14        #188215 mesh:_maybe_traced_group                     ours
@@ -145,38 +94,20 @@ replace all          #175571 mesh:init_device_mesh                        ours
 
 # Meshes that were made before enable(), or live on after disable().
 hook    all          -       mesh         hooks:meshes_need_nothing/hand_back_meshes
-hook    >=2.10,<2.11 -       mesh         compat.device_mesh:hold_groups/drop_groups
-hook    <2.10        -       mesh         compat.tensor_mesh:hold_views/hand_back_tensors
 
 [redistribute]
 # Caches that remember torch's answers.
 hook    all          -       redistribute distributed.tensor._plans.answers:forget_answers/forget_answers
 hook    all          -       api          distributed._mesh.caches:forget_shardings/forget_shardings
 
-replace >=2.11       #194457 redistribute:redistribute_local_tensor       ours
-replace <2.11        #194457 redistribute:redistribute_local_tensor       compat.tensor:*
-
-# What older releases lack.
-replace >=2.10,<2.11 -       debug_mode:DebugMode.record_redistribute_calls compat.debug_mode:_DebugMode.*
-add     <2.10        -       redistribute:_FORCE_MIN_COST_REDISTRIBUTION_PLAN compat.tensor:*
-add     <2.11        -       redistribute:_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION compat.tensor:*
-add     <2.10        -       spec:ShardOrderEntry                         compat._mesh_layout:*
-add     <2.10        -       placements:Replicate.__getstate__            compat.tensor:_Replicate.*
-add     <2.10        -       spec:DTensorSpec.shard_order                 compat.tensor:_DTensorSpec.*
-add     <2.10        -       spec:DTensorSpec.is_default_device_order     compat.tensor:_DTensorSpec.*
-add     <2.10        -       spec:DTensorSpec.compute_default_shard_order compat.tensor:_DTensorSpec.*
+replace all          #194457 redistribute:redistribute_local_tensor       ours
 
 add     >=2.13       #187380 redistribute:Redistribute.apply              ours
-add     >=2.10,<2.13 #187380 redistribute:Redistribute.apply              compat.tensor:_Redistribute.*
-add     <2.10        #187380 redistribute:Redistribute.apply              compat.tensor:_OldestRedistribute.*
+add     <2.13        #187380 redistribute:Redistribute.apply              compat.tensor:_Redistribute.*
 
-replace >=2.11       #194457 redistribute:_optimize_transform_infos       compat.merging:*
-replace >=2.10       #175571 spec:DTensorSpec._check_equals               ours
-replace <2.10        #175571 spec:DTensorSpec.__eq__                      compat.tensor:_DTensorSpec.*
+replace all          #194457 redistribute:_optimize_transform_infos       compat.merging:*
+replace all          #175571 spec:DTensorSpec._check_equals               ours
 replace >=2.12       #194457 spec:DTensorSpec._stable_hash                ours
-
-[cost]
-replace all          #169439 costs:redistribute_cost                      ours
 
 [cross_mesh]
 hook    all          -       tensor       transfers.method:reach_other_meshes/stay_on_one_mesh
@@ -185,13 +116,12 @@ hook    all          -       tensor       transfers.method:reach_other_meshes/st
 hook    all          -       states:_gather_state_dict      transfers.full_state:gather_together/gather_one_by_one
 hook    all          -       states:_distribute_state_dict  transfers.full_state:scatter_by_chunks/scatter_by_axes
 hook    all          -       states:_distribute_tensors     transfers.full_state:cut_by_chunks/cut_by_axes
-# Before 2.10, torch reads other shards from the placements.
-hook    >=2.10       -       api:distribute_tensor          transfers.strided:distribute_by_chunks/distribute_by_axes
+hook    all          -       api:distribute_tensor          transfers.strided:distribute_by_chunks/distribute_by_axes
 
 [clip_grad_norm]
 hook    all          -       clip_grad:_get_total_norm      transfers.norms:norm_by_mesh/norm_on_one_mesh
 hook    all          -       clip_grad:_clip_grads_with_norm_ transfers.norms:clip_by_mesh/clip_on_one_mesh
-hook    >=2.11       -       tensor       transfers.empty_shards:make_whole/leave_cut
+hook    all          -       tensor       transfers.empty_shards:make_whole/leave_cut
 
 [tracing]
 hook    all          -       api          hooks:trace_views/trace_views_no_more

@@ -19,12 +19,10 @@ __all__ = ["Options", "OverlayMesh", "overlaid"]
 class Options(TypedDict, total=False):
     """What `torch_overlay.enable` and `torch_overlay.enabled` take by name."""
 
-    share_groups: Literal["names", "ranks", "world", "off"]
+    share_groups: Literal["names", "ranks", "off"]
     create: Literal["members", "world"]
-    flatten: Literal["whole", "existing", "create"]
+    flatten: Literal["whole", "existing"]
     check_mesh: bool | Literal["on", "off"]
-    cost: Literal["stock", "plan"]
-    topology: Mapping[str, tuple[float, float]] | str | None
     leave_out: Sequence[Literal["cross_mesh", "full_state_dict", "clip_grad_norm"]] | str
 
 

@@ -19,10 +19,10 @@ from .patching.patch import Kind, Patch
 
 # Read by setup.py as text, oldest first; and what pip is told. Another release of the same minor number is taken for
 # this one, and recognised as far as its code is the same.
-SUPPORTED = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-REQUIRED = ">=2.9.0,<2.16"
+SUPPORTED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+REQUIRED = ">=2.11.0,<2.16"
 # Folders of torch_overlay/compat, each for the releases below a number: its modules stand in for those of distributed/.
-OLDER = (((2, 10, 0), "before_2_10"), ((2, 11, 0), "before_2_11"), ((2, 13, 0), "before_2_13"))
+OLDER = (((2, 13, 0), "before_2_13"),)
 _SUPPORTS = f"torch_overlay supports torch {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}"
 _FINAL = re.compile(r"\d+\.\d+(\.\d+)?(\.post\d+)?(\+.*)?")
 _VERSION = re.compile(r"""^__version__[^=\n]*=\s*['"]([^'"]+)""", re.MULTILINE)  # in torch's own files

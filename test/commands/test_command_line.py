@@ -25,6 +25,7 @@ MISTAKES = [
     ("run", "torch_overlay run: there is no program to run"),
     ("run --set flaten=whole a.py", "There is no option 'flaten'"),
     ("run --set flatten=crate a.py", "'existing', "),
+    ("run --set topology=dp=1e9:1 a.py", "There is no option 'topology' any more"),
     ("run --set =x a.py", "--set is followed by OPTION=VALUE"),
     ("explain --mesh=2,2 R,R R,R", "the following arguments are required: --shape"),
     (f"{EXPLAIN} --flatten=exsting R,R R,R", "argument --flatten: invalid choice: 'exsting'"),

@@ -77,9 +77,7 @@ def test_overlaid_is_the_mesh_itself():
     torch = pytest.importorskip("torch")
     from torch.distributed.device_mesh import DeviceMesh
 
-    from torch_overlay.compat.tensor_mesh import without_groups
-
-    mesh = without_groups("cpu", torch.arange(4), ("dp",), 0)
+    mesh = DeviceMesh("cpu", torch.arange(4), mesh_dim_names=("dp",), _init_backend=False, _rank=0)
     assert ours.overlaid(mesh) is mesh and ours.OverlayMesh is DeviceMesh
     with pytest.raises(TypeError, match=r"overlaid\(\) needs a DeviceMesh, got int"):
         ours.overlaid(3)

@@ -35,14 +35,14 @@ def test_large_meshes_fit_a_terminal(names, sizes):
 @pytest.mark.parametrize("order", [None, (2, 0, 1)])
 def test_groups_are_those_of_torchs_mesh(order):
     torch = pytest.importorskip("torch")
-    from torch_overlay.compat.tensor_mesh import without_groups
+    from torch.distributed.device_mesh import DeviceMesh
 
     sizes = (2, 3, 4)
     ranks = torch.tensor(laid_out(sizes, order)).view(sizes)
     for axis, drawn in enumerate(MeshMap.of("abc", sizes, laid_out(sizes, order)).axes):
         expected = ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
         assert sorted(map(list, drawn.groups)) == sorted(expected)
-    mesh = without_groups("cpu", ranks, ("a", "b", "c"), 0)
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)
     of_names = torch_overlay.draw(mesh)
     assert str(of_names) == repr(of_names) == str(torch_overlay.draw(MeshMap.of("abc", sizes, laid_out(sizes, order))))
 

@@ -66,8 +66,6 @@ BAD = [
     ("--mesh=2,y --shape=8,8 R,R R,R", "needed whole numbers, as 2,4 or 2x4, got '2,y'"),
     ("--mesh=2,2 --shape=8,8 --dtype=foo R,R R,R", "torch has no dtype 'foo'; needed is one such as bf16 or float32"),
     ("--mesh=2,2 --shape=8,8 --flattened=a,z R,R R,R", "--flattened: the mesh has no axis 'z'; its axes are a, b"),
-    ("--mesh=2,2 --shape=8,8 --topology=a=3 R,R R,R", "--topology is a mapping like"),
-    ("--mesh=2,2 --shape=8,8 --topology=dp=3:1 R,R R,R", "the topology names dp, but the mesh's axes are a, b"),
     ("--mesh=2,2 --shape=8,8 Shard(0),R R,R", "'Shard(0)' in 'Shard(0),R' is no placement"),
     ("--mesh=8,64 --shape=8,8 --out=x.png R,R R,S0", "a picture shows at most 128 ranks, got 512"),
     ("--mesh=2,4 --shape=15,8 --out=x.png _S0(4),S0 R,R", "a picture needs shards that are boxes, but here"),
@@ -191,9 +189,7 @@ def test_mesh_without_names_has_no_call_to_tell(mesh, monkeypatch):
 USABLE = [
     ("whole", "names", 1),
     ("existing", "names", 3),
-    ("create", "names", 1),
     ("whole", "off", 3),
-    ("create", "off", 3),
 ]
 
 

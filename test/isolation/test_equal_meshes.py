@@ -407,17 +407,6 @@ def test_nothing_piles_up_in_rounds_of_build_operate_and_destroy(world, end):
     assert not piles_up(use)
 
 
-@needs_package
-@pytest.mark.timeout(1000)
-def test_nothing_piles_up_where_meshes_share_the_groups_of_those_before(world):
-    def use(mesh):
-        for operation in OPERATIONS.values():
-            assert lies_on(operation(placed(mesh)), mesh)
-
-    with overlay(share_groups="world"):
-        assert not piles_up(use)
-
-
 def test_a_dropped_mesh_is_freed_when_the_next_is_built(world):
     mesh = build()
     operated = weakref.ref(mesh)

@@ -10,9 +10,8 @@ from isolation_ranks import Ranks
 from way import STOCK, needs_overlay
 from width import NIGHTLY
 
-# `world` shares between meshes on purpose, so it has no part in this.
 SHARE_GROUPS = ("names", "ranks", "off")
-FLATTEN = ("whole", "existing", "create")
+FLATTEN = ("whole", "existing")
 OPTIONS = [{"share_groups": share, "flatten": flatten} for share, flatten in itertools.product(SHARE_GROUPS, FLATTEN)]
 if STOCK:
     OPTIONS = [{}]
@@ -73,7 +72,7 @@ def test_equal_meshes_stay_apart(ranks, case, options):
     assert not problems, problems
 
 
-@pytest.mark.parametrize("options", OPTIONS[:: 1 if NIGHTLY else 4], ids=named)
+@pytest.mark.parametrize("options", OPTIONS[:: 1 if NIGHTLY else len(FLATTEN)], ids=named)
 def test_ranks_agree_where_all_of_them_make_each_group(ranks, options):
     """Ranks of other copies can't know that a group is gone, and take part in making it."""
     for case in (cases.one_pair_destroys_its_group, cases.one_owner_destroys_its_groups):

@@ -112,8 +112,6 @@ class CollectiveCases:
         self.assertEqual(tensor.full_tensor(), whole)
         self.assertEqual(tensor.redistribute(placements=[Replicate(), Shard(0)]).full_tensor(), whole)
         self.assertEqual((tensor + tensor).sum().full_tensor(), (whole + whole).sum())
-        if not hasattr(mesh, "_unflatten"):  # stock before 2.10
-            return
         new = mesh._unflatten(1, (2, 2), ("x", "y"))  # by name, torch refuses it before 2.12
         self.assertEqual(distribute_tensor(whole, new, [Shard(0)] * 3).full_tensor(), whole)
         self.assertEqual(new["dp", "x"]._flatten().mesh.numel(), 4)

@@ -76,7 +76,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("share", ["off", "names", "ranks", "world"])
+@pytest.mark.parametrize("share", ["off", "names", "ranks"])
 def test_axes_of_torchtitan_have_the_ranks_and_names_of_stock(share):
     """Where axes of several names share a group, which they don't by default, it is called by all of them."""
     with overlay(share_groups=share), fake_world(7, 16):
@@ -85,7 +85,7 @@ def test_axes_of_torchtitan_have_the_ranks_and_names_of_stock(share):
         ranks = {name: dist.get_process_group_ranks(group) for name, group in found}
         said = {(name, group.group_desc) for name, group in found}
     assert ranks == {name: list(those) for names, those in AXES.items() for name in names}
-    together = share in ("ranks", "world") and not STOCK
+    together = share == "ranks" and not STOCK
     called = {(name, ",".join(names) if together else name) for names in AXES for name in names}
     assert said == {(name, "default_pg" if name == "world" else f"mesh_{words}") for name, words in called}
 
@@ -130,10 +130,9 @@ def members_create() -> bool:
 
 
 @needs_overlay
-@pytest.mark.parametrize("share, more", [("names", 5), ("world", 0)])
+@pytest.mark.parametrize("share, more", [("names", 5), ("ranks", 4)])
 def test_a_mesh_rebuilt_in_a_loop(share, more):
-    """As on stock each turn makes its groups (dp, tp, x, y and the whole); shared across the world,
-    all are found after the first turn."""
+    """As on stock each turn makes its groups: dp, tp, x, y and the whole. By ranks, x has the group of tp."""
     with overlay(share_groups=share), fake_world(2, 8):
         groups = []
         for _ in range(4):

@@ -12,9 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world
-from way import needs_layouts, needs_package
-
-pytestmark = needs_layouts
+from way import needs_package
 
 
 class Forwarding(DeviceMesh):

@@ -56,8 +56,8 @@ def test_a_view_apart_finds_the_group_of_its_token():
     assert finds_none(from_elsewhere(views[0], _root_mesh=None, _flatten_mapping={}, **gone))
 
 
-@pytest.mark.parametrize("shared", ["world", "names"])
-def test_groups_that_all_meshes_share_are_found(shared):
+@pytest.mark.parametrize("shared", ["ranks", "names"])
+def test_groups_that_views_share_are_found(shared):
     with config.patch(mesh_share_groups=shared):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
         loaded = from_elsewhere(mesh)

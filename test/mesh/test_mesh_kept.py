@@ -198,12 +198,12 @@ def test_a_rank_outside_makes_the_joint_groups_that_members_make(given):
     def work():
         init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override=given)
 
-    asked = asked_groups(1, work, flatten="create")
-    assert asked and asked_groups(5, work, flatten="create") == asked
+    asked = asked_groups(1, work)
+    assert asked and asked_groups(5, work) == asked
 
 
-def test_abort_ends_joint_groups_that_the_world_shares():
-    with fake_world(5, 8), overlay(share_groups="world"):
+def test_abort_ends_joint_groups():
+    with fake_world(5, 8), overlay():
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
         name = joint_group_name(mesh, (0, 1))
         assert find_group(name) is not None

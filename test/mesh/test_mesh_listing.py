@@ -52,11 +52,6 @@ def test_axes_that_share_are_listed_together():
         mesh = cube()
         mesh["cp"]._flatten("ring")
         assert "  axes cp, ring: ranks 1, 5" in listed()
-    with overlay(share_groups="world"):
-        cube()
-        init_device_mesh("cpu", (4, 4), mesh_dim_names=("p", "q"))
-        assert listed()[-6:-3] == ["shared between meshes", "  axis dp: ranks 1, 9", "  axis cp: ranks 1, 5"]
-        assert "  axes tp, q: ranks 0-3" in listed()
 
 
 def test_private_meshes_are_called_that():

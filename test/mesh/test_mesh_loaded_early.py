@@ -14,7 +14,7 @@ import torch_overlay
 from mesh_harness import fake_world, group_ranks, needs_overlay
 from torch_overlay.distributed._mesh.state import RANK_ATTRIBUTES
 from torch_overlay.distributed.tensor._plans.groups import Site
-from way import TENSOR_MESHES, needs_package
+from way import needs_package
 
 pytestmark = needs_overlay
 
@@ -69,7 +69,7 @@ def test_whatever_it_is_asked_first(loaded, asked, form):
 
 @needs_package
 def test_disable_gives_it_back_as_it_was_saved(loaded):
-    said = {name: getattr(loaded, name) for name in RANK_ATTRIBUTES[TENSOR_MESHES:]}  # before 2.10 it holds no rank
+    said = {name: getattr(loaded, name) for name in RANK_ATTRIBUTES}
     torch_overlay.disable()
     try:
         held = loaded.__dict__

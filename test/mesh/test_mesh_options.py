@@ -30,8 +30,6 @@ def given_to_groups(monkeypatch):
     def make(how, options):
         options.group_name = how.group_id
         given.append(options)
-        if not hasattr(FakeProcessGroup, "_create_internal"):  # before 2.10
-            return FakeProcessGroup(how.group_rank, how.group_size)
         return FakeProcessGroup._create_internal(how.group_rank, how.group_size, FakeProcessGroup.Options())
 
     for name in ("backend_list", "default_device_backend_map", "backend_capability", "backend_type_map", "_plugins"):
@@ -97,27 +95,6 @@ def test_what_the_mesh_is_for_decides_whether_its_groups_are_split(kind, splits,
     request = SimpleNamespace(device_type=kind, override=(None, None))
     assert groups._can_split(world, request, [[0, 1]]) == splits
     assert asked == [torch.device("cuda")][:splits]
-
-
-@needs_package
-def test_an_axis_for_gpus_beside_a_gloo_world_has_the_backend_that_stock_gives_it(monkeypatch):
-    """Up to 2.10 that is NCCL for the GPUs, if the axis is the world and nothing else was asked for."""
-    from torch_overlay import versions
-    from torch_overlay.compat.before_2_11 import _torch_backend
-    from torch_overlay.distributed._groups import making as groups
-
-    world = SimpleNamespace(size=lambda: 2)
-    monkeypatch.setattr(_torch_backend.distributed_c10d, "_get_default_group", lambda: world)
-    monkeypatch.setattr(_torch_backend.distributed_c10d, "get_backend", lambda group: "gloo")
-    monkeypatch.setattr(_torch_backend.distributed_c10d, "is_nccl_available", lambda: True)
-    found = _torch_backend.chosen_backend
-    assert found(None, None, "cuda", [0, 1]) == "cpu:gloo,cuda:nccl"
-    here = "cpu:gloo,cuda:nccl" if versions.running().number < (2, 11) else None
-    assert groups.chosen_backend(None, None, "cuda", [0, 1]) == here
-    others = ((None, None, "cpu", [0, 1]), (None, None, "cuda", [0]), (None, None, "cuda", [1, 0]))
-    for asked in (*others, ("gloo", None, "cuda", [0, 1]), (None, Chosen(), "cuda", [0, 1])):
-        assert found(*asked) == asked[0]
-        assert groups.chosen_backend(*asked) == asked[0]
 
 
 @needs_package

@@ -2,23 +2,23 @@
 
 import contextlib
 import copy
-import importlib
 import io
 import pickle
 
 import pytest
 import torch
 import torch.distributed.tensor  # weights_only asks for it
-from torch.distributed.device_mesh import DeviceMesh, _mesh_resources, init_device_mesh
+from torch.distributed import _mesh_layout
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
 from torch_overlay.distributed._mesh.pickling import saved_state
 from torch_overlay.distributed._mesh.state import view_of
-from way import TENSOR_MESHES, needs_package
+from way import needs_package
 
-# How releases before 2.13 wrote layouts, and before 2.10 meshes; a torch that carries the stack reads what it wrote.
-OLD_FORMS = ("nested", "bare", "tensor")
+# How releases before 2.13 wrote layouts; a torch that carries the stack reads what it wrote.
+OLD_FORMS = ("nested", "bare")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def world():
         yield
 
 
-@needs_overlay  # 2.10 to 2.12 refuse these
+@needs_overlay  # 2.11 and 2.12 refuse these
 @pytest.mark.parametrize(
     ("flattened", "asked", "ranks"),
     [
@@ -54,10 +54,17 @@ def test_slices_hold_flattened_views_of_any_axes(flattened, asked, ranks):
         assert group_ranks(piece, axis) == tuple(line.tolist())
 
 
+@needs_overlay
+def test_a_flattened_view_may_have_a_letter_of_another_s_name():
+    """Names are compared whole. Torch once looked for one name in the text of all."""
+    mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
+    first, second = mesh["a", "b"]._flatten("xy"), mesh["b", "c"]._flatten("x")
+    assert (first.size(), second.size()) == (8, 8) and mesh["x"] == second != first
+
+
 def as_saved(mesh, form):
     """Its layout as a file of a release holds it: a list of axes since 2.13, nested tuples before."""
     axes = view_of(mesh).layout.axes
-    _mesh_layout = importlib.import_module("torch.distributed._mesh_layout")  # before 2.10 ours, while it is on
     layout = object.__new__(_mesh_layout._MeshLayout)
     if form == "axes":
         flats = []
@@ -91,10 +98,8 @@ def test_files_of_every_release_are_read(form, weights_only, name, monkeypatch):
     views |= {"flat": mesh["b", "c"]._flatten("bc"), "apart": mesh["a", "c"]._flatten("ac")}
     here = views[name]
     own = {id(one): one._layout for one in (mesh, *views.values())}
-    if form == "tensor":
-        from torch_overlay.compat.device_mesh import _OldestDeviceMesh
-    monkeypatch.setattr(DeviceMesh, "__getstate__", _OldestDeviceMesh.__getstate__ if form == "tensor" else saved_state)
-    for one in (mesh, *views.values()) if form != "tensor" else ():
+    monkeypatch.setattr(DeviceMesh, "__getstate__", saved_state)
+    for one in (mesh, *views.values()):
         one._layout = as_saved(one, form)
     file = io.BytesIO()
     torch.save(here, file) if weights_only else pickle.dump(here, file)
@@ -110,27 +115,6 @@ def test_files_of_every_release_are_read(form, weights_only, name, monkeypatch):
     assert there._get_root_mesh()["ac"].mesh.tolist() == views["apart"].mesh.tolist()
 
 
-@needs_package
-@pytest.mark.parametrize("name", ["root", "slice", "flat"])
-def test_files_of_meshes_that_are_tensors_are_read(name, monkeypatch):
-    """As torch itself wrote them before 2.10: of a slice they say no root, so it is one, with the same ranks and
-    groups."""
-    from torch_overlay.compat.tensor_mesh import as_tensor
-
-    mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
-    here = {"root": mesh, "slice": mesh["a", "c"], "flat": mesh["b", "c"]._flatten("bc")}[name]
-    theirs = ("_thread_id", "_dim_group_names", "_coordinate_on_dim")
-    state = {**as_tensor(here), **{held: getattr(here, held) for held in theirs}}
-    monkeypatch.setattr(DeviceMesh, "__getstate__", lambda mesh: state)
-    there = pickle.loads(pickle.dumps(here))
-    assert there._get_root_mesh() is there and there.mesh.tolist() == here.mesh.tolist()
-    assert (there.shape, there.get_coordinate()) == (here.shape, here.get_coordinate())
-    assert [group_ranks(there, axis) for axis in range(there.ndim)] == [
-        group_ranks(here, axis) for axis in range(here.ndim)
-    ]
-    assert there[there.mesh_dim_names[:1]].mesh.tolist() == here[here.mesh_dim_names[:1]].mesh.tolist()
-
-
 @contextlib.contextmanager
 def off():
     torch_overlay.disable()
@@ -143,7 +127,7 @@ def off():
 def built():
     mesh = init_device_mesh("cpu", (2, 4, 2), mesh_dim_names=("a", "b", "c"))
     flat = mesh["a", "b"]._flatten("ab")
-    cut = mesh if TENSOR_MESHES else mesh._unflatten(1, (2, 2), ("d", "e"))
+    cut = mesh._unflatten(1, (2, 2), ("d", "e"))
     inside = DeviceMesh("cpu", [[1, 5], [9, 13]], mesh_dim_names=("x", "y"))
     return [mesh, mesh["b"], flat, cut, inside, inside["y"]]
 
@@ -156,14 +140,13 @@ def answers(mesh):
 
 @needs_package
 def test_coordinates_are_what_the_release_gives():
-    """A tuple, or a list before 2.11: programs compare them. Also of copies, of meshes from files, and of views of
-    meshes that torch made, which before 2.11 don't hold the rank."""
+    """In the very type: programs compare them. Also of copies, of meshes from files, and of views of meshes that torch
+    made."""
     with off():
         theirs = built()
         expected = [answers(mesh) for mesh in theirs]
         their_slice = answers(theirs[0]["b", "c"])
-        owner = _mesh_resources if TENSOR_MESHES else DeviceMesh
-        their_parts = owner._get_all_submeshes(theirs[0], "b")
+        their_parts = DeviceMesh._get_all_submeshes(theirs[0], "b")
         expected_parts = [answers(mesh) for mesh in their_parts]
     ours = built()
     for meshes in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), theirs):
@@ -188,7 +171,6 @@ def test_torch_saves_and_copies_meshes_that_were_made_here(copied):
 
 @needs_package
 def test_a_loaded_mesh_that_nobody_asked_anything_is_given_back():
-    """By disable(): of itself it isn't a tensor, which torch's meshes are before 2.10."""
     mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
     loaded = [pickle.loads(pickle.dumps(one)) for one in (mesh, mesh["b"])]
     with off():
@@ -211,21 +193,3 @@ def test_a_file_without_a_rank_is_read(monkeypatch):
     assert tuple(there.get_coordinate()) == (0, 5) and there.mesh.tolist() == mesh.mesh.tolist() and there == mesh
     monkeypatch.undo()
     assert there.get_group("b").size() == 8 and there._rank == 5
-
-
-@needs_overlay
-@pytest.mark.skipif(not TENSOR_MESHES, reason="since 2.10 placements are made otherwise")
-def test_files_of_dtensors_go_to_later_releases_and_come_back():
-    """A placement says its state, though empty, which later releases make it of; and an order of axes is read."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard, _dtensor_spec
-
-    assert Replicate().__reduce_ex__(2)[2] == {}
-    mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
-    here = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0), Replicate()], run_check=False)
-    here._spec.__dict__["shard_order"] = (_dtensor_spec.ShardOrderEntry(0, (0,)),)  # as they write it
-    file = io.BytesIO()
-    torch.save(here, file)
-    for weights_only in (False, True):
-        file.seek(0)
-        there = torch.load(file, weights_only=weights_only)
-        assert there._spec == here._spec and there.redistribute(placements=[Replicate()] * 2).shape == (8, 4)

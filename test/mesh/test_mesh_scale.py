@@ -8,7 +8,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import counted_groups, fake_world, needs_overlay, overlay
-from way import TENSOR_MESHES
 
 pytestmark = needs_overlay
 MILLION = 1_048_576
@@ -74,9 +73,6 @@ class TestAMillionRanks:
     @pytest.mark.parametrize("what", VIEWS)
     def test_a_view_of_a_million_ranks_is_small(self, million, what):
         """At most 16 KB each, hashed, compared and asked for all that it can say without a tensor (stock: 42 MB)."""
-
-        if TENSOR_MESHES and what in ("two axes", "permuted"):
-            pytest.skip("before 2.10 torch hashes the ranks that a view shows, and ours is the same hash")
 
         def make():
             view = VIEWS[what](million)

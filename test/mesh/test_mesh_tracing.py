@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, open_groups, overlay
-from way import TENSOR_MESHES, WAY, needs_layouts, needs_package
+from way import WAY, needs_package
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def compiled(function, *args):
 
 
 def local_rank(mesh, name):
-    """This rank's place on an axis; before 2.10 dynamo forgets the name."""
-    return mesh[name].get_local_rank() if TENSOR_MESHES else mesh.get_local_rank(name)
+    """This rank's place on an axis."""
+    return mesh.get_local_rank(name)
 
 
 def test_compiled_code_slices_and_asks_a_mesh(world):
@@ -500,7 +500,6 @@ def test_a_subclass_fills_in_its_own_rank_map(world):
 
 
 @needs_package
-@needs_layouts
 def test_such_a_subclass_lives_through_enable_and_disable(world):
     """Made on either side, it answers on both."""
     ranks = torch.tensor([0, 2, 4, 6, 3, 1, 5, 7], dtype=torch.int)

@@ -1,6 +1,7 @@
 """enable(), disable() and all that a user sees of them, on the fake library."""
 
 import dataclasses
+import re
 import sys
 import threading
 
@@ -110,10 +111,13 @@ def test_an_added_name_must_be_free(tree):
         torch_overlay.enable()
 
 
-def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree):
+@pytest.mark.parametrize("release", ["2.9.1", "2.10.0", "2.10.0+cu128", "2.16.0"])
+def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree, release):
+    """Those that were given up, and the next. The error names the releases to install instead."""
     tree.rows(*ALL)
-    tree.running("2.16.0")
-    with pytest.raises(errors.UnknownRelease, match=r"torch 2\.16\.0 isn't one of .*2\.13\.0, 2\.14\.1, 2\.15\.0"):
+    tree.running(release)
+    known = r"\(2\.11\.0, 2\.12\.1, 2\.13\.0, 2\.14\.1, 2\.15\.0\)"
+    with pytest.raises(errors.UnknownRelease, match=rf"torch {re.escape(release)} isn't one of .*{known}"):
         torch_overlay.enable()
     assert tree.get("fakelib.core").make() == ("stock", 1)
     assert states(torch_overlay.enable(strict=False))["make"] == "on"
@@ -219,15 +223,15 @@ def test_enabling_twice_is_enabling_once(tree):
 
 def test_a_second_enable_changes_only_what_it_names(tree, monkeypatch):
     tree.rows()
-    monkeypatch.setenv("TORCH_OVERLAY_COST", "plan")
+    monkeypatch.setenv("TORCH_OVERLAY_CREATE", "world")
     torch_overlay.enable(flatten="existing")
     torch_overlay.enable(check_mesh=True)
     now = torch_overlay.options()
-    assert (now.cost, now.flatten, now.check_mesh, now.share_groups) == ("plan", "existing", True, "names")
+    assert (now.create, now.flatten, now.check_mesh, now.share_groups) == ("world", "existing", True, "names")
     torch_overlay.disable()
     switches = {name: getattr(config, name) for name in choices.SWITCHES.values()}
     assert switches == choices.switches(dataclasses.asdict(choices.DEFAULT)), "as torch_overlay has them by default"
-    assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("whole", "plan")
+    assert (torch_overlay.options().flatten, torch_overlay.options().create) == ("whole", "world")
     torch_overlay.enable()
     assert torch_overlay.options().flatten == "whole"
 
@@ -236,6 +240,9 @@ def test_a_wrong_option_changes_nothing(tree):
     tree.rows(*ALL)
     with pytest.raises(errors.OptionError, match="did you mean 'flatten'"):
         torch_overlay.enable(flaten="whole")
+    for gone in ({"flatten": "create"}, {"share_groups": "world"}, {"cost": "plan"}, {"topology": None}):
+        with pytest.raises(errors.OptionError, match=r"one of 'whole', 'existing'|'names', 'ranks', 'off'|any more\."):
+            torch_overlay.enable(**gone)
     assert not torch_overlay.is_enabled() and "fakelib" not in sys.modules
 
 
@@ -252,10 +259,10 @@ def test_enabled_restores_what_was_around_it(tree):
     tree.rows(*ALL)
     with torch_overlay.enabled(flatten="existing") as status:
         assert status.enabled and torch_overlay.options().flatten == "existing"
-        with torch_overlay.enabled(flatten="create", cost="plan"):
-            assert torch_overlay.options().flatten == "create"
+        with torch_overlay.enabled(flatten="whole", create="world"):
+            assert torch_overlay.options().flatten == "whole"
         assert torch_overlay.is_enabled()
-        assert (torch_overlay.options().flatten, torch_overlay.options().cost) == ("existing", "stock")
+        assert (torch_overlay.options().flatten, torch_overlay.options().create) == ("existing", "members")
     assert not torch_overlay.is_enabled()
     with pytest.raises(KeyError), torch_overlay.enabled():
         raise KeyError("the block's own error comes out")
@@ -289,17 +296,17 @@ def overlapping(*moves):
 def test_the_last_of_overlapping_blocks_turns_the_overlay_off(tree):
     """The overlay is the process's: a block of another thread that ends first takes it from nobody."""
     tree.rows(*ALL)
-    existing, create = {"flatten": "existing"}, {"flatten": "create"}
-    assert overlapping((0, existing), (1, create), 0, 1) == ["existing", "create", "create", None]
-    assert overlapping((0, existing), (1, create), 1, 0) == ["existing", "create", "existing", None]
-    assert overlapping((0, existing), (1, create), 0, (2, existing), 1, 2)[2:] == [
-        "create",
+    existing, whole = {"flatten": "existing"}, {"flatten": "whole"}
+    assert overlapping((0, existing), (1, whole), 0, 1) == ["existing", "whole", "whole", None]
+    assert overlapping((0, existing), (1, whole), 1, 0) == ["existing", "whole", "existing", None]
+    assert overlapping((0, existing), (1, whole), 0, (2, existing), 1, 2)[2:] == [
+        "whole",
         "existing",
         "existing",
         None,
     ]
-    torch_overlay.enable(flatten="create")
-    assert overlapping((0, existing), (1, {}), 0, 1) == ["existing", "existing", "existing", "create"]
+    torch_overlay.enable(flatten="whole")
+    assert overlapping((0, existing), (1, {}), 0, 1) == ["existing", "existing", "existing", "whole"]
 
 
 def test_a_block_that_begins_while_another_is_turning_the_overlay_on_keeps_it(tree, monkeypatch):
@@ -328,10 +335,10 @@ def test_a_block_that_cannot_begin_leaves_all_as_it_was(tree):
     with torch_overlay.enabled(flatten="existing"):
         with pytest.raises(errors.OptionError), torch_overlay.enabled(flatten="no"):
             raise AssertionError
-        torch_overlay.enable(flatten="create")
+        torch_overlay.enable(flatten="whole")
         with pytest.raises(errors.OptionError), torch_overlay.enabled(flatten="no"):
             raise AssertionError
-        assert torch_overlay.options().flatten == "create"
+        assert torch_overlay.options().flatten == "whole"
     assert not torch_overlay.is_enabled()
 
 
@@ -376,7 +383,7 @@ def test_status_reads_as_text(tree, monkeypatch):
 
     monkeypatch.setattr(report, "COUNTERS", [lambda: {"groups": {"made": 2, "shared": 7}}, "no.such.module:counters"])
     tree.rows(*ALL)
-    torch_overlay.enable(topology={"tp": (1e9, 1e-6)})
+    torch_overlay.enable(leave_out="cross_mesh")
     text = torch_overlay.status().all()
     torch_overlay.disable()
     assert str(torch_overlay.status()) == "torch_overlay is off (torch 2.13.0): enable() turns it on"
@@ -387,7 +394,7 @@ def test_status_reads_as_text(tree, monkeypatch):
         "    work        waiting: until the module is imported",
         "  groups: made 2, shared 7",
         "  share_groups: names",
-        "  topology: tp=1e+09:1e-06",
+        "  leave_out: cross_mesh",
     ):
         assert line in text.splitlines(), f"{line!r} isn't in\n{text}"
 

@@ -217,10 +217,10 @@ def test_flags_are_read_as_python_reads_them(words, flags, program):
 
 
 def test_options_become_settings():
-    asked = run.parse(["--no-strict", "--set", "cost=plan", "--report", "-u", "a.py"])
+    asked = run.parse(["--no-strict", "--set", "flatten=existing", "--report", "-u", "a.py"])
     assert asked.settings == {
         "TORCH_OVERLAY_STRICT": "off",
-        "TORCH_OVERLAY_COST": "plan",
+        "TORCH_OVERLAY_FLATTEN": "existing",
         "TORCH_OVERLAY_RUN": f"report:{os.getpid()}",
     }
     assert run.parse(["--help"]).help and run.parse(["-uh", "a.py"]).help and not run.parse(["a.py", "-h"]).help

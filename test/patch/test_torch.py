@@ -35,7 +35,7 @@ WIDE = (
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
-    *(["torch.distributed._local_tensor"] if RELEASE.number >= (2, 10) else []),
+    "torch.distributed._local_tensor",
     "torch.testing._internal.distributed._tensor.common_dtensor",
 )
 
@@ -233,7 +233,7 @@ def test_every_body_is_recognised_without_the_files_digest(monkeypatch):
 
 def test_disable_inside_a_mode_that_patches_meshes_is_refused():
     """LocalTensorMode puts its own methods on DeviceMesh, and on leaving puts back what it found there: maybe ours."""
-    LocalTensorMode = pytest.importorskip("torch.distributed._local_tensor").LocalTensorMode  # since 2.10
+    from torch.distributed._local_tensor import LocalTensorMode
 
     patched = {row.name for row in ROWS if row.owner == "DeviceMesh"}
     touched = {"get_coordinate", "get_rank", "get_local_rank"} & patched

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torch_overlay.distributed.tensor._planner.cost import Cost, arriving_by, collectives
+from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
 from torch_overlay.distributed.tensor._planner.plan import line
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
@@ -136,23 +136,6 @@ def test_bytes_come_before_time():
     """A plan that reduces takes the fewest bytes, whatever a collective costs without data."""
     assert collectives(case("P P > S0 R").steps()) == 2
     assert collectives(case("P P > S0 R", cost=Cost(latency=1.0)).steps()) == 2
-
-
-def test_one_collective_for_a_move_unless_the_topology_prefers_two():
-    """To gather over a slow and a fast axis: first over the slow one, one part of what the joint group would bring."""
-    words, shape = "S0 S1 > R R", (16, 16)
-    assert kinds(words, shape=shape) == [AllGather]
-    slow, fast = (1e5, 1e-6), (1e8, 1e-6)
-    for axes, order in (((slow, fast), [(0,), (1,)]), ((fast, slow), [(1,), (0,)])):
-        found = case(words, shape=shape, cost=Cost(axes=axes))
-        assert [step.axes for step in found.steps()] == order
-        assert arriving_by(found.steps()) == 3 * 16 * 16 // 4  # no more than at once
-    for even in ((slow, slow), (fast, fast)):
-        assert kinds(words, shape=shape, cost=Cost(axes=even)) == [AllGather]
-    far = (1e5, 1.0), (1e8, 1.0)
-    assert kinds(words, shape=shape, cost=Cost(axes=far)) == [AllGather]  # another second for so few bytes
-    three = case("S0 S1 S1 > R R R", shape=(8, 8), sizes=(2, 2, 2), cost=Cost(axes=(slow, fast, fast)))
-    assert three.problem() is None and [step.axes for step in three.steps()] == [(0,), (1, 2)]
 
 
 # --- values ---

@@ -107,13 +107,6 @@ def test_a_replica_that_stays_one_never_sends():
     assert only(case).axes == (1, 2)
 
 
-def test_a_slow_replica_axis_is_left_out():
-    slow, fast = (1e6, 1e-6), (1e9, 1e-6)
-    for axes, group in (((slow, fast), (1,)), ((fast, fast), (0, 1))):
-        case = Case((R, S0), (S0, R), (64, 64), (8, 8), itemsize=HEAVY, cost=Cost(axes=axes))
-        assert only(case).axes == group
-
-
 @st.composite
 def exchanges(draw):
     """Every all-to-all, planned or not: any boxes, any group over at least the axes that it needs."""

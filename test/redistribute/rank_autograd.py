@@ -12,7 +12,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from mesh_harness import needs_overlay
 from mesh_ranks import WORLD, make_root
 from twins_ranks import Case, MeshRecipe, placed
-from way import TENSOR_MESHES
 
 R, S, P = Replicate(), Shard, Partial()
 MOVES = (
@@ -52,7 +51,7 @@ class AutogradCases:
 
     def test_a_pending_sum_passes_its_gradient_to_every_term(self):
         mesh, weight = grid(), whole_tensor(8, 6)
-        for target in ((R, R), (S(0), S(1)), (S(0), S(0)), *((P, R),) * (not TENSOR_MESHES)):
+        for target in ((R, R), (S(0), S(1)), (S(0), S(0)), (P, R)):
             term = torch.full((8, 6), float(self.rank), dtype=torch.float64, requires_grad=True)
             total = DTensor.from_local(term, mesh, (P, P), run_check=False).redistribute(placements=target)
             self.assertEqual(total.full_tensor(), torch.full((8, 6), 28.0, dtype=torch.float64))
@@ -63,7 +62,7 @@ class AutogradCases:
     def test_a_pending_gradient_of_a_pending_sum_is_whole(self):
         """Where both are terms, nothing is to be moved, or what is moved says what it is."""
         mesh = grid()
-        for target in ((R, R), *((P, R), (R, P)) * (not TENSOR_MESHES)):  # before 2.10 users may ask for no terms
+        for target in ((R, R), (P, R), (R, P)):
             term = torch.ones(8, 6, dtype=torch.float64)
             leaf = DTensor.from_local(term, mesh, (P, P), run_check=False).requires_grad_()
             moved = leaf.redistribute(placements=target)
@@ -73,7 +72,7 @@ class AutogradCases:
                 (found,) = torch.autograd.grad(moved, leaf, grad, retain_graph=True)
                 self.assertEqual(found.full_tensor(), grad.full_tensor(), f"{pending} to {target}")
 
-    @needs_overlay  # before 2.10 stock calls the two equal, and moves nothing
+    @needs_overlay
     def test_strided_shards_become_plain_ones_and_their_gradients_strided_ones(self):
         recipe = MeshRecipe(tuple(range(WORLD)), (2, 4))
         mesh, strided, plain = recipe.make(), (("SS", 0, 4), ("S", 0)), (("S", 0), ("S", 0))
@@ -179,7 +178,6 @@ class AutogradCases:
         self.assertEqual((leaf.grad.dtype, leaf.grad.full_tensor().sum()), (torch.float32, torch.tensor(64.0)))
 
     @needs_overlay  # torch casts by a spec of placements alone, and permutes the values
-    @unittest.skipIf(TENSOR_MESHES, "before 2.10 a spec has no shard order")
     def test_a_cast_keeps_the_shard_order(self):
         mesh, whole = grid(), torch.arange(64.0).reshape(16, 4)
         order = (_dtensor_spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)

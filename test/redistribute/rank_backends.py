@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from mesh_ranks import WORLD
 from on_device import DEVICE
 from twins_ranks import Case, MeshRecipe
-from way import needs_package, steps_on_python_groups
+from way import needs_package
 from width import sample
 
 
@@ -61,10 +61,9 @@ def few(store, rank, size, timeout):
 
 
 class BackendCases:
-    """Cases for ``EightRanks``. Before 2.10 torch's own gather hangs on this group, on 8 ranks."""
+    """Cases for ``EightRanks``."""
 
     @needs_package  # which counts
-    @steps_on_python_groups
     def test_what_a_backend_has_is_planned(self):
         from torch_overlay.distributed.tensor._plans.answers import counters
 
@@ -84,7 +83,6 @@ class BackendCases:
             by = {"a": "few", "b": "few"}
             return init_device_mesh(DEVICE, (2, WORLD // 2), mesh_dim_names=("a", "b"), backend_override=by)
 
-    @steps_on_python_groups
     def test_a_backend_without_all_to_all(self):
         """Where a plan would need one, torch's own steps run, as on stock; what else they run is planned."""
         mesh = self.few_mesh()

@@ -11,7 +11,7 @@ from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import SHUFFLED
 from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.distributed.tensor._planner.steps import AllToAll
-from twins_ranks import Case, MeshRecipe
+from twins_ranks import Case, MeshRecipe, bytes_decide
 from twins_tensor import Case as Planned
 from way import needs_package
 from width import NIGHTLY, sample
@@ -99,8 +99,6 @@ class MoveCases:
     def test_pieces_from_balanced_senders(self):
         """Without latency, a plan takes replicas other than the nearest wherever that balances what ranks send: even
         and uneven pieces, in groups whose ranks are in any order, of types that travel as they are or as bytes."""
-        import torch_overlay
-
         balanced = 0
         for ranks, sizes, shape in (
             (SHUFFLED, (2, 4), (16, 16)),
@@ -108,10 +106,10 @@ class MoveCases:
             (SHUFFLED, (4, 2), (9, 7)),
         ):
             recipe = MeshRecipe(ranks, sizes, flattened=("ab", "ac", "bc", "abc")[: 1 if len(sizes) == 2 else 4])
-            mesh, first = recipe.make(), Case(recipe, (), (), shape, bytes_only=True)
-            with torch_overlay.enabled(topology=first.topology):
+            mesh, first = recipe.make(), Case(recipe, (), (), shape)
+            with bytes_decide() as cost:
                 for number, (source, target) in enumerate(pairs(len(sizes), pending=False)):
-                    plan = Planned(source, target, shape, sizes, cost=Cost(axes=((1e9, 0.0),) * len(sizes))).steps()
+                    plan = Planned(source, target, shape, sizes, cost=cost).steps()
                     if any(isinstance(step, AllToAll) and step.diagonals for step in plan):
                         case = dataclasses.replace(first, source=source, target=target, dtype=DTYPES[number % 3])
                         self.assertIsNone(case.problem(mesh, self.rank), repr(case))

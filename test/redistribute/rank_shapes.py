@@ -1,7 +1,6 @@
 """Shapes, types, reductions and rank orders, each by real collectives against the whole tensor cut by hand."""
 
 import itertools
-import unittest
 from unittest import mock
 
 import torch
@@ -11,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import SHUFFLED
 from twins_ranks import Case, MeshRecipe, placed
-from way import TENSOR_MESHES, merges, needs_package
+from way import needs_package
 from width import sample
 
 WORLD = tuple(range(8))
@@ -150,7 +149,7 @@ class ShapeCases:
             self.check(*(Case(CUBE, s, t, (16, 8), "int64") for s, t in ends[:3]))
             mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
             # 12 is cut into 6, 3 and then 2 and 1: all three steps are merged, or none.
-            for length, expected in ((16, 1 if merges() else 3), (12, 3), (7, 3)):
+            for length, expected in ((16, 1), (12, 3), (7, 3)):
                 case = Case(CUBE, *ends[0], (length, 2))
                 with CommDebugMode() as comm:
                     case.run(mesh, case.given(here))
@@ -166,8 +165,7 @@ class ShapeCases:
         whole = (("R",), ("R",))
         ends = [(strided, whole), (whole, strided), (strided, plain), ((("P", "sum"), ("S", 0)), strided)]
         self.check(*(Case(GRID, *pair, (16, 6)) for pair in ends))
-        if not TENSOR_MESHES:  # before 2.10 a spec has no order
-            self.check(*(Case(GRID, plain, end, (16, 6), source_order=(1, 0)) for end in (whole, plain)))
+        self.check(*(Case(GRID, plain, end, (16, 6), source_order=(1, 0)) for end in (whole, plain)))
 
     @needs_overlay
     def test_a_strided_shard_is_gathered_at_once(self):
@@ -182,7 +180,6 @@ class ShapeCases:
         self.assertIn("all_gather_into_tensor", str(counts))
 
     @needs_package
-    @unittest.skipIf(TENSOR_MESHES, "torch itself cuts it otherwise before 2.10")
     def test_an_uneven_strided_shard_is_left_to_torch(self):
         """And is right there, merging being off; the reason is counted."""
         from torch_overlay.distributed.tensor._plans.answers import counters

@@ -40,11 +40,11 @@ class WorldCases:
 
     @needs_package
     def test_the_policies_for_groups(self):
-        """whole: one over all axes; existing: what the user flattened; create: one for each set of axes."""
+        """whole: one over all axes; existing: what the user flattened."""
         import torch_overlay
 
         whole = torch.arange(70.0).reshape(35, 2)
-        expected = {"existing": (3, 2), "whole": (1, 2), "create": (1, 1)}
+        expected = {"existing": (3, 2), "whole": (1, 2)}
         for policy, counts in expected.items():
             with torch_overlay.enabled(flatten=policy):
                 cube = make_root(SHUFFLED, (2, 2, 2), ("a", "b", "c"))
@@ -56,7 +56,7 @@ class WorldCases:
                 other = make_root(SHUFFLED, (2, 2, 2), ("a", "b", "c"))
                 other["a", "b"]._flatten("ab")
                 self.assertEqual(gathers(other["a", "b"], whole), (1, True), policy)
-        with torch_overlay.enabled(flatten="existing"):  # what `whole` and `create` made isn't used
+        with torch_overlay.enabled(flatten="existing"):  # what `whole` made isn't used
             self.assertEqual([gathers(other, whole), gathers(other["b", "c"], whole)], [(2, True), (2, True)])
 
     @needs_overlay

@@ -19,7 +19,6 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from mesh_harness import fake_world
-from way import needs_layouts
 
 
 class MLP(nn.Module):
@@ -72,8 +71,7 @@ def mesh(request):
     torch._dynamo.reset()
 
 
-# The same runs on stock torch, with TORCH_OVERLAY_TEST=stock. Before 2.10 that fuses fewer.
-@needs_layouts
+# The same runs on stock torch, with TORCH_OVERLAY_TEST=stock.
 @pytest.mark.parametrize(("dim", "ndim"), [(0, 2), (0, 3), (1, 3)])
 def test_matmuls_are_fused_with_collectives_as_on_stock(mesh, dim, ndim):
     forward, backward = trained(mesh, dim, ndim)

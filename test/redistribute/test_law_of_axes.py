@@ -21,7 +21,6 @@ from mesh_harness import fake_world, make_root
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving_by, collectives
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from twins_tensor import Case, regions
-from way import needs_layouts
 from width import NIGHTLY, sample
 
 WORDS = {"R": ("R",), "S0": ("S", 0), "S1": ("S", 1), "P": ("P", "sum")}
@@ -138,7 +137,6 @@ def test_four_axes(sizes, ends, groups, shape, cost):
     assert wider(case, torch_on(sizes).talks(*ends)) == []
 
 
-@needs_layouts  # and no orders either
 @settings(max_examples=2 * settings.default.max_examples)
 @given(ends(3), groups(3), LENGTHS, st.permutations(range(3)), st.permutations(range(3)))
 def test_explicit_shard_orders(ends, groups, shape, source_order, target_order):

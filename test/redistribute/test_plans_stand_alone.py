@@ -46,7 +46,7 @@ others = st.lists(
     min_size=1,
     max_size=3,
 )
-policies = st.tuples(st.sampled_from(["names", "ranks", "off"]), st.sampled_from(["whole", "existing", "create"]))
+policies = st.tuples(st.sampled_from(["names", "ranks", "off"]), st.sampled_from(["whole", "existing"]))
 
 
 def act(kind: str, private: bool, deeds: list[str]) -> DeviceMesh:

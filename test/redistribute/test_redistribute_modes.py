@@ -18,11 +18,12 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._debug_mode import DebugMode
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
 from torch_overlay.distributed.tensor._planner import cost as planner_cost
-from way import as_beside_gloo, debug_mode, merges, needs_package
+from way import as_beside_gloo, needs_package
 
 R, S, P = Replicate(), Shard, Partial()
 
@@ -249,18 +250,13 @@ def test_code_compiled_on_one_rank_runs_torchs_own_code(mesh):
 
 @needs_overlay
 def test_a_shard_becomes_a_term_of_a_sum_on_every_release(mesh):
-    """Torch does it from 2.14 on. What an operator may ask for stays torch's to say, whatever the options."""
-    from torch.distributed.tensor import _collective_utils, _redistribute
+    """Torch does it from 2.14 on. What an operator may ask for stays torch's to say."""
+    from torch.distributed.tensor import _redistribute
 
     meta = TensorMeta(torch.Size((8, 4)), (4, 1), torch.float32)
     ends = [DTensorSpec(mesh, placements, tensor_meta=meta) for placements in ((S(0), R), (P, R))]
     found = _redistribute.redistribute_local_tensor(torch.ones(4, 4), *ends)
     assert torch.equal(found, torch.cat([torch.ones(4, 4), torch.zeros(4, 4)]))
-    costs = []
-    for cost in ("stock", "plan"):
-        with torch_overlay.enabled(cost=cost):
-            costs.append(_collective_utils.redistribute_cost(*ends))
-    assert costs[0] == costs[1]
 
 
 @needs_overlay
@@ -278,11 +274,11 @@ def test_comm_debug_mode_counts_what_runs(mesh):
 @needs_overlay
 def test_debug_mode_shows_the_plan(mesh):
     """As one line, with the collectives under it; an explicit redistribution is called so."""
-    with debug_mode() as mode:
+    with DebugMode() as mode:
         DTensor.from_local(torch.ones(4, 2), mesh, (S(0), S(1)), run_check=False).redistribute(placements=(R, R))
     text = mode.debug_string()
     line = next(line for line in text.splitlines() if "redistribute_input" in line)
-    assert ("[explicit]" in line) is merges() and "S0·S1 → R·R: all_gather(dp,tp) 224 B" in line, text
+    assert "[explicit]" in line and "S0·S1 → R·R: all_gather(dp,tp) 224 B" in line, text
     assert text.count("all_gather_into_tensor(") == 1
 
 
@@ -305,7 +301,7 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
 @needs_package  # which counts
 @pytest.mark.parametrize("target", [(R, R), (S(0), S(0)), (S(1), R)])
 def test_strided_shards_are_planned_whatever_order_torch_writes_beside_them(mesh, target):
-    """As FSDP over TP cuts a weight. Torch 2.10 says in its spec which axis cuts first, as the split factor does."""
+    """As FSDP over TP cuts a weight."""
     held = DTensor.from_local(torch.ones(2, 4), mesh, (_StridedShard(0, split_factor=4), S(0)), run_check=False)
     before = counted()
     moved = held.redistribute(placements=target)
@@ -366,7 +362,6 @@ def test_a_cut_keeps_the_memory_format(mesh):
     assert found.to_local().is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.skipif(not merges(), reason="torch merges no steps before 2.11, so nobody asks it not to")
 def test_unmerged_steps_can_be_asked_for(mesh):
     from torch.distributed.tensor._redistribute import disable_redistribute_transform_optimization
 

@@ -305,10 +305,7 @@ def test_a_column_is_sent_without_the_gaps_between_its_elements():
 
 def test_a_world_of_some_ranks_can_be_named():
     with torch_overlay.enabled():
-        try:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])
-        except TypeError:
-            pytest.skip("torch before 2.10 has no _ranks")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])
         try:
             assert dist.get_world_size() == 1
         finally:
@@ -354,7 +351,7 @@ def test_a_local_tensor_under_autograd_is_redistributed_as_on_stock(ends, size):
     """Torch's function called by hand: nothing changes a tensor that autograd looks at."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
-    with torch_overlay.enabled(flatten="create"), world(1, 4):
+    with torch_overlay.enabled(), world(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         given = DTensor.from_local(torch.ones(size, size), mesh, ends[0], run_check=False)
         target = DTensorSpec(mesh, ends[1], tensor_meta=given._spec.tensor_meta)

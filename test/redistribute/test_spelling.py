@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mesh_harness import fake_world, needs_overlay
-from way import debug_mode
 
 pytestmark = needs_overlay
 
@@ -95,7 +95,7 @@ def test_the_operations_are_torchs(mesh, async_op):
         kinds[type(plan.steps[0]).__name__] += 1
         texts = []
         for redistribute in (by_torch, torch_redistribute.redistribute_local_tensor):
-            with debug_mode() as mode:
+            with DebugMode() as mode:
                 redistribute(local, *specs, async_op=async_op)
             texts.append(mode.debug_string())
         assert texts[0] == texts[1] != ""

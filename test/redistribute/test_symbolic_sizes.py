@@ -21,11 +21,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import torch_overlay
 from mesh_harness import fake_world, needs_overlay
+from torch_overlay.distributed.tensor._planner import cost as planner_cost
 from torch_overlay.distributed.tensor._plans import answers
 from torch_overlay.distributed.tensor._plans.answers import find_answer
 from torch_overlay.distributed.tensor._plans.program import Program
 from twins_tensor import without_sizes
-from way import merges
 
 pytestmark = needs_overlay
 WORDS = {"R": Replicate(), "0": Shard(0), "1": Shard(1), "P": Partial()}
@@ -107,8 +107,6 @@ def test_no_more_than_stock_where_the_cuts_alone_are_even(mesh):
     stock = stocks(mesh, [pair for pair in chosen() if even(pair[0], shape) and even(pair[1], shape)], shape)
     ours = {pair: collectives(mesh, *pair, shape, dynamic=True) for pair in stock}
     assert len(stock) > 8 and not {pair: (ours[pair], stock[pair]) for pair in stock if ours[pair] > stock[pair]}
-    if not merges():
-        return
     moves = [pair for pair in stock if "P" not in pair[0]]
     known = sum(collectives(mesh, *pair, shape, False) for pair in moves)
     assert known <= sum(ours[pair] for pair in moves) <= 1.2 * known, "some moves that aren't multiples take one more"
@@ -205,7 +203,8 @@ def kind(step):
 
 def test_a_plan_for_few_elements_is_guarded(mesh, monkeypatch):
     """Where the cost model prefers another plan for more elements, the guard says up to where this one holds."""
-    torch_overlay.enable(topology=(("a", 1e9, 1e-6), ("b", 1e9, 1e-3), ("c", 1e9, 1e-3)), flatten="create")
+    torch_overlay.prepare(mesh)
+    monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(latency=1e-3, bandwidth=1e9)})
     asked = []
     monkeypatch.setattr(answers, "guard_or_false", lambda condition: asked.append(condition) or True)
     differ = 0
@@ -271,9 +270,9 @@ FEW_ROWS = [
 @pytest.mark.parametrize(("sizes", "source", "target", "local"), FEW_ROWS)
 def test_a_small_batch_has_its_own_plan(sizes, source, target, local):
     """Where rows alone are open, fewer than the mesh has ranks may have another plan than the traced ones."""
-    torch_overlay.enable(flatten="create")
     with fake_world(5, math.prod(sizes)):
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b", "c")[: len(sizes)])
+        torch_overlay.prepare(mesh)
         mode = FakeTensorMode(shape_env=(env := ShapeEnv()))
         context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
         traced = mode.from_tensor(torch.empty(local), symbolic_context=context)

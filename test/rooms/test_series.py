@@ -54,17 +54,17 @@ def test_a_row_says_what_its_line_says():
     ours, compat, hook = _patches(
         """
 [one]
-replace >=2.10 #1 mesh:DeviceMesh.get_group ours
+replace >=2.12 #1 mesh:DeviceMesh.get_group ours
 # why
-add <2.10 - spec:ShardOrderEntry compat._mesh_layout:*
+add <2.12 - layout:_FlatLayout compat._mesh_layout:*
 
 [two]
 hook all - mesh hooks:on/off
 """
     )
-    assert ours == dataclasses.replace(ROW, releases=">=2.10", ends="pytorch/pytorch#1", unit="one")
-    assert compat.target == "torch.distributed.tensor._dtensor_spec:ShardOrderEntry"
-    assert compat.body == "torch_overlay.compat._mesh_layout:ShardOrderEntry"
-    assert (compat.kind, compat.releases, compat.ends, compat.unit) == (Kind.ADD, "<2.10", None, "one")
+    assert ours == dataclasses.replace(ROW, releases=">=2.12", ends="pytorch/pytorch#1", unit="one")
+    assert compat.target == "torch.distributed._mesh_layout:_FlatLayout"
+    assert compat.body == "torch_overlay.compat._mesh_layout:_FlatLayout"
+    assert (compat.kind, compat.releases, compat.ends, compat.unit) == (Kind.ADD, "<2.12", None, "one")
     assert (hook.target, hook.releases, hook.unit) == ("torch.distributed.device_mesh", "", "two")
     assert (hook.body, hook.undo) == ("torch_overlay.hooks:on", "torch_overlay.hooks:off")

@@ -168,17 +168,9 @@ class TestJointGroups(TestCase):
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
         self.assertEqual(joint_group_name(mesh, (0, 1)), "")
 
-    def test_it_may_bring_one_over_each_set_of_dims(self) -> None:
-        self._choose("create")
-        mesh = self._mesh()
-        for axes in SETS:
-            ranks = mesh[tuple("abc"[axis] for axis in axes)].mesh.flatten().tolist()
-            group = distributed_c10d._resolve_process_group(joint_group_name(mesh, axes))
-            self.assertEqual(dist.get_process_group_ranks(group), ranks)
-
     def test_a_rank_outside_asks_for_the_groups_that_members_ask_for(self) -> None:
         """Those over dims with equal backends, whatever another view has along the same ranks."""
-        self._choose("create")
+        self._choose("whole")
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
         mesh._unflatten("b", (2,), ("c",), backend_override={"c": "gloo"})
         self.assertEqual(joint_group_name(mesh, (0, 1)), "")
@@ -188,7 +180,7 @@ class TestJointGroups(TestCase):
 
     def test_ranks_ask_for_the_same_groups_where_sharing_is_off(self) -> None:
         """For those of the dims alone. The backends of these, which differ here, aren't known outside."""
-        self._choose("create", share="off")
+        self._choose("whole", share="off")
         asked = []
         for rank in (1, 5):  # a member and one outside
             dist.destroy_process_group()
@@ -206,7 +198,7 @@ instantiate_parametrized_tests(TestJointGroups)
 
 
 class TestJointClosed(TestCase):
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="create")
+    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     @parametrize("destroyed, held, there", [(2, False, False), (1, False, True), (2, True, True)])
     def test_they_go_with_the_mesh_and_its_groups(self, destroyed, held, there) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
@@ -222,7 +214,7 @@ class TestJointClosed(TestCase):
         init_device_mesh("cpu", (4, 4), mesh_dim_names=("a", "b"))
         self.assertEqual(find_group(name) is not None, there, msg=str(holder))
 
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="create")
+    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     def test_they_stay_where_ranks_end_a_communicator_together(self) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
         self.addCleanup(dist.destroy_process_group)
@@ -236,7 +228,7 @@ class TestJointClosed(TestCase):
             init_device_mesh("cpu", (4, 4))
         self.assertIsNotNone(find_group(name))
 
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="create")
+    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     def test_groups_may_be_destroyed_after_the_next_mesh(self) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
         self.addCleanup(dist.destroy_process_group)
@@ -251,7 +243,7 @@ class TestJointClosed(TestCase):
         init_device_mesh("cpu", (4, 4))
         self.assertIsNone(find_group(name))
 
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="create")
+    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     @parametrize("create", ["members", "world"])
     def test_a_mesh_that_is_loaded_later_gets_a_live_one(self, create) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)

@@ -42,14 +42,6 @@ class TestPrivateMesh(TestCase):
             one.get_group("a"), other.get_group("a"), msg="views made outside of the block are private, too"
         )
 
-    @config.patch(mesh_share_groups="world")
-    def test_it_shares_nothing_where_all_meshes_share(self) -> None:
-        plain, also_plain = (init_device_mesh("cpu", (4, 16)) for _ in range(2))
-        with private_groups():
-            private = init_device_mesh("cpu", (4, 16))
-        self.assertEqual(plain.get_group(1), also_plain.get_group(1))
-        self.assertNotEqual(private.get_group(1), plain.get_group(1))
-
     def test_a_submesh_equals_no_private_mesh_over_its_ranks(self) -> None:
         with private_groups():
             mesh = init_device_mesh("cpu", (4, 16), mesh_dim_names=("a", "b"))
@@ -173,9 +165,6 @@ class TestPrivateView(TestCase):
             inside = mesh._unflatten(0, (4, 16), ("a", "b"))
         saved = pickle.dumps(inside)
         self.assertEqual(pickle.loads(saved).get_group("a"), inside.get_group("a"))
-        with config.patch(mesh_share_groups="world"), private_groups():
-            among_all = mesh._unflatten(0, (4, 16), ("a", "b"))
-        self.assertEqual(pickle.loads(pickle.dumps(among_all)).get_group("a"), among_all.get_group("a"))
         dist.destroy_process_group()
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
         mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
@@ -194,7 +183,7 @@ class TestPrivateView(TestCase):
             self.assertEqual(pickle.loads(saved).get_group(name), inside.get_group(name), msg=name)
 
     def test_dims_that_were_there_have_the_groups_of_the_mesh(self) -> None:
-        with config.patch(mesh_share_groups="world"):
+        with config.patch(mesh_share_groups="ranks"):
             inside = self.make()
             self.check(pickle.dumps(inside), inside)
 

@@ -15,22 +15,9 @@ from torch_overlay.distributed._mesh.rank_map import RankMap
 
 class TestGroupSettings(TestCase):
     def test_what_is_no_choice_is_refused(self) -> None:
-        names = ("mesh_share_groups", "mesh_create_groups", "mesh_joint_groups", "redistribute_cost")
+        names = ("mesh_share_groups", "mesh_create_groups", "mesh_joint_groups")
         for name in names:
             with config.patch(**{name: "nothing"}), self.assertRaisesRegex(ValueError, f"{name} is one of .*'nothing'"):
-                get_settings()
-
-    def test_a_topology_is_one_value_however_it_is_written(self) -> None:
-        said = []
-        for rows in ([["tp", 450e9, 2e-6]], (("tp", 450e9, 2e-6),)):
-            with config.patch(mesh_topology=rows):
-                said.append(get_settings())
-        self.assertEqual(*said)
-        self.assertEqual(*map(hash, said))  # plans are kept by it
-
-    def test_what_is_no_topology_is_refused(self) -> None:
-        for rows in ({"tp": 4}, [("tp", 0, 0)], [("tp", 1, -1)], [(0, 1, 1)], [("tp", "fast", 0)], 3):
-            with config.patch(mesh_topology=rows), self.assertRaisesRegex(ValueError, "bytes per second, seconds of"):
                 get_settings()
 
     def test_members_make_groups_alone_where_the_backend_lets_them(self) -> None:

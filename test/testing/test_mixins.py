@@ -4,8 +4,11 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiThreadedTestCase
-from torch.testing._internal.distributed._tensor import common_dtensor
-from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    LocalDTensorTestBase,
+    with_comms,
+)
 
 import torch_overlay
 from torch_overlay import series
@@ -50,10 +53,6 @@ class TestProcesses(OverlayProcesses, Two, DTensorTestBase):
         DeviceMesh.__getitem__ = STOCK_GETITEM
 
 
-LocalDTensorTestBase = getattr(common_dtensor, "LocalDTensorTestBase", DTensorTestBase)
-
-
-@pytest.mark.skipif(LocalDTensorTestBase is DTensorTestBase, reason="torch has it since 2.10")
 class TestLocal(OverlayProcesses, Two, LocalDTensorTestBase):
     @with_comms
     def test_one_process_plays_the_ranks(self):

@@ -10,7 +10,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 
-from way import TENSOR_MESHES, needs_layouts  # noqa: E402
 from width import NIGHTLY  # noqa: E402
 
 KEYS = {"bench", "torch", "python", "arguments", "rows", "targets", "notes", "facts"}
@@ -39,7 +38,6 @@ def value(found, name, side, **where):
     return row[side]
 
 
-@needs_layouts
 def test_groups(bench, tmp_path):
     found = bench("groups", "--ones", "16", "--repeats", "1")
     expected = {  # groups of stock and overlay, and how many of the overlay's are for a whole mesh
@@ -74,8 +72,7 @@ def test_plans(bench):
         for name, what, size in (("collectives", "collectives", 1), ("elements", "bytes to the busiest rank", 4)):
             one = quoted[f"{kind}.{name}"]
             assert value(found, what, "overlay", pairs=pairs_) == size * one.overlay
-            if not TENSOR_MESHES:
-                assert value(found, what, "stock", pairs=pairs_) == size * one.stock
+            assert value(found, what, "stock", pairs=pairs_) == size * one.stock
     assert all(target["met"] for target in found["targets"])
 
 

@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from way import needs_layouts, needs_package
+from way import needs_package
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 STAGES = ["smoke", "fuzz", "transfer", "nccl smoke", "nccl fuzz", "nccl transfer", "nccl groups", "worlds"]
 STAGES += ["isolation", "memory", "compile", "train", "times", "tuning", "suites"]
-pytestmark = [needs_package, needs_layouts]
+pytestmark = needs_package
 
 
 @pytest.fixture

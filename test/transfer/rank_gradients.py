@@ -10,7 +10,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from torch_overlay.distributed.tensor._plans.specs import read_cuts
-from way import merges
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
@@ -62,7 +61,7 @@ class Drawn:
         whole = torch.arange(96.0 if self.rng.random() < 0.5 else 35.0)
         whole = (whole.reshape(16, 6) if len(whole) == 96 else whole.reshape(7, 5)) % 11
         ordered = whole.shape[0] == 16 and self.rng.random() < 0.4
-        if ordered and merges():  # since 2.11, for 2.10 forgets it in the gradient: rows cut by the last axis first
+        if ordered:  # rows cut by the last axis first
             order = (_dtensor_spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(len(sizes) - 1, 0)),)
             return whole, (S(0), *[R] * (len(sizes) - 2), S(0)), order
         return whole, tuple(self.rng.choice((R, S(0), S(1), P)) for _ in sizes), None

@@ -9,7 +9,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from mesh_ranks import WORLD, make_root
-from way import needs_layouts
 
 ROWS = (16, 10, 5, 2, 17, 9)  # of the last two, torch reads other shards from the placements than FSDP2 makes
 
@@ -49,7 +48,6 @@ class LoadCases:
                 want = chunks(state[name], mesh, "tp", "dp")
                 self.assertTrue(torch.equal(parameter.to_local(), want), f"{name} {device} {rank0}")
 
-    @needs_layouts
     def test_whole_tensors_are_distributed_as_uneven_strided_shards(self):
         """The values of the first rank, as everywhere else; where torch says so, nothing is sent."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
@@ -65,7 +63,6 @@ class LoadCases:
                     self.assertTrue(found.requires_grad and found.is_leaf)
                     self.assertTrue(torch.equal(found.full_tensor(), whole))
 
-    @needs_layouts
     def test_shards_that_torch_reads_otherwise_are_left_to_it(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
         with self.assertRaises(AssertionError):

@@ -11,7 +11,6 @@ from torch.nn.utils import clip_grad, get_total_norm
 
 from mesh_ranks import WORLD, make_root
 from torch_overlay.distributed.tensor._plans.answers import counters
-from way import TENSOR_MESHES
 
 # The last one is cut into fewer shards than there are ranks on an axis; the whole of each has no zero.
 WHOLES = [
@@ -19,7 +18,7 @@ WHOLES = [
 ]
 ORDERS = [(order, foreach) for order in (2.0, math.inf) for foreach in (True, False)]
 ORDERS += [(order, None) for order in (1, 3, "inf", -1.0, -math.inf)]
-ORDERS += [] if TENSOR_MESHES else [(0, None)]  # before 2.10 torch counts the shards that aren't zero
+ORDERS += [(0, None)]
 
 
 class NormCases:
@@ -38,8 +37,7 @@ class NormCases:
         with CommDebugMode() as comm:
             norm = nn.utils.clip_grad_norm_(weights, max_norm=1.0).full_tensor()
         self.assertEqual(counters()["redistributions by torch's own code"], before)  # replicas become terms by plan
-        if not TENSOR_MESHES:  # before 2.10 torch doesn't keep them pending
-            self.assertEqual(comm.get_total_counts(), 1)
+        self.assertEqual(comm.get_total_counts(), 1)
         self.assertEqual(norm.item(), 16 * sum(n * n for n in range(12)) ** 0.5, rtol=1e-6, atol=0)
 
     def weights(self, homes, factor=1.0):
@@ -62,8 +60,7 @@ class NormCases:
             want = get_total_norm(wholes, norm_type)
             with CommDebugMode() as comm:
                 norm = nn.utils.clip_grad_norm_(weights, 1.0, norm_type, foreach=foreach)
-            if not TENSOR_MESHES:  # before 2.10 torch doesn't keep norms pending
-                self.assertEqual(comm.get_total_counts(), meshes)
+            self.assertEqual(comm.get_total_counts(), meshes)
             self.assertIs(type(norm), DTensor if len({mesh for mesh, _ in homes}) == 1 else torch.Tensor)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             self.assertEqual(norm, want, rtol=1e-5, atol=0)
@@ -170,7 +167,6 @@ class NormCases:
             weights, wholes = self.weights(homes)
             grads = [weight.grad for weight in weights]
             torch._dynamo.reset()
-            # Before 2.10 dynamo breaks the graph in torch's own function.
-            norm = torch.compile(get_total_norm, backend="eager", fullgraph=not TENSOR_MESHES)(grads)
+            norm = torch.compile(get_total_norm, backend="eager", fullgraph=True)(grads)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             self.assertEqual(norm, get_total_norm(wholes), rtol=1e-5, atol=0)

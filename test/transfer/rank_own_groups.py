@@ -18,7 +18,6 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
 from torch_overlay.transfers.groups import new_group
-from way import TENSOR_MESHES
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()
@@ -136,9 +135,8 @@ class GroupCases:
         """c10d's own names depend on how many groups a rank is in, so that ranks wait for one another in vain."""
         seeds = range(60 if NIGHTLY else 12)
         self.check_histories(seeds, True)
-        if not TENSOR_MESHES:
-            with stock(self.overlay_options):
-                self.check_histories(seeds, False)  # c10d's own groups of members have no better names there
+        with stock(self.overlay_options):
+            self.check_histories(seeds, False)  # c10d's own groups of members have no better names there
 
     def test_ranks_that_cannot_exist_are_an_error_at_once(self):
         mesh = make_root(range(WORLD), (8,), ("dp",))
@@ -167,9 +165,8 @@ class GroupCases:
 
     def test_rounds_without_the_overlay(self):
         """c10d gives a name of its own again when its group is gone, and ranks find addresses of the last one."""
-        if not TENSOR_MESHES:
-            with stock(self.overlay_options):
-                self.check_rounds(ROUNDS)
+        with stock(self.overlay_options):
+            self.check_rounds(ROUNDS)
 
     def check_rounds(self, rounds):
         mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))

@@ -18,7 +18,6 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
 from torch_overlay.transfers import groups
-from way import steps_on_python_groups
 
 LONGEST = timedelta(seconds=6)
 
@@ -86,7 +85,6 @@ class StreamCases:
             warnings.simplefilter("ignore")
             return init_device_mesh(DEVICE, (WORLD,), mesh_dim_names=("a",), backend_override={"a": "later"})
 
-    @steps_on_python_groups
     def test_what_is_wrong_on_a_rank_is_said_before_anything_is_sent(self):
         """Where ranks ask one another anyway, since not all fits the budget: at once, on all of them, on one mesh and
         from one to another; no rank is left with an exchange that never ends."""

@@ -16,8 +16,8 @@ from torch_overlay.typing import Options, OverlayMesh, overlaid
 
 
 def right(tensor: DTensor, mesh: OverlayMesh) -> None:
-    status: Status = torch_overlay.enable(flatten="create", share_groups="ranks", check_mesh=True, strict=False)
-    chosen: Options = {"cost": "plan", "topology": {"tp": (450e9, 2e-6)}}
+    status: Status = torch_overlay.enable(flatten="existing", share_groups="ranks", check_mesh=True, strict=False)
+    chosen: Options = {"create": "world", "leave_out": ["cross_mesh"]}
     with torch_overlay.enabled(**chosen) as inside, torch_overlay.private_groups():
         status = inside
     chosen_now: Choices = torch_overlay.options()
@@ -32,7 +32,7 @@ def right(tensor: DTensor, mesh: OverlayMesh) -> None:
 
 
 def wrong(tensor: DTensor, mesh: OverlayMesh) -> None:
-    torch_overlay.enable(flaten="create")  # type: ignore[call-arg]
+    torch_overlay.enable(flaten="whole")  # type: ignore[call-arg]
     torch_overlay.enable(flatten="any")  # type: ignore[arg-type]
     torch_overlay.enable(share_groups=True)  # type: ignore[arg-type]
     torch_overlay.enabled(check_mesh="maybe")  # type: ignore[arg-type]

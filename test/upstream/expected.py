@@ -16,7 +16,7 @@ EXPECTED = [
         "*test_device_mesh.py::TestDeviceMeshGetItem*::test_flatten_mesh_3d",
         'The test expects torch to refuse mesh["dp_tp", "cp"], since dp and tp don\'t lie side by side. The overlay '
         "slices such views, and refuses this one in other words, as 2.13 does: its axes aren't in order.",
-        ">=2.10.0,<2.13.0",
+        ">=2.11.0,<2.13.0",
     ),
     Expected(
         f"{_REDISTRIBUTE}::MultiDimRedistributeTest::test_redistribute_shard_dim_multi_dim_mesh",

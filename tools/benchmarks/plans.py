@@ -61,12 +61,12 @@ def counts(source: str, target: str, shape: tuple[int, int], device: str) -> dic
     """(collectives, bytes that the busiest rank gets) by side."""
     import torch
 
+    from torch_overlay.distributed.tensor._planner.cost import Cost
     from torch_overlay.show import asked, plans, typed
-    from torch_overlay.show.explanation import cost_of
 
     mesh = typed.mesh("2,2,2", None, None)
     ends = [typed.placements(text, len(SIZES)) for text in (source, target)]
-    plan = asked.of_words(ends, shape, torch.float32, mesh, None, cost_of(mesh.names, ())).plan
+    plan = asked.of_words(ends, shape, torch.float32, mesh, None, Cost.of(device)).plan
     torchs = [tuple(map(plans.to_torch_placement, end)) for end in ends]
     return {STOCK: _of_stock(*torchs, shape, device), OVERLAY: (plan.collectives, plan.incoming)}
 
@@ -105,9 +105,9 @@ def _of_stock(source: tuple, target: tuple, shape: tuple[int, int], device: str)
 def _stand_in(device: str) -> Any:
     """A mesh without process groups, on which every set of axes is flattened: of that, torch asks the layout alone."""
     import torch
+    from torch_overlay.compat.tensor_mesh import without_groups
 
     from torch_overlay.compat._mesh_layout import flattened_layout
-    from torch_overlay.compat.tensor_mesh import without_groups
     from torch_overlay.distributed._torch_layout import from_torch
 
     mesh = without_groups(device, torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES), ("a", "b", "c"), 0)

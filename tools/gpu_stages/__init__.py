@@ -66,7 +66,7 @@ class Check:
     mesh: MeshRecipe = MeshRecipe((0, 1, 2, 3), (2, 2))
     flatten: str = "whole"
     dies: tuple[int, ...] = ()
-    topology = None
+    bytes_only = False
     beside = False
 
     @property

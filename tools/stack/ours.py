@@ -19,7 +19,7 @@ from .names import Import, absolute, bound, imports_of, is_import, used
 
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
-DOORS = ("_torch_layout", "_torch_groups", "_torch_shape", "_torch_spec", "_torch_backend")
+DOORS = ("_torch_layout", "_torch_groups", "_torch_shape")
 ORIGINAL = "original"  # NAME = original(module, "function"): torch's own function goes on under this name
 
 _STRING = matchers.SimpleStatementLine(body=[matchers.Expr(matchers.SimpleString())])

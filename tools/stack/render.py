@@ -29,7 +29,6 @@ STAYS = (
     "tensor/__init__.py",
     "config.py",
     "_torch_originals.py",
-    "_torch_debug_mode.py",
     "_torch_profiler.py",
 )
 # Torch's files that rows change.

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..choices import topology
+from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..show import screen, typed
 from ..show.drawing import Drawing, MeshMap, of_degrees
-from ..show.explanation import cost_of, groups_at_hand
+from ..show.explanation import groups_at_hand
 from .common import add_no_strict
 
 if TYPE_CHECKING:
@@ -79,16 +79,15 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bf16", help="bf16, fp32, float8_e4m3fn, ... (default: bf16)")
     parser.add_argument(
         "--flatten",
-        choices=("whole", "existing", "create"),
+        choices=("whole", "existing"),
         default="whole",
         metavar="GROUPS",
-        help="the groups over several axes: one over all of them (whole, the default), only the --flattened ones "
-        "(existing), or one for each set of axes (create)",
+        help="the groups over several axes: one over all of them (whole, the default), or only the --flattened ones "
+        "(existing)",
     )
     parser.add_argument(
         "--flattened", action="append", default=[], metavar="AXES", help="axes that the program flattened, as dp,cp"
     )
-    parser.add_argument("--topology", help="speed of axes, tp=450e9:2e-6,dp=50e9:1e-5 (bytes per second, seconds)")
     other = parser.add_argument_group("to another mesh: who sends how much to whom")
     other.add_argument("--to-mesh", metavar="MESH", help="the sizes of its axes; TO are placements on it")
     other.add_argument("--ranks", help="of the mesh, in its order: 0-3 or 6,4,2,0 (default: from 0 on)")
@@ -138,8 +137,7 @@ def _explained(arguments: argparse.Namespace) -> Explanation:
     texts = (arguments.source, arguments.target)
     ends = [typed.placements(text, len(mesh.sizes), len(shape)) for text in texts]
     groups = groups_at_hand(arguments.flatten, mesh.sizes, flattened)
-    cost = cost_of(mesh.names, topology("--topology", arguments.topology))
-    name = dtype_name(arguments.dtype)
+    name, cost = dtype_name(arguments.dtype), Cost()
 
     from ..show import asked  # and torch with it, now that the arguments make sense
 

@@ -6,20 +6,17 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import distributed_c10d
 
 from ..distributed._groups.names import MemberNames
 from ..distributed._torch_groups import making_for_mesh
 from ..distributed.distributed_c10d import _process_group_name as named_by_members
 
-# Before 2.10 a name is a string.
-GroupName = str
-
 # A split counts its ranks inside its parent, and doesn't say which parent that is.
 _splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary()
 
 
-def _process_group_name(ranks: list[int], use_hashed_name: bool) -> GroupName:
+def _process_group_name(ranks: list[int], use_hashed_name: bool) -> distributed_c10d.GroupName:
     """As ours upstream, with another count for the splits of a parent that isn't known."""
     world = distributed_c10d._world.default_pg
     if use_hashed_name and world is not None and not making_for_mesh.get():
@@ -68,14 +65,3 @@ def forget_sort_ranks(taken: tuple[Any, Any]) -> None:
     ours, torchs = taken
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs
-
-
-def _cleanup_process_group_global_state(pg: ProcessGroup) -> None:
-    """Take a group out of the books, which torch has a function for since 2.10."""
-    world: Any = distributed_c10d._world
-    for book in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):
-        book.pop(pg, None)
-    for tag in (world.pg_to_tag.pop(pg, None), ""):
-        if pg in world.tags_to_pg.get(tag, ()):
-            world.tags_to_pg[tag].remove(pg)
-    distributed_c10d._unregister_process_group(pg.group_name)  # type: ignore[attr-defined]

@@ -15,8 +15,6 @@ mesh_share_groups: str = "names"
 mesh_create_groups: str = "members"
 mesh_joint_groups: str = "whole"
 mesh_check: bool = False
-mesh_topology: tuple[tuple[str, float, float], ...] | None = None
-redistribute_cost: str = "steps"
 plan_redistribution: bool = True
 
 # Which release this code belongs to; ranks compare it. Whoever turns the code on says so.

@@ -3,10 +3,9 @@ them with other placements or on another mesh, or from a `Transfer`."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..choices import Choices
-from ..compat.tensor_mesh import has_views
 from ..distributed._mesh.caches import real_mesh
 from ..distributed._torch_layout import from_torch
 from ..distributed.tensor._planner.cost import Cost
@@ -24,7 +22,7 @@ from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._plans.groups import joint_axes
 from ..distributed.tensor._plans.question import why_not
 from ..distributed.tensor._plans.specs import read_cuts
-from ..overlay import enabled, is_enabled, options
+from ..overlay import is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.flow import NOTHING, Flow
 from ..transfers.descriptions import Meshes
@@ -34,7 +32,7 @@ from ..transfers.targets import target_placements
 from ..transfers.trees import leaves
 from ..transfers.two_meshes import made_like, moves_across
 from . import typed
-from .explanation import Explanation, JointAxes, Redistribution, cost_of
+from .explanation import Explanation, JointAxes, Redistribution
 from .flow import FlowExplanation
 from .plans import explained, to_torch_placement, word_of
 
@@ -51,18 +49,6 @@ def dtype_of(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"--dtype: this torch has no dtype {name!r}")
     return found
-
-
-@contextlib.contextmanager
-def as_views() -> Iterator[bool]:
-    """The overlay for a while where torch lacks what our bodies read of it: views, which meshes are since 2.10, and the
-    switch that turns off the merging of steps, which it does since 2.11. Gives whether the overlay was on before."""
-    from torch.distributed.tensor import _redistribute
-
-    on = is_enabled()
-    whole = has_views() and hasattr(_redistribute, "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-    with contextlib.nullcontext() if whole else enabled():
-        yield on
 
 
 def of_anything(
@@ -100,15 +86,12 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
     settings = options()
     names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
-    # Torch's names only: the options' topology may name axes of other meshes.
-    cost = cost_of(names, tuple(row for row in settings.topology or () if row[0] in names))
-    with as_views() as on:
-        held, groups = _held(mesh, source, target), _groups(mesh, settings, on)
+    held, groups = _held(mesh, source, target), _groups(mesh, settings, is_enabled())
     ends = tuple(source.placements), tuple(target.placements)
     shown = typed.Mesh(tuple(mesh.shape), names, tuple(mesh.mesh.flatten().tolist()))
     meta = source.tensor_meta
     question = _redistribution(
-        ends, tuple(meta.shape), meta.dtype, shown, held, groups, cost, bool(mesh.mesh_dim_names)
+        ends, tuple(meta.shape), meta.dtype, shown, held, groups, Cost.of(mesh.device_type), bool(mesh.mesh_dim_names)
     )
     return explained(question, *ends)
 
@@ -173,8 +156,6 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
     """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
     made under it would have."""
     policy = "existing" if settings.share_groups == "off" else settings.flatten
-    if policy == "create":
-        return None
     if on:
         return joint_axes(mesh)
     root = mesh._get_root_mesh()

@@ -17,7 +17,6 @@ from ..distributed.tensor._planner.steps import Step
 from . import screen
 from .words import amount, counted, duration, fitted, folded, sized, wrapped
 
-Topology = tuple[tuple[str, float, float], ...]
 JointAxes = frozenset[tuple[int, ...]] | None  # the sets of axes that have a joint group; None for all of them
 
 _HEADS = ("", "step", "over", "ranks", "then holds", "in", "out", "time")
@@ -81,19 +80,10 @@ def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[i
     Args:
         flattened: the sets of axes that the user flattened.
     """
-    if flatten == "create":
-        return None
     found = {tuple(sorted(axes)) for axes in flattened}
     if flatten == "whole":
         found.add(tuple(axis for axis, size in enumerate(sizes) if size > 1))
     return frozenset(found)
-
-
-def cost_of(names: tuple[str, ...], topology: Topology | None) -> Cost:
-    """The cost model with what is known of the axes; the others are as the model assumes."""
-    if missing := sorted({name for name, *_ in topology or ()} - set(names)):
-        raise ValueError(f"the topology names {', '.join(missing)}, but the mesh's axes are {', '.join(names)}")
-    return Cost.of(names, topology)
 
 
 @dataclass(frozen=True)
@@ -230,9 +220,8 @@ class Explanation(screen.Shown):
             "in, out: bytes that the busiest rank gets from others and sends to others",
             f"time: an estimate, latency + the larger of in and out / bandwidth (x {EXCHANGE:g} in an all_to_all)",
         ]
-        if not cost.axes:
-            speed = f"{duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s"
-            said.append(f"assumed: {speed}, for want of a topology")
+        speed = f"{duration(cost.latency)} for 2 ranks and more for more, {cost.bandwidth / 1e9:g} GB/s"
+        said.append(f"assumed: {speed}")
         said.append("left out: contention, overlap with compute, copies to pack and unpack")
         if any("#" in step.holds for step in self.plan.lines):
             said.append("S0#1: cuts dim 0 too, as the second of its axes instead of in the order of the axes")

@@ -72,25 +72,20 @@ class UniverseRow:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every universe of this world, and the groups that ``share_groups="world"`` shares between them."""
+    """Every universe of this world."""
 
     universes: tuple[UniverseRow, ...]
-    shared: tuple[GroupRow, ...]
 
     def __str__(self) -> str:
-        lines = [str(row) for row in self.universes]
-        if self.shared:
-            lines.append("\n".join(["shared between meshes", *(f"  {row}" for row in self.shared)]))
-        return "\n".join(lines) or "none"
+        return "\n".join(map(str, self.universes)) or "none"
 
 
 def listing() -> Listing | None:
     """What this rank has now; None without a world."""
     if not distributed_c10d.is_initialized():
         return None
-    world = current_world()
-    rows = tuple(_universe_row(universe) for universe in world.universes)
-    return Listing(tuple(row for row in rows if row.groups or row.by_default), tuple(_rows(world.table, set())))
+    rows = tuple(_universe_row(universe) for universe in current_world().universes)
+    return Listing(tuple(row for row in rows if row.groups or row.by_default))
 
 
 def _universe_row(universe: Universe) -> UniverseRow:

@@ -11,13 +11,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..compat.tensor_mesh import has_views
 from .descriptions import Meshes, regions_of, regions_on
 from .one_mesh import Change, batches, change_together, read_change
 from .pending import irreducible, is_pending, reduce_on_its_mesh, reduced_placements
 from .targets import Placements, target_placements
 from .trees import leaves, mapped
-from .two_meshes import can_cross, change_meshes, made_like
+from .two_meshes import change_meshes, made_like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,15 +91,13 @@ def _moved(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int, n
     found: dict[int, DTensor] = {}
     across: list[int] = []
     together: dict[tuple[DeviceMesh, torch.device], dict[int, Change]] = {}
-    views = has_views()
     for number, (tensor, (mesh, placements)) in enumerate(zip(tensors, targets)):
-        change = read_change(tensor, placements, names[number]) if mesh == tensor.device_mesh and views else None
-        # Meshes that aren't views don't say which groups they have: a group is made, as between two meshes.
-        if mesh != tensor.device_mesh or (not views and can_cross(tensor, mesh, placements)):
+        change = read_change(tensor, placements, names[number]) if mesh == tensor.device_mesh else None
+        if mesh != tensor.device_mesh:
             across.append(number)
         elif change is not None:
             together.setdefault((mesh, tensor._local_tensor.device), {})[number] = change
-        elif views and is_pending(tensor) and not any(placement.is_partial() for placement in placements):
+        elif is_pending(tensor) and not any(placement.is_partial() for placement in placements):
             found[number] = reduce_on_its_mesh(tensor, placements)
         else:
             found[number] = tensor.redistribute(mesh, placements)

@@ -13,7 +13,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
-from ..distributed.tensor._planner.regions import NotPlanned
 from ..show.words import counted
 from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule
@@ -149,15 +148,6 @@ def moves_across(tensors: Sequence[DTensor], targets: Sequence[Target], meshes: 
         ends = [meshes.ranks(each) for each in (tensor.device_mesh, mesh)]
         moves.append(Move(Side(before, ends[0]), Side(after, ends[1]), tensor.dtype.itemsize))
     return moves
-
-
-def can_cross(tensor: DTensor, mesh: DeviceMesh, placements: Placements) -> bool:
-    """Whether `change_meshes` takes it."""
-    try:
-        moves_across([tensor], [(mesh, placements)], Meshes())
-    except (ValueError, NotPlanned):
-        return False
-    return True
 
 
 def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:

@@ -212,30 +212,33 @@ class TestSizeGuards(TestCase):
         self.assertEqual(admitted(self, *ends, (18, 1680), lengths), [1680, 3360])
 
 
-TOPOLOGY = (("a", 1e9, 1e-6), ("b", 1e9, 1e-3), ("c", 1e9, 1e-3))
+GROUPS = {"mesh_share_groups": "names", "mesh_joint_groups": "whole"}
 
 
-GROUPS = {"mesh_share_groups": "names", "mesh_joint_groups": "create"}
+def flatten_pairs(mesh: DeviceMesh) -> None:
+    for names in (("a", "b"), ("a", "c"), ("b", "c")):
+        mesh[names]._flatten("".join(names))
 
 
 class TestSizeKinds(TestCase):
-    """On a 2 x 2 x 2 mesh of which two axes have a latency of 1 ms, in a world of 8 of which this process plays one."""
+    """On a 2 x 2 x 2 mesh with every group, in a world of 8 of which this process plays one."""
 
     def setUp(self) -> None:
         super().setUp()
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
         self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True, mesh_topology=TOPOLOGY, **GROUPS)
+        planned = config.patch(plan_redistribution=True, **GROUPS)
         planned.__enter__()
         self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+        flatten_pairs(self.mesh)
 
     def test_what_is_cut_evenly_has_a_range(self) -> None:
         """Whether all ranks divide a length or only those that cut it makes no difference to a move."""
         source, target = (Replicate(), Shard(0), Shard(1)), (Shard(1), Replicate(), Replicate())
-        lengths = (6, 1536, 1538, 2048, 2050, 3072, 3074)  # of dim 1 on each rank; the tensor has twice as many
+        lengths = (6, 724, 726, 1536, 1538, 3074)  # of dim 1 on each rank; the tensor has twice as many
         for traced in (1536, 1538):
-            self.assertEqual(admitted(self, source, target, (32, traced), lengths), [6, 1536, 1538, 2048, 2050])
+            self.assertEqual(admitted(self, source, target, (32, traced), lengths), [726, 1536, 1538, 3074])
 
 
 class TestLeastSizes(TestCase):
@@ -249,6 +252,7 @@ class TestLeastSizes(TestCase):
         planned.__enter__()
         self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("a", "b", "c"))
+        flatten_pairs(self.mesh)
 
     def test_known_columns_keep_a_tensor_from_sharing(self) -> None:
         """Two rows have another plan, so the number of elements is guarded on, not that 12 divides the rows."""
@@ -270,13 +274,13 @@ class TestLeastSizes(TestCase):
 
 
 class TestNoKinds(TestCase):
-    """On a 2 x 2 mesh of which one axis has a latency of 1 ms, in a world of 4 of which this process plays one."""
+    """On a 2 x 2 mesh with its group, in a world of 4 of which this process plays one."""
 
     def setUp(self) -> None:
         super().setUp()
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
         self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True, mesh_topology=TOPOLOGY[:2], **GROUPS)
+        planned = config.patch(plan_redistribution=True, **GROUPS)
         planned.__enter__()
         self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -315,7 +319,7 @@ class TestStableHash(TestCase):
             mesh._flatten("ab")
             flattened = self._hash(mesh)
         self.assertNotEqual(first, flattened)
-        with config.patch(plan_redistribution=True, **{**joint, "mesh_joint_groups": "create"}):
+        with config.patch(plan_redistribution=True, **{**joint, "mesh_joint_groups": "whole"}):
             self.assertNotEqual(self._hash(mesh), flattened)
 
 

@@ -71,15 +71,12 @@ class TestSite(TestCase):
 
     def test_a_slice_of_a_private_view_is_another_site(self) -> None:
         """It has the groups of the same slice of the root mesh, but none over several of its axes."""
-        with config.patch(mesh_share_groups="names", mesh_joint_groups="create"):
+        with config.patch(mesh_share_groups="names", mesh_joint_groups="whole"):
             mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
             with private_groups():
                 apart = mesh._unflatten(0, (2, 1), ("x", "y"))
             self.assertEqual(Site.of(apart["b", "c"]).groups, Site.of(mesh["b", "c"]).groups)
             self.assertNotEqual(Site.of(apart["b", "c"]), Site.of(mesh["b", "c"]))
-
-
-PAIRS = [(0, 1), (0, 2), (1, 2)]
 
 
 class TestGroupsAtHand(TestCase):
@@ -94,7 +91,7 @@ class TestGroupsAtHand(TestCase):
         with config.patch(mesh_share_groups="names", mesh_joint_groups=joint):
             return init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
 
-    @parametrize("joint, axes", [("existing", []), ("whole", [(0, 1, 2)]), ("create", [*PAIRS, (0, 1, 2)])])
+    @parametrize("joint, axes", [("existing", []), ("whole", [(0, 1, 2)])])
     def test_what_a_mesh_brings(self, joint, axes) -> None:
         mesh = self._mesh(joint)
         with config.patch(mesh_share_groups="names", mesh_joint_groups=joint):

@@ -13,7 +13,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch_overlay.compat import merging
 from torch_overlay.distributed.tensor import _redistribute
 from torch_overlay.distributed.tensor._plans.answers import Fallback
-from way import merges, needs_package
+from way import needs_package
 
 
 @needs_package
@@ -37,7 +37,7 @@ class TestMergedSteps(test_merging.Moves):
     def test_every_pair_on_even_lengths(self) -> None:
         mesh = test_merging.flattened_mesh(2, 2, 2)
         self._check_all(mesh, (2, 4, 6), (Replicate(), Shard(0), Partial()))
-        assert merging.merge_transform_infos.called == merges()
+        assert merging.merge_transform_infos.called
 
     def test_averages_beside_sums_are_one_collective(self) -> None:
         mesh = test_merging.flattened_mesh(2, 1, 4)
@@ -49,15 +49,13 @@ class TestMergedSteps(test_merging.Moves):
             for target in (Replicate(), Shard(0)):
                 with CommDebugMode() as counted:
                     held.redistribute(placements=(target,) * 3).to_local()
-                if merges():
-                    self.assertEqual(counted.get_total_counts(), 1, msg=f"{source} to {target}")
+                self.assertEqual(counted.get_total_counts(), 1, msg=f"{source} to {target}")
 
     def test_all_ranks_merge_or_none_does(self) -> None:
         """And what isn't merged for its length says so."""
-        if merges():
-            mesh = test_merging.flattened_mesh(2, 2, 2)
-            self._check(mesh, 9, (Shard(0),) * 3, (Shard(0), Replicate(), Replicate()))
-            assert merging._warn_of_uneven_cuts.called
+        mesh = test_merging.flattened_mesh(2, 2, 2)
+        self._check(mesh, 9, (Shard(0),) * 3, (Shard(0), Replicate(), Replicate()))
+        assert merging._warn_of_uneven_cuts.called
 
     def test_even_shards_merge_whatever_ran_before(self) -> None:
         mesh, shards = test_merging.flattened_mesh(2, 2, 2), (Shard(0),) * 3
@@ -66,4 +64,4 @@ class TestMergedSteps(test_merging.Moves):
         held = DTensor.from_local(torch.ones(1, 3), mesh, shards, run_check=False)
         with CommDebugMode() as counted:
             held.redistribute(placements=(Replicate(),) * 3).to_local()
-        self.assertEqual(counted.get_total_counts(), 1 if merges() else 3)
+        self.assertEqual(counted.get_total_counts(), 1)

@@ -11,8 +11,7 @@ from test_merging import chunk
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec
-from torch.distributed.tensor._collective_utils import redistribute_cost
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import Redistribute, redistribute_local_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -24,9 +23,7 @@ from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor import _redistribute
 from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll
-from torch_overlay.distributed.tensor._plans.answers import planned_cost
-from torch_overlay.distributed.tensor._plans.groups import Site
+from torch_overlay.distributed.tensor._planner.steps import AllToAll
 
 
 class TestPlannedMoves(DTensorOpTestBase):
@@ -261,63 +258,13 @@ class TestTargetSpecs(TestCase):
             self.assertIs(held.redistribute(placements=[Replicate()])._spec.mesh, mesh)
 
 
-class TestPlannedCost(TestCase):
-    """On a mesh of 8 x 8 whose axes are flattened, in a world of 64 of which this process plays one."""
-
-    BY_PLAN = {"plan_redistribution": True, "redistribute_cost": "plan"}
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))
-        self.mesh._flatten("ab")
-
-    def _cost(self, source, target, price=redistribute_cost) -> float:
-        meta = TensorMeta(torch.Size((64, 64)), (64, 1), torch.float32)
-        return price(*(DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)))
-
-    def test_a_move_over_two_axes_costs_what_one_collective_costs(self) -> None:
-        rows, replicas = (Regions.of((dim, dim), (None, None), (64, 64), (8, 8)) for dim in (0, None))
-        gather = 1e6 * Cost.of(None, None).seconds(AllGather(rows, replicas, (0, 1)), itemsize=4)
-        ends = (Shard(0), Shard(0)), (Replicate(), Replicate())
-        self.assertNotEqual(self._cost(*ends), gather)
-        with config.patch(**self.BY_PLAN):
-            self.assertEqual(self._cost(*ends), gather)
-
-    def test_what_stays_costs_nothing(self) -> None:
-        with config.patch(**self.BY_PLAN):
-            self.assertEqual(self._cost((Shard(0), Replicate()), (Shard(0), Replicate()), planned_cost), 0)
-            self.assertEqual(self._cost((Replicate(), Replicate()), (Replicate(), Shard(1)), planned_cost), 0)
-
-    def test_shards_that_become_terms_cost_what_they_did(self) -> None:
-        ends = (Shard(0), Replicate()), (Partial(), Replicate())
-        before = self._cost(*ends)
-        with config.patch(**self.BY_PLAN):
-            self.assertIsNone(self._cost(*ends, planned_cost))
-            self.assertEqual(self._cost(*ends), before)
+class TestCost(TestCase):
+    """On a mesh of 8 x 8."""
 
     def test_each_round_has_its_latency(self) -> None:
         before, after = (Regions.of(dims, (None, None), (64, 64), (8, 8)) for dims in ((0, 0), (1, 1)))
         one, two = (Cost().seconds(AllToAll(before, after, (0, 1), rounds=rounds), 4) for rounds in (1, 2))
         self.assertEqual(two - one, Cost().latency * (1 + 6) / 2)
-
-    def test_by_default_the_steps_are_priced(self) -> None:
-        before = self._cost((Partial(), Shard(0)), (Replicate(), Replicate()))
-        with config.patch(plan_redistribution=True):
-            self.assertEqual(self._cost((Partial(), Shard(0)), (Replicate(), Replicate())), before)
-
-
-class TestTopology(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
-    def test_a_site_knows_it(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-        self.assertIsNone(Site.of(mesh).settings.mesh_topology)
-        with config.patch(mesh_topology=(("tp", 4e11, 1e-6),)):
-            self.assertEqual(Site.of(mesh).settings.mesh_topology, (("tp", 4e11, 1e-6),))
 
 
 if __name__ == "__main__":

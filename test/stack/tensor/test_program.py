@@ -120,8 +120,10 @@ class TestWaitedFor(TestCase):
         """It is waited for in any case, and in one round it takes more memory."""
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
         self.addCleanup(dist.destroy_process_group)
-        with config.patch(mesh_share_groups="names", mesh_joint_groups="create"):
+        with config.patch(mesh_share_groups="names", mesh_joint_groups="whole"):
             mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+            for names in (("a", "b"), ("a", "c"), ("b", "c")):
+                mesh[names]._flatten("".join(names))
             meta = TensorMeta(torch.Size((1 << 13, 1 << 13)), (1 << 13, 1), torch.float32)
             ends = (Shard(0), Partial(), Partial()), (Replicate(), Replicate(), Shard(1))
             specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]

@@ -67,12 +67,6 @@ def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:
     names = dict.fromkeys((*(group_names(mesh) or ()), *shared.registry))
     if shared.universe is not None:
         names |= dict.fromkeys(entry.group_name for entry in shared.universe.table.entries.values())
-        for entry in shared.universe.world.table.entries.values():
-            if shared.universe.serial in entry.users:
-                entry.users.discard(shared.universe.serial)
-                names[entry.group_name] = None
-            if entry.users:
-                names.pop(entry.group_name, None)
     found = [find_group(name) for name in names if name]
     default = distributed_c10d._get_default_group() if distributed_c10d.is_initialized() else None
     return [group for group in found if group is not None and group is not default]

@@ -80,20 +80,19 @@ def _find_or_make(
 
 
 def make_joint_groups(mesh: DeviceMesh) -> None:
-    """The groups over several axes of a new mesh that mesh_joint_groups asks for; none of a view of `is_apart`."""
+    """The group over all axes of a new mesh, if mesh_joint_groups asks for it; none of a view of `is_apart`."""
     large = _large(mesh)
     if len(large) > 1 and not is_apart(mesh) and _brings_joint():
-        _make_joint(mesh, sets_of_axes(mesh) if get_settings().mesh_joint_groups == "create" else [large])
+        _make_joint(mesh, [large])
 
 
 def _brings_joint() -> bool:
     """Whether a new mesh brings a group over all its axes. With sharing off it brings none: all views of a universe
     would share it."""
-    policy = get_settings().mesh_joint_groups
-    if policy == "existing" or get_settings().mesh_share_groups == "off":
+    if get_settings().mesh_joint_groups == "existing" or get_settings().mesh_share_groups == "off":
         return False
     # A communicator takes memory as soon as it is made, so it must be asked for.
-    return policy == "create" or not makes_communicators(distributed_c10d._get_default_group())
+    return not makes_communicators(distributed_c10d._get_default_group())
 
 
 def prepare(mesh: DeviceMesh) -> None:  # overlay only

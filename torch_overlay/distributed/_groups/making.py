@@ -14,12 +14,11 @@ from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 from .. import config
 from .._mesh.rank_map import of_ranks
 from .._mesh_layout import _FlatLayout
-from .._torch_backend import chosen_backend
 from .._torch_groups import for_mesh
 from ..distributed_c10d import _timeout_of
 from .names import compact
 from .settings import get_settings, makes_communicators, members_create
-from .table import Entry, GroupTable, Key, Kind, describe
+from .table import Entry, Key, Kind, describe
 from .universe import Universe, making_private
 from .waits import SWITCH, explained
 
@@ -95,7 +94,7 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
         universe.by_default.setdefault(request.name)  # overlay only
         return world
     alone = members_create(world, request.override[0])
-    table, keys = _table(universe), _keys(request, _copies(request.view, alone))
+    table, keys = universe.table, _keys(request, _copies(request.view, alone))
     if _shares_nothing(universe, request):
         keys = [table.next_number(key) for key in keys]
     if alone:
@@ -109,7 +108,6 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
         return None
     _counted.made += _counted.calls > calls  # overlay only
     _counted.shared += _counted.calls == calls  # overlay only
-    mine.users.add(universe.serial)
     _note_apart(mine, universe)
     return _named(mine, request)
 
@@ -145,11 +143,6 @@ def _covers_world(request: Request, world_size: int) -> bool:
     if view.layout.axes[0] == _FlatLayout((world_size,)) and view.rank_map.is_identity:
         return True  # without a list as long as the world
     return view.ranks(view.rank_map[0]) == list(range(world_size))
-
-
-def _table(universe: Universe) -> GroupTable:
-    shared = get_settings().mesh_share_groups == "world" and not universe.private and not making_private.get()
-    return universe.world.table if shared else universe.table
 
 
 def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
@@ -232,7 +225,7 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
         group = for_mesh(distributed_c10d.new_group)(
             ranks=ranks,
             timeout=_timeout(request),
-            backend=chosen_backend(backend, options, request.device_type, ranks),
+            backend=backend,
             pg_options=_own(options),
             use_local_synchronization=alone,
             group_desc=description([request.name]),

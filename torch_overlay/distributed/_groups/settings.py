@@ -5,7 +5,7 @@ group of a mesh: its members alone, or all ranks of the world.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.distributed import distributed_c10d
 
@@ -16,25 +16,19 @@ if TYPE_CHECKING:
 
 
 class Settings(NamedTuple):
-    """What a user may choose about groups and redistributions, by the names in torch.distributed.config.
-
-    ``mesh_topology`` has one ``(axis name, bytes per second, seconds of latency)`` for each axis that was described.
-    """
+    """What a user may choose about groups and redistributions, by the names in torch.distributed.config."""
 
     mesh_share_groups: str
     mesh_create_groups: str
     mesh_joint_groups: str
     mesh_check: bool
-    mesh_topology: tuple[tuple[str, float, float], ...] | None
-    redistribute_cost: str
     plan_redistribution: bool
 
 
 _WORDS = {
-    "mesh_share_groups": ("names", "ranks", "world", "off"),
+    "mesh_share_groups": ("names", "ranks", "off"),
     "mesh_create_groups": ("members", "world"),
-    "mesh_joint_groups": ("existing", "whole", "create"),
-    "redistribute_cost": ("steps", "plan"),
+    "mesh_joint_groups": ("existing", "whole"),
 }
 
 
@@ -44,16 +38,7 @@ def get_settings() -> Settings:
     Raises:
         ValueError: a choice that isn't one; names it, and what it takes.
     """
-    topology = None if config.mesh_topology is None else _rows(config.mesh_topology)
-    return _checked(*[getattr(config, name) if name != "mesh_topology" else topology for name in Settings._fields])
-
-
-def _rows(topology: Any) -> tuple[tuple[Any, ...], ...]:
-    """What is kept as a value, however it is written."""
-    try:
-        return tuple([tuple(row) for row in topology])
-    except TypeError:
-        return ((topology,),)
+    return _checked(*[getattr(config, name) for name in Settings._fields])
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,18 +48,7 @@ def _checked(*values: object) -> Settings:
         value = getattr(settings, name)
         if value not in words:
             raise ValueError(f"torch.distributed.config.{name} is one of {', '.join(words)}, got {value!r}")
-    if not all(map(_describes, settings.mesh_topology or ())):
-        raise ValueError(
-            "torch.distributed.config.mesh_topology is (name, bytes per second, seconds of latency) for each axis, "
-            f"got {settings.mesh_topology!r}"
-        )
     return settings
-
-
-def _describes(row: tuple[Any, ...]) -> bool:
-    if len(row) != 3 or not isinstance(row[0], str):
-        return False
-    return all(isinstance(number, (int, float)) for number in row[1:]) and row[1] > 0 and row[2] >= 0
 
 
 def members_create(world: ProcessGroup, backend: str | None) -> bool:

@@ -46,14 +46,12 @@ class Entry:
     Attributes:
         group_name: by which c10d finds it; empty on a rank that isn't in it.
         names: of the axes that it serves, in the order in which they asked.
-        users: the serials of the universes that they belong to.
         serves_axis: whether an axis asked for it, or only redistributions over several.
         apart: the token of the view of `is_apart` that has the group alone, empty until the view is made; else None.
     """
 
     group_name: str
     names: list[str] = field(default_factory=list)
-    users: set[int] = field(default_factory=set)
     serves_axis: bool = False
     apart: str | None = None
 
@@ -88,7 +86,7 @@ class GroupTable:
                 raise RuntimeError(
                     f"The process group of {describe(entry.names)} over ranks {list(key.ranks)} was destroyed here, "
                     "and other ranks that must take part in making it again don't know. Build a new mesh with "
-                    "init_device_mesh; its groups are new unless share_groups is 'world'."
+                    "init_device_mesh; its groups are new."
                 )
         return found
 

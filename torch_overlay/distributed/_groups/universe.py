@@ -1,8 +1,7 @@
 """Universes: a root mesh and all its views, the unit in which process groups are shared.
 
 ``mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))`` opens one, with ``mesh["tp"]`` and
-``mesh._flatten()`` in it. The same call again opens another, and the two share nothing unless
-mesh_share_groups is "world".
+``mesh._flatten()`` in it. The same call again opens another, and the two share nothing.
 
 What is kept here outlives the meshes, as groups do, and ends with the world (the default process group).
 """
@@ -137,7 +136,6 @@ class World:
     Attributes:
         universes: in the order in which they were opened; a pickle may name each.
         left: those of which a mesh is gone in this process, and that `_close_left` may still close.
-        table: the groups that ``share_groups="world"`` shares.
         compared: how many times ranks compared meshes (see `check_same_mesh`).
         left_before: how often ranks gave up comparing in earlier worlds on the same store.
         line: what this rank said last of a mesh that it is about to build (see `leave_line`).
@@ -147,7 +145,6 @@ class World:
     def __init__(self) -> None:
         self.universes: list[Universe] = []
         self.left: dict[Universe, None] = {}
-        self.table = GroupTable()
         self.compared, self.left_before = 0, 0
         self.line: str | None = None
         self.lines: Counter[str] = Counter()

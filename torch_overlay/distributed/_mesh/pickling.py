@@ -117,7 +117,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
     mesh._layout = as_here(state["_layout"])  # overlay only
-    mesh.__dict__.setdefault("_rank", -1)  # files of releases before 2.11 have coordinates only
+    mesh.__dict__.setdefault("_rank", -1)  # files of torch 2.10 have coordinates only
     saver = wait_for_world(mesh)
     if is_initialized():
         view = View(stored_ranks(state), from_torch(mesh._layout))
@@ -175,10 +175,8 @@ def _groups_here() -> tuple[Any, ...]:
 
 
 def _entries() -> list[Entry]:
-    """Of all tables of this world."""
-    world = current_world()
-    tables = [*(universe.table for universe in world.universes), world.table]
-    return [entry for table in tables for entry in list(table.entries.values())]
+    """Of all universes of this world."""
+    return [entry for universe in current_world().universes for entry in list(universe.table.entries.values())]
 
 
 class _Wanted(NamedTuple):
@@ -242,7 +240,6 @@ def _elsewhere(wanted: _Wanted, like: Universe | None, saved_from: _SavedFrom) -
     if not alone and wanted.ranks == list(range(get_world_size())):
         yield distributed_c10d._get_default_group().group_name
     tables = [universe.table for universe in (like, *world.universes) if universe and universe.private == private]
-    tables += [] if alone else [world.table]
     names = [name for table in tables if (name := _of_table(table, wanted))]
     if number is None and wanted.saved_name in names:  # a window has no universe of its own
         yield wanted.saved_name

@@ -24,7 +24,6 @@ from torch.distributed.distributed_c10d import get_backend, get_rank, is_initial
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._groups.universe import join_universe
-from .._mesh_layout import _FlatLayout
 from .._torch_layout import from_torch, to_torch
 from .rank_map import RankMap, View
 
@@ -275,19 +274,7 @@ def _read_state(mesh: DeviceMesh) -> None:
         shared.registry.update(registry)
     view = View(shared.rank_map, from_torch(mesh._layout))
     mesh.__dict__["_in_universe"] = InUniverse(view, shared)
-    _know_rank(mesh.__dict__, view)  # overlay only
     _living[id(mesh)] = mesh  # overlay only
-
-
-def _know_rank(held: dict[str, Any], view: View) -> None:  # overlay only
-    """Torch before 2.11 holds coordinates alone. Of a mesh made without a world, the first rank that has these."""
-    if "_rank" in held or "_coordinate_on_dim" not in held:
-        return
-    place = held["_coordinate_on_dim"]
-    if is_initialized():
-        held["_rank"] = get_rank()
-    else:
-        held["_rank"] = -1 if place is None else view.rank_map[sum(map(_FlatLayout.__call__, view.layout.axes, place))]
 
 
 def make_view(

@@ -17,9 +17,9 @@ from torch.distributed.tensor import _redistribute as torch_redistribute
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.utils._debug_mode import get_active_debug_mode
 
 from .._mesh.caches import as_good_as, real_mesh
-from .._torch_debug_mode import get_active_debug_mode  # overlay only
 from .._torch_originals import original
 from ._plans.answers import Fallback, count_fallback, count_run, find_answer
 from ._plans.program import NOT_OF_COMPLEX

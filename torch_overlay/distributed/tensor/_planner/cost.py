@@ -8,7 +8,7 @@ Groups: which sets of mesh axes have a process group.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -81,31 +81,22 @@ class Cost:
     """What a collective costs: latency, and over the bandwidth (bytes per second and rank) the bytes that the busiest
     rank gets or those that the busiest rank sends, whichever is more.
 
-    The defaults are assumptions of the right order for a few hosts, not measurements; give `axes` where they matter.
+    The defaults are assumptions of the right order for a few hosts, not measurements.
 
     Attributes:
         latency: seconds that a collective of two ranks takes without data, plus half of that each time their number
             doubles.
-        axes: (bandwidth, latency) of each axis; a joint group is as slow as its slowest axis.
         round_bytes: a round of a large exchange has more than half as many bytes, sent and received together.
     """
 
     latency: float = 30e-6
     bandwidth: float = 10e9
-    axes: tuple[tuple[float, float], ...] = ()
     round_bytes: int = 16 << 20
 
     @staticmethod
-    def of(
-        names: Sequence[str] | None, topology: Iterable[tuple[str, float, float]] | None, device: str = "cpu"
-    ) -> Cost:
-        """With what is known of the axes, as (name, bandwidth, latency); the others are as assumed for the device."""
-        assumed = _ASSUMED.get(device, _ASSUMED["cpu"])
-        if not topology or not names:
-            return assumed
-        known = {name: (bandwidth, latency) for name, bandwidth, latency in topology}
-        axes = tuple([known.get(name, (assumed.bandwidth, assumed.latency)) for name in names])
-        return replace(assumed, axes=axes)
+    def of(device: str) -> Cost:
+        """What is assumed of the groups of a type of device."""
+        return _ASSUMED.get(device, _ASSUMED["cpu"])
 
     def seconds(self, step: Step, itemsize: int) -> float:
         """The time of one step; local steps are free."""
@@ -113,29 +104,16 @@ class Cost:
 
     def fixed_and_moving(self, step: Collective, itemsize: int) -> tuple[float, float]:
         """The seconds that a collective takes without data, and those for its bytes."""
-        latency, bandwidth = self.latency, self.bandwidth
-        if self.axes:
-            bandwidth = min(self.axes[a][0] for a in step.axes)
-            latency = max(self.axes[a][1] for a in step.axes)
         weight = EXCHANGE if isinstance(step, AllToAll) else 1.0
         size = max(arriving(step), leaving(step)) * itemsize
         rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
-        return rounds * latency * (1 + math.log2(step.ranks)) / 2, weight * size / bandwidth
+        return rounds * self.latency * (1 + math.log2(step.ranks)) / 2, weight * size / self.bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
         """The fastest of the plans; of equals the one with fewer collectives, then fewer bytes, then the first."""
         if len(plans) == 1:
             return plans[0]
         return min(plans, key=lambda plan: self.key(plan, itemsize))
-
-    def by_speed(self, axes: Iterable[int]) -> list[tuple[frozenset[int], ...]]:
-        """Two orders in which to cross the axes, each a tuple of sets of equal speed: the slowest set first, and the
-        fastest set first. No order if all are alike. Needs `self.axes`."""
-        alike: dict[tuple[float, float], set[int]] = {}
-        for axis in axes:
-            alike.setdefault(self.axes[axis], set()).add(axis)
-        parts = tuple(frozenset(alike[speed]) for speed in sorted(alike, key=lambda speed: (speed[0], -speed[1])))
-        return [parts, parts[::-1]] if len(parts) > 1 else []
 
     def key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
         """What `fastest` compares."""

@@ -8,7 +8,6 @@ the source, and no others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .cost import EXCHANGE, arriving, arriving_by, collectives
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from .cost import Cost, Groups
     from .regions import Regions
-
-Parts = Sequence[frozenset[int]]
 
 
 def crossed(before: Regions, after: Regions) -> frozenset[int]:
@@ -92,17 +89,14 @@ def move(
     if not axes:
         return () if before == after else (Narrow(before, after),)
     plans = list(_in_one(before, after, axes, groups))
-    turns: list[Parts] = [] if plans and groups.has(axes) else [()]
-    if cost.axes and len(axes) > 1:
-        turns += cost.by_speed(axes)
-    found = [_one_group_at_a_time(before, after, groups, itemsize, cost, parts) for parts in turns]
+    if plans and groups.has(axes):
+        return cost.fastest(plans, itemsize)
+    one_by_one = _one_group_at_a_time(before, after, groups, itemsize, cost)
     if not plans:
-        plans = [plan for plan in found if collectives(plan) <= collectives(found[0])]
-    elif found:
-        # More collectives that bring no more may be faster: a joint group is as slow as its slowest axis, and one over
-        # more axes than need be has more latency.
-        most = min(map(arriving_by, plans))
-        plans += [plan for plan in found if arriving_by(plan) <= most and collectives(plan) <= limit]
+        return one_by_one
+    # More collectives that bring no more may be faster: a group over more axes than need be has more latency.
+    if arriving_by(one_by_one) <= min(map(arriving_by, plans)) and collectives(one_by_one) <= limit:
+        plans.append(one_by_one)
     return cost.fastest(plans, itemsize)
 
 
@@ -146,10 +140,10 @@ def all_to_alls(exchange: Exchange, free: frozenset[int], groups: Groups, op: st
 
 
 def _one_group_at_a_time(
-    before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
+    before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[Step, ...]:
     """One group at a time: from the inside out, give up the cuts that the target doesn't have, and make those that it
-    has as soon as they fit. With `parts`, groups within one of these sets of axes come first, in their order.
+    has as soon as they fit.
 
     For example, S0·S1 to S1·S0 on (2, 2), without their joint group: an all-gather gives up the cut of dim 0 by axis 0,
     R·S1. The cut of dim 1 by axis 0 doesn't fit yet, since axis 1 cuts that dim and the target has axis 0 alone there.
@@ -158,34 +152,33 @@ def _one_group_at_a_time(
     steps: list[Step] = []
     now = before
     while crossed(now, after):
-        made, now = next_collective(now, after, groups, itemsize, cost, parts)
+        made, now = next_collective(now, after, groups, itemsize, cost)
         steps += made
     return (*steps, *(() if now == after else (Narrow(now, after),)))
 
 
 def next_collective(
-    now: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost, parts: Parts = ()
+    now: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[tuple[Step, ...], Regions]:
     """One collective on the way to `after`, and where it leads."""
-    then = _next_boxes(now, after, groups, parts)
+    then = _next_boxes(now, after, groups)
     axes = crossed(now, then)
     if not axes:
         return (Narrow(now, then),), then
     return cost.fastest(list(_in_one(now, then, axes, groups)), itemsize), then
 
 
-def _next_boxes(now: Regions, after: Regions, groups: Groups, parts: Parts) -> Regions:
+def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
     # By the group that gives up most cuts; of equals the one that leaves the smallest boxes.
     wrong = misplaced(now, after)
-    for axes in filter(None, [wrong & part for part in (*parts, wrong)]):
-        found = []
-        for group in groups.within(axes):
-            popped = _without(now, after, group)
-            then = cut_toward(popped, after, popped.free)
-            if popped.sharded.isdisjoint(group) and (len(group) == 1 or groups.has(crossed(now, then))):
-                found.append((-len(group), then.most, -_unblocked(now, after, group), groups.count(group), group, then))
-        if found:
-            return min(found)[-1]
+    found = []
+    for group in groups.within(wrong):
+        popped = _without(now, after, group)
+        then = cut_toward(popped, after, popped.free)
+        if popped.sharded.isdisjoint(group) and (len(group) == 1 or groups.has(crossed(now, then))):
+            found.append((-len(group), then.most, -_unblocked(now, after, group), groups.count(group), group, then))
+    if found:
+        return min(found)[-1]
     # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a group.
     raise AssertionError(
         f"from {now} to {after} the cuts by {sorted(wrong)} have to go, and no group at hand gives any of them up"

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ..._mesh.caches import real_mesh
 from ..._mesh.state import Remembered, shared_state, states
 from .._planner.cost import collectives
 from .._planner.forms import guards, shared_plan
@@ -127,26 +126,24 @@ def _conditions(shape: Sequence[Any], parts: Sequence[int], least: int, most: in
         yield elements <= most // known
 
 
-def remembered(question: Question, mesh: DeviceMesh, ready: bool = True) -> Answer:
-    """The answer to a question; with `ready`, a program whose groups were looked up."""
+def remembered(question: Question, mesh: DeviceMesh) -> Answer:
+    """The answer to a question; a program is ready to run."""
     answers = shared_state(mesh).remembered.answers
     found = answers.get(question)
-    if found is None or (ready and isinstance(found, Program) and found.functions is None):
-        found = _make(question, mesh, found, ready)
+    if found is None:
+        found = _make(question, mesh)
         if len(answers) >= CACHED:
             answers.clear()
         answers[question] = found
     return found
 
 
-def _make(question: Question, mesh: DeviceMesh, made: Program | None, ready: bool) -> Answer:
+def _make(question: Question, mesh: DeviceMesh) -> Answer:
     try:
-        if made is None:
-            made = make_program(question, mesh)
-            tell(made)
-            _counted["made"] += 1  # overlay only
-        if ready:
-            made.make_ready(mesh)
+        made = make_program(question, mesh)
+        tell(made)
+        _counted["made"] += 1  # overlay only
+        made.make_ready(mesh)
     except NotPlanned as why:
         return Fallback(str(why))
     return made
@@ -222,22 +219,3 @@ def missing_groups() -> dict[str, int]:  # overlay only
         if saved > 0 and lacked:
             found[" and ".join(flatten_call(axes, made.question.site.names) for axes in lacked)] += saved
     return dict(found.most_common())
-
-
-def planned_cost(current_spec: DTensorSpec, target_spec: DTensorSpec) -> float | None:
-    """Microseconds on the wire of the plan that will run; None where the step-by-step path will, and where shards
-    become terms: whether an operator may have that isn't a question of time."""
-    if current_spec.tensor_meta is None:
-        return None
-    ends = zip(current_spec.placements, target_spec.placements)
-    if any(isinstance(old, (Shard, _StridedShard)) and new.is_partial() for old, new in ends):
-        return None
-    mesh = real_mesh(current_spec.mesh)
-    if why_not(mesh, current_spec, target_spec) is not None:
-        return None
-    dtype = current_spec.tensor_meta.dtype
-    question = Question.of(mesh, current_spec, target_spec, tuple(current_spec.shape), dtype)
-    found = remembered(question, mesh, ready=False)
-    if not isinstance(found, Program):
-        return None
-    return 1e6 * sum(found.cost.seconds(step, dtype.itemsize) for step in found.steps)

@@ -40,7 +40,7 @@ from .._planner.steps import (
     last_collective,
 )
 from .exchange import all_to_all_by_size, all_to_all_in_rounds, reduce_scatter_in_rounds
-from .groups import AtHand, Group, Site, at_hand, gone
+from .groups import AtHand, Group, at_hand, gone
 from .packing import (
     MOVED,
     Coordinate,
@@ -260,7 +260,7 @@ class Program:
     @property
     def cost(self) -> Cost:
         """The cost model by which the plan was chosen."""
-        return _cost_at(self.question.site)
+        return Cost.of(self.question.site.device)
 
     @property
     def text(self) -> str:
@@ -385,10 +385,6 @@ def tell(made: Program) -> None:
     trace_structured("artifact", lambda: about, payload_fn=lambda: made.described, expect_trace_id=False)
 
 
-def _cost_at(site: Site) -> Cost:
-    return Cost.of(site.names, site.settings.mesh_topology, site.device)
-
-
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
     """Plan. Raises NotPlanned, with the reason, where the step-by-step path has to run."""
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
@@ -396,7 +392,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
     before, averaged = _as_sum(before, after, dtype)
-    groups, cost = at_hand(mesh, question.site), _cost_at(question.site)
+    groups, cost = at_hand(mesh, question.site), Cost.of(question.site.device)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
     if not groups.known and not _runs_step_by_step(question, mesh.device_type).issuperset(map(type, steps)):
         raise NotPlanned("a backend of a class that isn't built in, which may lack a collective")

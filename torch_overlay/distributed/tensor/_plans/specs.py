@@ -19,7 +19,6 @@ from torch.distributed.tensor._collective_utils import pad_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
-from ..._torch_spec import order_beside
 from .._planner.regions import Cuts, NotPlanned, chunk, common, cut_last
 from .._planner.steps import AllGather, AllToAll, Collective, Divide
 from .packing import MOVED, Local
@@ -51,7 +50,7 @@ def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
     if kind is _StridedShard:
         return placement.dim, None, placement.split_factor
     if kind is _norm_class():
-        return None, placement.reduce_op, 1  # of powers, see `norm_ended`; the greatest is one, too, on 2.10
+        return None, placement.reduce_op, 1  # of powers, see `norm_ended`
     raise NotPlanned(f"a placement of the class {kind.__name__}")
 
 
@@ -92,9 +91,8 @@ def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
 
 def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
     """The steps that make equal terms of this norm, from those that make terms of a sum: n of x / n**(1 / p) have the
-    p-norm x. On 2.10 a count is a norm, too, of order 0."""
-    order = norm.norm_type or 1
-    return tuple([Divide(step.by ** (1 / order)) if isinstance(step, Divide) else step for step in steps])
+    p-norm x."""
+    return tuple([Divide(step.by ** (1 / norm.norm_type)) if isinstance(step, Divide) else step for step in steps])
 
 
 def gathers_step_by_step(question: Question) -> bool:
@@ -159,7 +157,7 @@ def read_cuts(placements: Placements, shard_order: Any, ndim: int, sizes: tuple[
     """
     order = None
     # None, or the default, beside strided shards, whose split factors say their order.
-    if shard_order is not None and not DTensorSpec.is_default_device_order(order_beside(shard_order, placements)):
+    if shard_order is not None and not DTensorSpec.is_default_device_order(shard_order):
         order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
     dims, ops, factors = zip(*map(_read_placement, placements)) if placements else ((), (), ())
     strided = _StridedShard in map(type, placements)

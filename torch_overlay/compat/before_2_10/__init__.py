@@ -1,1 +1,0 @@
-"""Before torch 2.10 these stand in for the modules of the same names in `torch_overlay.distributed`."""
