@@ -168,7 +168,6 @@ BRINGS = {
     "pytorch/pytorch#194457": "collectives over a flattened mesh are merged only where the shards are even",
     "pytorch/pytorch#190431": "names of groups agree on all ranks, whoever made which groups before",
     "pytorch/pytorch#187380": "a redistribution costs less CPU time",
-    "pytorch/pytorch#169439": "the estimated cost of a redistribution agrees with the plan that runs",
     "pytorch/pytorch#188215": "a group can be an input of a graph that is compiled on one rank (in torch from 2.14 on)",
     "pytorch/pytorch#173815": "a mesh can be aborted (`DeviceMesh.abort`, in torch from 2.15 on)",
 }

@@ -37,19 +37,19 @@ def open_groups() -> list[tuple[int, ...]]:
     ]
 
 
-# Groups of the recipe by `share_groups`, with a world mesh and without: then three meshes are three universes.
-RECIPES = {("names", True): 9 + 1, ("names", False): 13 + 3, ("world", True): 9 + 1, ("world", False): 9 + 1}
+# Groups of the recipe with a world mesh and without: then three meshes are three universes.
+RECIPES = {True: 9 + 1, False: 13 + 3}
 
 
 @pytest.mark.parametrize("rank", [0, 37, 63])
-@pytest.mark.parametrize("share, world_group", RECIPES)
-def test_the_groups_of_the_recipe(calls, rank, share, world_group):
+@pytest.mark.parametrize("world_group", RECIPES)
+def test_the_groups_of_the_recipe(calls, rank, world_group):
     """64 ranks, nine sets: one group each and one for the whole, or for each mesh its own; and one of this rank alone
     for etp, which is 1. Stock takes 13 to 27."""
-    with overlay(True, share_groups=share), fake_world(rank, 64):
+    with overlay(True), fake_world(rank, 64):
         dims = RECIPE.build("cpu", world_group=world_group)
         groups = open_groups()
-        assert len([ranks for ranks in groups if len(ranks) > 1]) == RECIPES[share, world_group]
+        assert len([ranks for ranks in groups if len(ranks) > 1]) == RECIPES[world_group]
         assert groups.count((rank,)) == 1 and len(set(groups)) == 9 + 1 + 1
         assert sorted(ranks for ranks in calls if rank in ranks) == sorted(groups)
         axes = {group_ranks(dims[axis], axis) for axis in dims.axes}
@@ -77,15 +77,6 @@ def test_axes_of_degree_one_need_nobody(calls, on, world):
         alone = {dims[axis].get_group().group_name for axis in dims.axes if axis not in dims.enabled}
         assert len(alone) == (6 if on else 1)
         assert all(dims[axis].get_group() is dist.group.WORLD for axis in dims.enabled)
-
-
-def test_a_second_build_takes_nothing_if_groups_are_shared_across_the_world(calls):
-    with overlay(True, share_groups="world"), fake_world(5, 64):
-        first = RECIPE.build("cpu")
-        made = len(calls)
-        again = RECIPE.build("cpu")
-        assert len(calls) == made
-        assert all(first[axis] == again[axis] for axis in first.axes)
 
 
 @pytest.mark.parametrize("world", AT_SCALE)

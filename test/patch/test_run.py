@@ -207,7 +207,7 @@ def test_what_cannot_be_read_is_said(words, message):
         ("-- -a.py", "", "-- -a.py"),
         ("-- - a", "", "- a"),
         ("--check-hash-based-pycs never a.py", "--check-hash-based-pycs never", "a.py"),
-        ("--no-strict -u --set cost=plan a.py --set", "-u", "a.py --set"),
+        ("--no-strict -u --set flatten=whole a.py --set", "-u", "a.py --set"),
     ],
 )
 def test_flags_are_read_as_python_reads_them(words, flags, program):
@@ -340,8 +340,8 @@ def test_a_program_from_standard_input(command):
 
 
 def test_an_environment_that_would_be_ignored_is_refused(command):
-    done = command("run", "-c", "", TORCH_OVERLAY_COST="cheap")
-    assert done.returncode == 2 and "cost is one of" in done.stderr
+    done = command("run", "-c", "", TORCH_OVERLAY_FLATTEN="cheap")
+    assert done.returncode == 2 and "flatten is one of" in done.stderr
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from torch_overlay.__main__ import main; "
     code += "sys.exit(main(['run', '-c', '']))"
     done = subprocess.run([sys.executable, "-E", "-c", code], capture_output=True, text=True)

@@ -105,12 +105,13 @@ def _of_stock(source: tuple, target: tuple, shape: tuple[int, int], device: str)
 def _stand_in(device: str) -> Any:
     """A mesh without process groups, on which every set of axes is flattened: of that, torch asks the layout alone."""
     import torch
-    from torch_overlay.compat.tensor_mesh import without_groups
+    from torch.distributed.device_mesh import DeviceMesh
 
     from torch_overlay.compat._mesh_layout import flattened_layout
     from torch_overlay.distributed._torch_layout import from_torch
 
-    mesh = without_groups(device, torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES), ("a", "b", "c"), 0)
+    ranks = torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES)
+    mesh = DeviceMesh(device, ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)
     for axes in [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]:
         layout = flattened_layout(from_torch(mesh._layout).select(axes).collapse())
         mesh._flatten_mapping["".join("abc"[axis] for axis in axes)] = types.SimpleNamespace(_layout=layout)

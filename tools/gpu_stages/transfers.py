@@ -179,15 +179,17 @@ def subsets(mesh: Any, rank: int) -> str | None:
 
 
 def pending_sums(mesh: Any, rank: int) -> str | None:
-    """A sum over one axis, with a budget that takes it in parts."""
-    from torch_overlay import Transfer
+    """A sum over one axis, in a tree beside a tensor that moves."""
+    import torch_overlay
 
     whole = _whole((64, 64), "float32")
-    source, target = _cut(whole, mesh, "P S0"), _cut(torch.zeros(64, 64), mesh, "S1 R")
+    source, wanted = _cut(whole, mesh, "P S0"), _cut(whole, mesh, "S1 R")
     source.to_local().copy_(_cut(whole, mesh, "R S0").to_local())
-    with Transfer({"w": source}, {"w": target}, budget=30_000) as sync:
-        sync.run()
-    return None if _same(target.to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
+    tree = {"w": source, "moved": _cut(whole, mesh, "S0 S1")}
+    found = torch_overlay.redistribute(tree, placements=wanted.placements, budget=30_000)
+    if not _same(found["moved"].to_local(), wanted.to_local()):
+        return "other values"
+    return None if _same(found["w"].to_local(), _cut(whole * 2, mesh, "S1 R").to_local()) else "other sums"
 
 
 def wrong_on_one_rank(mesh: Any, rank: int) -> str | None:

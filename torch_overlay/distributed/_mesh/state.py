@@ -211,9 +211,9 @@ def _lent_state(mesh: DeviceMesh) -> InUniverse | None:
 
     It isn't kept: a class that builds its mesh late, or again after a failure, forwards to another mesh then.
     """
-    if "_layout" in mesh.__dict__ or not hasattr(type(mesh), "__getattr__"):
+    forward = getattr(type(mesh), "__getattr__", None)
+    if "_layout" in mesh.__dict__ or forward is None:
         return None
-    forward = type(mesh).__getattr__
     try:
         forward(mesh, "_hash_key")()  # one that was never asked reads its state here
         lent = forward(mesh, "_in_universe")
@@ -228,13 +228,13 @@ _STORED = ("_layout", "_rank_map", "_flatten_rank_map", "_root_mesh", "_flatten_
 def _stored(mesh: DeviceMesh) -> dict[str, Any]:
     """The attributes that a mesh holds: its own dict, or a copy of it with those that `__getattr__` answers for. Our
     class attributes of the same names must not be asked: they would ask for the state that is to be read."""
-    held = mesh.__dict__
-    if "_layout" in held or not hasattr(type(mesh), "__getattr__"):
+    held, forward = mesh.__dict__, getattr(type(mesh), "__getattr__", None)
+    if "_layout" in held or forward is None:
         return held
     found = dict(held)
     for name in _STORED:
         with contextlib.suppress(AttributeError):
-            found.setdefault(name, type(mesh).__getattr__(mesh, name))
+            found.setdefault(name, forward(mesh, name))
     return found
 
 
