@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from width import NIGHTLY
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -26,6 +28,7 @@ def test_without_gpus_it_says_so_in_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="half a minute of tools: only at night")
 def test_the_same_code_on_gloo(bench_here, tmp_path):
     """Four ranks, the smallest of everything: each part has its rows, and nothing is wrong. The fuzz has tests of its
     own, and runs at night."""

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from way import needs_package
+from width import NIGHTLY
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 STAGES = ["smoke", "fuzz", "transfer", "nccl smoke", "nccl fuzz", "nccl transfer", "nccl groups", "worlds"]
@@ -27,6 +28,7 @@ def one_gpu(monkeypatch):
     return one_gpu
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="half a minute of tools: only at night")
 def test_a_dry_run_passes(tmp_path):
     """Whole, as on a machine with a GPU; what needs one says so. The file names neither this host nor its folders."""
     file = tmp_path / "out" / "one_gpu.json"
@@ -108,6 +110,7 @@ def gone(mesh, rank):
     return {"here": rank}
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="half a minute of tools: only at night")
 def test_a_rank_that_hangs_costs_its_check_alone(one_gpu, tmp_path):
     from gpu_stages import Check, asked
 
