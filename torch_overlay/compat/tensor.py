@@ -8,7 +8,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor.placement_types import Shard
 
 from ..distributed.tensor import _redistribute as bodies
 
@@ -41,8 +40,3 @@ class _Redistribute:
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
             input, device_mesh, placements, async_op, forward_dtype, backward_dtype
         )
-
-
-def shards_become_terms() -> bool:
-    """Whether torch has a step from a shard to a term of a sum; since 2.14."""
-    return hasattr(Shard, "_to_partial_tensor")
