@@ -186,7 +186,7 @@ def _change_of(tensor: DTensor) -> Change | None:
     if tensor.placements == whole or (tensor.requires_grad and torch.is_grad_enabled()):
         return None
     change = read_change(tensor, whole)
-    return change if change is not None and (change.axes or change.before.pending) else None
+    return change if change is not None and change.axes else None
 
 
 def _gathered(batch: Batch, receivers: frozenset[int], offloads: bool) -> dict[int, torch.Tensor]:

@@ -117,36 +117,32 @@ def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
     return most
 
 
-def agreed_counts(
-    asked: Sequence[tuple[Schedule, int]], team: Team, device: torch.device, is_wrong: bool = False
-) -> list[tuple[int, Traffic]]:
-    """For each schedule with its budget, how many exchanges there are: as many as the rank needs that needs most, none
-    if all is in place. And by rank, what it sends, what it gets, and the exchanges that it needs.
+def agreed_count(
+    schedule: Schedule, budget: int, team: Team, device: torch.device, is_wrong: bool = False
+) -> tuple[int, Traffic]:
+    """How many exchanges there are: as many as the rank needs that needs most, none if all is in place. And by rank,
+    what it sends, what it gets, and the exchanges that it needs.
 
-    All of it is one collective, for which the host waits once. What is wrong on a rank travels with it, so that no rank
-    begins with what some of them can't do: that holds on backends, too, whose `wait` doesn't block the host.
+    One collective, for which the host waits once. What is wrong on a rank travels with it, so that no rank begins with
+    what some of them can't do: that holds on backends, too, whose `wait` doesn't block the host.
 
     Raises:
         RuntimeError: something is wrong on some rank; on all of them.
         ValueError: the budget is too small for some rank; on all of them.
     """
-    problem, words = "", [int(is_wrong)]
-    for schedule, budget in asked:
-        try:
-            least = schedule.least(budget)
-        except ValueError as error:
-            least, problem = -1, problem or str(error)
-        words += [schedule.sent, schedule.received, least]
-    said: list[list[int]] = team.gathered(torch.tensor(words, device=device)).tolist()
+    problem = ""
+    try:
+        least = schedule.least(budget)
+    except ValueError as error:
+        least, problem = -1, str(error)
+    words = torch.tensor([int(is_wrong), schedule.sent, schedule.received, least], device=device)
+    said: list[list[int]] = team.gathered(words).tolist()
     wrong = [rank for rank, (first, *_) in zip(team.ranks, said) if first]
     if wrong:
         raise RuntimeError(f"Nothing was redistributed: {of_ranks(wrong)} can't.")
-    found = []
-    for at, (_, budget) in enumerate(asked):
-        traffic: Traffic = {rank: (*row[3 * at + 1 : 3 * at + 4],) for rank, row in zip(team.ranks, said)}  # type: ignore[misc]
-        small = [rank for rank, (*_, least) in traffic.items() if least < 0]
-        if small:
-            raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
-        is_idle = not any(sent for sent, *_ in traffic.values())
-        found.append((0 if is_idle else max(least for *_, least in traffic.values()), traffic))
-    return found
+    traffic: Traffic = {rank: (out, into, needed) for rank, (_, out, into, needed) in zip(team.ranks, said)}
+    small = [rank for rank, (*_, needed) in traffic.items() if needed < 0]
+    if small:
+        raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
+    is_idle = not any(sent for sent, *_ in traffic.values())
+    return 0 if is_idle else max(needed for *_, needed in traffic.values()), traffic

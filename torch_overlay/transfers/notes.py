@@ -27,7 +27,7 @@ def one_fate(group: ProcessGroup | None, wrong: Sequence[str | None], asks: bool
 
     Args:
         wrong: what is wrong on this rank; None is nothing.
-        asks: whether the ranks ask one another first, by `agreed_counts`; the same on all of them.
+        asks: whether the ranks ask one another first, by `agreed_count`; the same on all of them.
 
     Raises:
         ValueError: something is wrong on this rank.

@@ -23,7 +23,7 @@ from ._planner.schedule import kept_schedule
 from ._planner.sides import Ranks, Side
 from .descriptions import Meshes, misfit, regions_on
 from .exchanges import Exchanges
-from .groups import agreed_counts, most_bytes
+from .groups import agreed_count, most_bytes
 from .notes import one_fate
 from .teams import Team
 
@@ -124,7 +124,7 @@ def change_together(
         team, device = Team.of(group), targets[0].device
         schedule = kept_schedule(moves, dist.get_rank(), 1 if group is None else group.size())
         # Where all that there is fits the budget, ranks know without asking that it is one exchange.
-        count = agreed_counts([(schedule, budget)], team, device, is_wrong)[0][0] if asks else int(group is not None)
+        count = agreed_count(schedule, budget, team, device, is_wrong)[0] if asks else int(group is not None)
         sources = [change.tensor._local_tensor.detach() for change in changes]
         Exchanges(schedule, count, team, device).run(sources, targets if wants else [None] * len(changes))
         return targets

@@ -16,14 +16,14 @@ from ..distributed._mesh.rank_map import of_ranks
 from ..distributed._torch_profiler import span
 from ..show.words import counted
 from ._planner.flow import Flow
-from ._planner.memory import Shared
+from ._planner.memory import NOTHING_SHARED, Shared
 from ._planner.schedule import Schedule
 from .background import Running, copies, keep_for_this_stream, size_of
 from .current import Current, Word, locals_of, names_of, whole_number
 from .descriptions import SIDES, Description, agreed, describe, shared_targets, unlike, untied
 from .exchanges import Buffers, Exchanges, Torn
 from .given import Pieces, digest, own_tensors
-from .groups import Traffic, agreed_counts, new_group
+from .groups import Traffic, agreed_count, new_group
 from .legs import Leg, legs_of
 from .meeting import in_world, living, no_answer, silent_ranks
 from .place import Place
@@ -138,7 +138,7 @@ class Route:
         self._buffers = Buffers(self._device)
         every = range(len(self.legs))
         (sources, wrong), (targets, more) = (locals_of(each, every) for each in (self._sources, self._targets))
-        shared = Shared({}, [], []) if wrong or more else self._look(None, every, sources, targets)
+        shared = NOTHING_SHARED if wrong or more else self._look(None, every, sources, targets)
         self._plans[None] = self._planned(every, sources, shared)
         self.staging = self._plans[None][1].staging
 
@@ -208,7 +208,7 @@ class Route:
         read = {numbers[place] for place in schedule.reads}
         copied = size_of(sources, shared.overwritten.keys() & read)
         try:
-            ((count, traffic),) = agreed_counts([(schedule, self._budget - copied)], team, device)
+            count, traffic = agreed_count(schedule, self._budget - copied, team, device)
         except ValueError as error:
             if not copied:
                 raise
@@ -245,7 +245,7 @@ class Route:
         self._take_turn()
         try:
             if self.traffic:
-                self._run(Word([why or "it refused"]), (), [], [], lambda: None, Shared({}, [], []))
+                self._run(Word([why or "it refused"]), (), [], [], lambda: None, NOTHING_SHARED)
         except ValueError:
             pass  # as all ranks have it
         finally:
@@ -275,7 +275,7 @@ class Route:
         numbers, unknown = self._numbers(names)
         (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
         problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
-        shared = Shared({}, [], []) if problems else self._look(names, numbers, sources, targets)
+        shared = NOTHING_SHARED if problems else self._look(names, numbers, sources, targets)
         problems += self._problems(shared)
         plan = self._plans.get(names)
         staging = 0 if plan is None else plan[1].staging  # the first run of a part plans it beside the copies
@@ -341,12 +341,13 @@ class Route:
             if not problems:
                 if word.only not in self._plans:
                     self._plans[word.only] = self._planned(numbers, sources, shared)
+                places, exchanges = plan = self._plans[word.only]
                 try:
-                    self._carry_out(self._plans[word.only], sources, targets, sent)
+                    exchanges.run([sources[n] for n in places], [targets[n] for n in places], sent)
                 except Torn:
-                    self._count_writes(self._plans[word.only])
+                    self._count_writes(plan)
                     raise
-                self._count_writes(self._plans[word.only])
+                self._count_writes(plan)
                 self.version = said
         except Exception as error:
             raise self._failed(error) from error
@@ -472,10 +473,6 @@ class Route:
     def _failure(self) -> str:
         """What ranks call a failure of the run that is under way."""
         return f"{self._member.name}/run {self._runs} failed"
-
-    def _carry_out(self, plan: Plan, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
-        numbers, exchanges = plan
-        exchanges.run([sources[number] for number in numbers], [targets[number] for number in numbers], sent)
 
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""

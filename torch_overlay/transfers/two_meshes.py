@@ -19,7 +19,7 @@ from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Side
 from .descriptions import Meshes, misfit, regions_of, regions_on
 from .exchanges import Exchanges
-from .groups import agreed_counts, kept_group, most_bytes
+from .groups import agreed_count, kept_group, most_bytes
 from .notes import one_fate
 from .plan_log import tell
 from .teams import Team
@@ -172,7 +172,7 @@ def _ready(plan: _Plan, team: Team, device: torch.device, is_wrong: bool) -> Exc
     """The exchanges. How many there are follows from the moves alone, or ranks ask one another each time: what one of
     them remembers, another may have forgotten."""
     schedule = plan.ready[0].schedule if plan.ready else kept_schedule(plan.moves, team.rank, len(team.ranks))
-    count = agreed_counts([(schedule, plan.budget)], team, device, is_wrong)[0][0] if plan.asks else 1
+    count = agreed_count(schedule, plan.budget, team, device, is_wrong)[0] if plan.asks else 1
     if [exchanges.count for exchanges in plan.ready] != [count]:
         plan.ready[:] = [Exchanges(schedule, count, team, device)]
     return plan.ready[0]

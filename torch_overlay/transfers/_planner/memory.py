@@ -167,6 +167,9 @@ class Shared(NamedTuple):
         return Shared(overwritten, sorted(clashes), sorted({tuple(sorted(names)) for names in blocks.values()}))
 
 
+NOTHING_SHARED = Shared({}, [], [])
+
+
 def _meeting(parts: Collection[tuple[bool, Part]]) -> Iterator[tuple[tuple[bool, Part], tuple[bool, Part]]]:
     """Pairs whose addresses lie between one another's first and last, each pair once."""
     begun = itertools.count()
