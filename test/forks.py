@@ -5,6 +5,8 @@ has one such server, and whoever comes first starts it, so all ask here for what
 """
 
 import multiprocessing
+import random
+import socket
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 # Nothing of ours: the server doesn't have the path of the tests, and a torch with the overlay on would fork it on.
@@ -18,3 +20,19 @@ def context() -> multiprocessing.context.BaseContext:
     if METHOD == "forkserver":
         found.set_forkserver_preload(PRELOADED)
     return found
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens at.
+
+    It lies below the ports that Linux gives to connections (32768 and up). A port that the kernel picks may be given
+    to another test's connection before the rank that it is meant for listens there.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as listens:
+            try:
+                listens.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port

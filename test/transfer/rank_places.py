@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import forks
 import torch_overlay
 from mesh_ranks import WORLD, WORLD_TIMEOUT
 from on_device import BACKEND, DEVICE
@@ -34,9 +34,7 @@ class PlaceCases:
         """Instead of the world of all ranks, worlds of the first, the next and so on; the rest is in none. Gives the
         number of the own one, this rank in it, and an address to meet at."""
         said = [None] * WORLD
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            dist.all_gather_object(said, (free.getsockname()[1], tempfile.mktemp()))
+        dist.all_gather_object(said, (forks.free_port(), tempfile.mktemp()))
         dist.barrier()
         dist.destroy_process_group()
         number, first = 0, 0

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import forks
 import torch_overlay
 from torch_overlay.transfers import meeting as meetings
 from torch_overlay.transfers import place as places
@@ -126,13 +127,12 @@ def test_a_digest_is_no_sum_of_products(one, other, dtype):
 @contextlib.contextmanager
 def port_of(listens):
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", forks.free_port()))
         if listens:
             free.listen()
             yield free.getsockname()[1]
             return
-        port = free.getsockname()[1]
-    yield port
+    yield forks.free_port()
 
 
 def test_another_program_that_listens_there_is_no_rank_0():

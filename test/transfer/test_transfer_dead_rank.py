@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from datetime import timedelta
@@ -76,9 +75,7 @@ def jobs(tmp_path_factory):
     for _ in world:
         ready.get(timeout=60)
     for where, dead in JOBS:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = forks.free_port()
         for rank in range(3):
             given = rank, where, dead, folder, port, ready, go, told
             places[where, dead, rank] = context.Process(target=one_that_meets, args=given, daemon=True)
@@ -174,7 +171,7 @@ def test_who_dies_at_a_place_is_named(jobs):
     for (_, dead, rank), process in processes.items():
         if rank == dead:
             process.join(5)
-            assert process.exitcode == -signal.SIGKILL
+            assert process.exitcode == -signal.SIGKILL, [told for told in heard if told[2] == told[1]]
     assert len({told[:3] for told in heard}) == len(heard)
     for where, dead, rank, seconds, said in heard:
         assert rank != dead and seconds < 2 * TIMEOUT + 5 + 2, (where, dead, rank, seconds)

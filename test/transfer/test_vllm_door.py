@@ -3,12 +3,12 @@
 import contextlib
 import importlib
 import logging
-import socket
 import types
 
 import pytest
 import torch
 
+import forks
 from vllm_stand_in import SPARSE, Model, installed
 from way import needs_package
 
@@ -48,9 +48,7 @@ def worker(model, **parallel):
     ranks = types.SimpleNamespace(data_parallel_index=0, world_size=1, rank=0, **parallel)
     config = types.SimpleNamespace(parallel_config=ranks, model_config=types.SimpleNamespace(quantization=None))
     params = [(name, "float32", shape) for name, (shape, _) in model.checkpoint().items()]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        at = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    at = f"tcp://127.0.0.1:{forks.free_port()}"
     return WorkerEngine(None, config, torch.device("cpu"), model), InitInfo(at, 0, 1, 20.0, 1 << 20, params)
 
 
