@@ -42,7 +42,7 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if ours else None
 
     def create_module(self, spec):
-        if spec.name.endswith("._torch_layout"):  # torch needs no door to its own layouts
+        if spec.name.endswith("._torch"):  # torch needs no door to its own layouts
             self.spec, opened = spec, types.ModuleType(spec.name)
             opened.__getattr__ = _gives_back
             return opened
@@ -121,7 +121,7 @@ def inherits_timeouts():
 def as_beside_gloo(monkeypatch):
     """The fake group is taken for one of gloo's, which needs no element where there is nothing to send."""
     if WAY == "overlay":
-        monkeypatch.setattr("torch_overlay.distributed._torch_groups.get_backend", lambda group: "gloo")
+        monkeypatch.setattr("torch_overlay.distributed._torch.get_backend", lambda group: "gloo")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,6 @@ from .patching.patch import Kind, Patch
 # this one, and recognised as far as its code is the same.
 SUPPORTED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 REQUIRED = ">=2.11.0,<2.16"
-# Folders of torch_overlay/compat, each for the releases below a number: its modules stand in for those of distributed/.
-OLDER = (((2, 13, 0), "before_2_13"),)
 _SUPPORTS = f"torch_overlay supports torch {', '.join(SUPPORTED[:-1])} and {SUPPORTED[-1]}"
 _FINAL = re.compile(r"\d+\.\d+(\.\d+)?(\.post\d+)?(\+.*)?")
 _VERSION = re.compile(r"""^__version__[^=\n]*=\s*['"]([^'"]+)""", re.MULTILINE)  # in torch's own files
@@ -106,13 +104,6 @@ def found() -> Release | None:
         return parse(metadata.version("torch"))
     except metadata.PackageNotFoundError:
         return None
-
-
-def older_folders() -> list[str]:
-    """The folders of `OLDER` for the torch that is here, those for the oldest releases first; imports no torch."""
-    release = found()
-    compat = pathlib.Path(__file__).with_name("compat")
-    return [str(compat / name) for below, name in OLDER if release is not None and release.number < below]
 
 
 def refusal(needed: bool) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from mesh_harness import group_ranks, needs_overlay
 from mesh_ranks import WORLD, all_views, make_root
-from torch_overlay.distributed._torch_layout import from_torch, to_torch
+from torch_overlay.distributed._torch import from_torch, to_torch
 from way import WAY
 
 

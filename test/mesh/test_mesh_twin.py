@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
 from mesh_harness import STOCK, fake_world, group_ranks, make_root, permuted, quiet
-from torch_overlay.distributed._torch_layout import from_torch
+from torch_overlay.distributed._torch import from_torch
 from twins import MeshTwin
 
 MOST_RANKS = 24

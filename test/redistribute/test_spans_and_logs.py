@@ -58,15 +58,15 @@ def test_collectives_lie_in_the_span(mesh):
 
 
 def test_a_span_ends_with_an_error(mesh):
-    from torch_overlay.distributed import _torch_profiler
+    from torch_overlay.distributed import _torch
 
     def fails(local):
         raise RuntimeError("as a collective may")
 
     def act():
         with pytest.raises(RuntimeError, match="as a collective may"):
-            _torch_profiler.spanned("first", [fails])[0](torch.ones(1))
-        with _torch_profiler.span("second"):
+            _torch.spanned("first", [fails])[0](torch.ones(1))
+        with _torch.span("second"):
             pass
 
     with profile(activities=[ProfilerActivity.CPU]) as seen:

@@ -41,12 +41,12 @@ def beyond_pure(source):
 
 
 def out_of_upstream(source):
-    """What goes upstream names itself by relative imports, and nothing of the house outside its folder. The folder's
-    own __init__ stays behind: it says which modules older releases have in place of these."""
-    if source.module == UPSTREAM:
-        return lines(source, lambda i: i.under(house.PACKAGE) and i.name != "torch_overlay.versions.older_folders")
+    """What goes upstream names itself by relative imports, and nothing of the house outside its folder. The seam stays
+    behind, and asks which release runs."""
     inside = house.Import(source.module, 0, False, True).under(UPSTREAM)
-    return lines(source, lambda i: i.under(house.PACKAGE) and not (i.relative and i.under(UPSTREAM))) if inside else []
+    may = {"torch_overlay.versions.running"} if source.module == f"{UPSTREAM}._torch" else set()
+    wrong = lambda i: i.under(house.PACKAGE) and not (i.relative and i.under(UPSTREAM)) and i.name not in may
+    return lines(source, wrong) if inside else []
 
 
 def tools_or_tests(source):
@@ -140,8 +140,8 @@ TRIED = [
     (out_of_upstream, "distributed/tensor/_redistribute.py", "from .. import device_mesh\nfrom ._plan import plan", 0),
     (out_of_upstream, "distributed/tensor/_redistribute.py", "def f():\n  from ... import options", 1),
     (out_of_upstream, "parallel_dims.py", "from . import errors", 0),
-    (out_of_upstream, "distributed/__init__.py", "from ..versions import older_folders", 0),
-    (out_of_upstream, "distributed/__init__.py", "from ..overlay import enable", 1),
+    (out_of_upstream, "distributed/_torch.py", "from ..versions import running", 0),
+    (out_of_upstream, "distributed/_torch.py", "from ..overlay import enable", 1),
     (tools_or_tests, "explain.py", "def f():\n  from tools.bench import main\n  import twins", 2),
     (tools_or_tests, "explain.py", "import testing, toolsmith", 0),
     (torch_too_soon, "__init__.py", "from torch.distributed import device_mesh", 1),

@@ -108,7 +108,7 @@ def _stand_in(device: str) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
 
     from torch_overlay.compat._mesh_layout import flattened_layout
-    from torch_overlay.distributed._torch_layout import from_torch
+    from torch_overlay.distributed._torch import from_torch
 
     ranks = torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES)
     mesh = DeviceMesh(device, ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)

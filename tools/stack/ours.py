@@ -1,7 +1,7 @@
 """Files of `torch_overlay/distributed` as upstream has them: whole, with modules named in full.
 
-Lines and definitions that end with ``# overlay only`` stay here, and so do DOORS: modules between the overlay and a
-released torch, whose functions give back their first argument where our code is torch's own.
+Lines and definitions that end with ``# overlay only`` stay here, and so does the seam: where our code is torch's own,
+its functions would return their first argument, so their calls are replaced by it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .names import Import, absolute, bound, imports_of, is_import, used
 
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
-DOORS = ("_torch_layout", "_torch_groups", "_torch_shape")
-ORIGINAL = "original"  # NAME = original(module, "function"): torch's own function goes on under this name
+SEAM = "_torch"
+ORIGINAL = "original"  # the one function of the seam that isn't: NAME = original(module, "function"): torch's own function goes on under this name
 
 _STRING = matchers.SimpleStatementLine(body=[matchers.Expr(matchers.SimpleString())])
 
@@ -37,8 +37,8 @@ class _Upstream(cst.CSTTransformer):
         if not updated.relative:
             return updated
         module = cst.Module([]).code_for_node(updated.module) if updated.module else ""
-        if module in DOORS:
-            self.doors |= {alias.name.value for alias in updated.names}
+        if module == SEAM:
+            self.doors |= {alias.name.value for alias in updated.names} - {ORIGINAL}
             return cst.RemoveFromParent()
         full = cst.parse_expression(absolute(module, len(updated.relative), self.package))
         return updated.with_changes(relative=[], module=full, whitespace_after_from=cst.SimpleWhitespace(" "))

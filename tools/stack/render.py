@@ -19,7 +19,7 @@ from .lay import lay
 from .lint import formatted, is_sorted
 from .message import PATCHES, ROOT, PatchMessage, StackError
 from .names import bound
-from .ours import DOORS, OURS, Room, room, whole
+from .ours import OURS, SEAM, Room, room, whole
 from .suites import classes, decorated, joined
 from .tree import Tree
 
@@ -28,8 +28,6 @@ STAYS = (
     "__init__.py",
     "tensor/__init__.py",
     "config.py",
-    "_torch_originals.py",
-    "_torch_profiler.py",
 )
 # Torch's files that rows change.
 BODIES = {"/".join(m.split(".")[2:]) + ".py" for m in {CONFIG, *(row.module for row in ROWS)}}
@@ -242,8 +240,7 @@ def file_of(module: str) -> str:
 def new_files(ours: pathlib.Path = OURS) -> set[str]:
     """All files of ours that are new upstream."""
     found = {path.relative_to(ours).as_posix() for path in ours.rglob("*.py")}
-    stay = {*BODIES, *STAYS} | {file for file in found if pathlib.PurePosixPath(file).stem in DOORS}
-    return found - stay
+    return found - {*BODIES, *STAYS, f"{SEAM}.py"}
 
 
 def missing_files(messages: Iterable[PatchMessage], ours: pathlib.Path = OURS) -> set[str]:

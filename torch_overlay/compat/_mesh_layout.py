@@ -6,9 +6,6 @@ from typing import Any
 
 from torch import _weights_only_unpickler as reader
 
-from ..distributed import _mesh_layout as ours
-from ..distributed import _torch_layout
-
 
 class _FlatLayout:
     """One axis of a layout, as torch saves it since 2.13. Only files make one: the layout of a mesh isn't made of these
@@ -33,9 +30,3 @@ def disbelieve_files(believed: set[Any]) -> None:
     reader._remove_safe_globals([_FlatLayout])
     if reader._marked_safe_globals_set == believed:
         reader._marked_safe_globals_set = believed
-
-
-def flattened_layout(axis: ours._FlatLayout) -> Any:
-    """The layout that torch gives to a mesh which was flattened to this axis, and by which it finds it."""
-    spelled = getattr(_torch_layout, "flattened_layout", None)  # before 2.13 it isn't that of an equal mesh
-    return spelled(axis) if spelled else _torch_layout.to_torch(ours._MeshLayout((axis,)))

@@ -9,8 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..distributed import device_mesh as bodies
 from ..distributed._mesh.input import normalize_overrides
 from ..distributed._mesh.state import shared_state, view_of
-from ..distributed._torch_layout import to_torch
-from ._mesh_layout import flattened_layout
+from ..distributed._torch import flattened_to_torch, to_torch
 
 if TYPE_CHECKING:
     from ..distributed._mesh.input import Override
@@ -23,7 +22,7 @@ class _DeviceMesh:
         """Before 2.13, where a flattened view says its layout otherwise: torch's own code, too, finds it by that."""
         bodies._DeviceMesh._create_flatten_mesh(self, mesh_dim_name, backend_override)
         flattened = self._get_root_mesh()._flatten_mapping[mesh_dim_name]
-        flattened._layout = flattened_layout(view_of(flattened).layout.axes[0])
+        flattened._layout = flattened_to_torch(view_of(flattened).layout.axes[0])
 
     def __hash__(self: DeviceMesh) -> int:
         """As torch hashes an equal mesh, which may be in a dict since before enable(); from its ranks as a tuple."""

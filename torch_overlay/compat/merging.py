@@ -11,9 +11,8 @@ from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from ..distributed._mesh.caches import real_mesh
 from ..distributed._mesh.state import view_of
-from ..distributed._torch_originals import original
+from ..distributed._torch import moved_shape, original
 from ..distributed.tensor._redistribute import _cuts_evenly
-from ..distributed.tensor._torch_shape import moved_shape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

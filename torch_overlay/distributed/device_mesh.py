@@ -50,7 +50,7 @@ from ._mesh.state import (
     whose_groups,
 )
 from ._mesh_layout import _MeshLayout
-from ._torch_layout import axis_from_torch, from_torch, to_torch
+from ._torch import axis_from_torch, from_torch, to_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..choices import Choices
 from ..distributed._mesh.caches import real_mesh
-from ..distributed._torch_layout import from_torch
+from ..distributed._torch import from_torch
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned
 from ..distributed.tensor._plans.groups import joint_axes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..distributed._torch_caches import clear_sharding_caches
+from ..distributed._mesh.caches import forget_shardings
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -50,7 +50,7 @@ def make_whole() -> list[Replaced]:
             if ours is not None:
                 replaced.append(Replaced(table, norm, table[norm]))
                 table[norm] = ours
-    clear_sharding_caches()  # they hold what torch's rules said
+    forget_shardings()  # they hold what torch's rules said
     return replaced
 
 
@@ -58,7 +58,7 @@ def leave_cut(replaced: list[Replaced]) -> None:
     """Take them back."""
     for table, norm, rule in replaced:
         table[norm] = rule
-    clear_sharding_caches()
+    forget_shardings()
 
 
 def _has_no_value_of_nothing(schema: Any) -> bool:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..distributed._torch_originals import original
+from ..distributed._torch import original
 from ..patching.trampoline import swap_code
 from ._planner.schedule import ALIGNED
 from .descriptions import Meshes, misfit

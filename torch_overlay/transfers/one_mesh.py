@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._groups.table import find_group
 from ..distributed._mesh.state import group_names
-from ..distributed._torch_profiler import span
+from ..distributed._torch import span
 from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
 from ..distributed.tensor._plans.groups import Site, at_hand, joint_axes

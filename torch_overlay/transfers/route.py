@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..distributed._mesh.rank_map import of_ranks
-from ..distributed._torch_profiler import span
+from ..distributed._torch import span
 from ..show.words import counted
 from ._planner.flow import Flow
 from ._planner.memory import NOTHING_SHARED, Shared

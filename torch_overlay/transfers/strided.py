@@ -19,7 +19,7 @@ from torch.distributed.tensor import _api
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
-from ..distributed._torch_originals import original
+from ..distributed._torch import original
 from ..distributed.tensor._planner.regions import NotPlanned, Regions, chunk
 from ..distributed.tensor._plans.specs import read_cuts
 from ..patching.trampoline import swap_code

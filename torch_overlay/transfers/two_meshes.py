@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..distributed._mesh.rank_map import of_ranks
-from ..distributed._torch_profiler import span
+from ..distributed._torch import span
 from ..show.words import counted
 from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import GroupMember, ProcessGroup
 from .. import config
 from .._mesh.rank_map import of_ranks
 from .._mesh_layout import _FlatLayout
-from .._torch_groups import for_mesh
+from .._torch import for_mesh
 from ..distributed_c10d import _timeout_of
 from .names import compact
 from .settings import get_settings, makes_communicators, members_create

@@ -17,7 +17,6 @@ import torch
 from torch.distributed import device_mesh
 
 from .._groups.universe import making_private
-from .._torch_caches import clear_sharding_caches
 from .state import group_names, shared_state
 
 if TYPE_CHECKING:
@@ -121,6 +120,20 @@ def note_root(shared: SharedState) -> None:
 
 
 def forget_shardings(_: None = None) -> None:
-    """Forget, in this thread, how operations on DTensors are sharded, and with that the meshes of their results."""
-    if "torch.distributed.tensor._api" in sys.modules:
-        clear_sharding_caches()
+    """Empty the caches of how operations on DTensors are sharded, which hold the meshes of their results.
+
+    Those of C++ and of the propagator are one for each thread, and this thread's are emptied: others give results on a
+    mesh that is as good (`as_good_as`), so they may stay.
+    """
+    if "torch.distributed.tensor._api" not in sys.modules:
+        return
+    from torch.distributed.tensor import _collective_utils, _redistribute  # these import meshes, and so this file
+    from torch.distributed.tensor._api import DTensor
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache_clear()  # type: ignore[attr-defined]
+    propagator._propagate_tensor_meta_cached.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()  # type: ignore[attr-defined]
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import get_rank, get_world_size, is_init
 from .._groups.table import find_group
 from .._groups.universe import current_world, find_universe, join_universe
 from .._mesh_layout import _MeshLayout
-from .._torch_layout import as_here, from_torch
+from .._torch import from_torch, loaded_layout
 from .rank_map import View
 from .state import (
     OfSaver,
@@ -116,7 +116,7 @@ def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
     mesh._hash = None
     if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
         return
-    mesh._layout = as_here(state["_layout"])  # overlay only
+    mesh._layout = loaded_layout(state["_layout"])  # overlay only
     mesh.__dict__.setdefault("_rank", -1)  # files of torch 2.10 have coordinates only
     saver = wait_for_world(mesh)
     if is_initialized():

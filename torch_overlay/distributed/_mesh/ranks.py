@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import get_world_size
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._mesh_layout import _MeshLayout
-from .._torch_layout import from_torch
+from .._torch import from_torch
 from .rank_map import RankMap, View
 
 

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import get_backend, get_rank, is_initial
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._groups.universe import join_universe
-from .._torch_layout import from_torch, to_torch
+from .._torch import from_torch, to_torch
 from .rank_map import RankMap, View
 
 if TYPE_CHECKING:

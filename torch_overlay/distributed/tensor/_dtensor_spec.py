@@ -15,7 +15,7 @@ from .._groups.finding import joint_group_name
 from .._groups.settings import get_settings
 from .._mesh.caches import as_good_as, real_mesh
 from .._mesh.state import group_names
-from .._torch_originals import original
+from .._torch import original
 from ._plans.groups import joint_axes
 
 if TYPE_CHECKING:

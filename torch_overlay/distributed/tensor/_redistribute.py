@@ -20,11 +20,10 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils._debug_mode import get_active_debug_mode
 
 from .._mesh.caches import as_good_as, real_mesh
-from .._torch_originals import original
+from .._torch import of_shape, original
 from ._plans.answers import Fallback, count_fallback, count_run, find_answer
 from ._plans.program import NOT_OF_COMPLEX
 from ._plans.specs import is_known, other_spec
-from ._torch_shape import of_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

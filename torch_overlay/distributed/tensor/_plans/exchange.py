@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 
-from ..._torch_groups import never_nothing
+from ..._torch import never_nothing
 from .._planner.grids import grids, talkers
 from .._planner.plan import parts
 from .._planner.regions import Box, in_runs

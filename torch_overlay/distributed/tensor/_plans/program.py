@@ -21,7 +21,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, _ar
 from torch.nn.functional import pad
 
 from ..._groups.table import find_group
-from ..._torch_profiler import profiler, spanned  # overlay only
+from ..._torch import profiler, spanned  # overlay only
 from .._planner.cost import Cost, collectives
 from .._planner.forms import on_shape, shared_plan, step_on_shape
 from .._planner.grids import grids
