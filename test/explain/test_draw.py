@@ -16,12 +16,6 @@ from torch_overlay.show.typed import laid_out
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("names, sizes", [(("pp", "dp", "tp"), (1, 64, 2)), (("dp", "tp"), (128, 8))])
-def test_large_meshes_fit_a_terminal(names, sizes):
-    text = str(torch_overlay.draw(MeshMap.of(names, sizes, laid_out(sizes, None))))
-    assert max(map(len, text.splitlines())) <= 80 and ("letters start again" in text or "draw a picture" in text)
-
-
 @pytest.mark.parametrize("order", [None, (2, 0, 1)])
 def test_groups_are_those_of_torchs_mesh(order):
     torch = pytest.importorskip("torch")

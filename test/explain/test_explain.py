@@ -44,18 +44,6 @@ def test_says_each_step_with_its_bytes_and_fits_a_terminal(said):
     assert "torch_overlay: 2 collectives" in lines and "ends the sum: all ranks get the result" in text
 
 
-OTHERS = [
-    ("--mesh=2,4 --shape=15,16 _S0(4),S0 R,R", "leaves this to torch's own code"),
-    ("--mesh=2,2 --shape=4 S0,R S0,R", "torch_overlay: nothing to do"),
-    ("--mesh=2,4 --axes=dp,tp --permute=tp,dp --shape=16,16 P(avg),P R,R", "the terms of the average"),
-]
-
-
-@pytest.mark.parametrize("arguments, words", OTHERS)
-def test_says_what_is_not_a_plain_plan(arguments, words, said):
-    assert words in said(*arguments.split())
-
-
 BAD = [
     ("--mesh=2,2 --shape=8,8 R,X R,R", "'X' in 'R,X' is no placement; there are R, S0"),
     ("--mesh=2,2 --shape=8,8 R R,R", "a mesh of 2 axes needs 2 placements, one an axis, got 1: 'R'"),

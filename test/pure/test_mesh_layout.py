@@ -149,20 +149,6 @@ def test_composition_with_axes_of_several_modes(made, inner):
             assert found.all_ranks_from_zero() == [layout(index) for index in axis.all_ranks_from_zero()]
 
 
-def test_composition_refuses_to_carry():
-    inner = _MeshLayout((_FlatLayout((2, 2), (1, 2)),))  # 0, 2, 1, 3
-    with pytest.raises(ValueError, match=r"the modes of 2:1x2:2 carry into one another"):
-        _FlatLayout((2, 3), (10, 1)).composition(inner)  # 3 is 10, and not 2 + 1
-    assert _FlatLayout((2, 4), (10, 1)).composition(inner).axes[0].all_ranks_from_zero() == [0, 2, 1, 3]
-
-
-def test_composition_refuses_to_leave_the_domain():
-    with pytest.raises(ValueError, match=r"reaches beyond 4 coordinates"):
-        _FlatLayout((4,)).composition(_MeshLayout.from_sizes_strides((8,)))
-    with pytest.raises(ValueError, match=r"3:2 doesn't divide 3:1"):
-        _FlatLayout((2, 3), (6, 1)).composition(_MeshLayout((_FlatLayout((3,), (2,)),)))
-
-
 @given(meshes())
 def test_complement_covers_each_index_once(mesh):
     layout, world = mesh
@@ -192,9 +178,3 @@ def test_splice_keeps_the_rest(mesh, data):
     assert spliced.axes[:start] == layout.axes[:start]
     assert spliced.axes[start : start + 2] == new.axes
     assert spliced.axes[start + 2 :] == layout.axes[end:]
-
-
-@pytest.mark.parametrize("sizes, strides", [((0,), (1,)), ((2, -1), None), ((2,), (-1,)), ((2, 2), (1,))])
-def test_bad_layouts_name_both_values(sizes, strides):
-    with pytest.raises(ValueError, match=r"a layout needs .* got sizes"):
-        _FlatLayout(sizes, strides)

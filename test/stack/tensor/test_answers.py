@@ -210,30 +210,6 @@ class TestSizeGuards(FakeWorld):
         self.assertEqual(admitted(self, *ends, (18, 1680), lengths), [1680, 3360])
 
 
-def flatten_pairs(mesh: DeviceMesh) -> None:
-    for names in (("a", "b"), ("a", "c"), ("b", "c")):
-        mesh[names]._flatten("".join(names))
-
-
-class TestSizeKinds(FakeWorld):
-    """On a 2 x 2 x 2 mesh with every group."""
-
-    ranks = 8
-    settings = WITH_GROUPS
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-        flatten_pairs(self.mesh)
-
-    def test_what_is_cut_evenly_has_a_range(self) -> None:
-        """Whether all ranks divide a length or only those that cut it makes no difference to a move."""
-        source, target = (Replicate(), Shard(0), Shard(1)), (Shard(1), Replicate(), Replicate())
-        lengths = (6, 724, 726, 1536, 1538, 3074)  # of dim 1 on each rank; the tensor has twice as many
-        for traced in (1536, 1538):
-            self.assertEqual(admitted(self, source, target, (32, traced), lengths), [726, 1536, 1538, 3074])
-
-
 class TestLeastSizes(FakeWorld):
     """On a 2 x 3 x 2 mesh with every group."""
 
@@ -243,7 +219,8 @@ class TestLeastSizes(FakeWorld):
     def setUp(self) -> None:
         super().setUp()
         self.mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("a", "b", "c"))
-        flatten_pairs(self.mesh)
+        for names in (("a", "b"), ("a", "c"), ("b", "c")):
+            self.mesh[names]._flatten("".join(names))
 
     def test_few_rows_have_another_plan(self) -> None:
         """Two rows, so the number of elements is guarded on, not that 12 divides the rows: beside 4101 columns that no

@@ -138,10 +138,6 @@ def placed(*dims, shape=(16, 16)):
 
 
 class TestCost(TestCase):
-    def test_what_is_local_costs_nothing(self) -> None:
-        step = Narrow(placed(None, None), placed(0, 1))
-        self.assertEqual((collectives([step]), arriving(step), Cost().seconds(step, 4)), (0, 0, 0))
-
     @parametrize("shape", [(16, 16), (5, 3)])
     def test_no_rank_of_an_all_to_all_sends_or_gets_more(self, shape) -> None:
         for ends in pairs(mesh_dims=2):
@@ -154,14 +150,6 @@ class TestCost(TestCase):
             for said, true in ((leaving(step), max(out)), (arriving(step), max(into))):
                 self.assertGreaterEqual(said, true, msg=f"{ends}")
                 self.assertTrue(said == true or shape != (16, 16), msg=f"{ends}: {said} of {true}")
-
-    def test_seconds_are_latency_and_bytes(self) -> None:
-        gather = AllGather(placed(None, 0), placed(None, None), (1,))
-        exchange = AllToAll(placed(None, 0), placed(None, 1), (1,))
-        bare = Cost(latency=0.0, bandwidth=1.0)
-        self.assertEqual(bare.seconds(gather, 4), 192 * 4)
-        self.assertEqual(bare.seconds(exchange, 4), 1.25 * 48 * 4)
-        self.assertEqual(Cost(latency=2.0, bandwidth=float("inf")).seconds(gather, 4), 2.0 * (1 + 2) / 2)
 
     def test_of_equal_plans_the_first_is_taken(self) -> None:
         gather = AllGather(placed(None, 0), placed(None, None), (1,))
