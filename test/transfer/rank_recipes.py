@@ -121,19 +121,6 @@ class RecipeCases:
                 for name, tensor in served_parts(server, mesh).items():
                     self.assertTrue(torch.equal(tensor.full_tensor(), whole[0].state_dict()[name]), name)
 
-    def test_fsdp_and_tp_to_tp_for_a_save(self):
-        """One exchange; each rank then writes its own shard of a layout that an inference server loads."""
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        model = with_fsdp(with_tp(new_model(), mesh["tp"]), mesh["dp"])
-        wanted = with_tp(new_model(), mesh["tp"]).state_dict()
-        state = {name: tensor for name, tensor in model.state_dict().items() if tensor.device_mesh.ndim == 2}
-        rule = lambda name, tensor: [Replicate(), wanted[name].placements[0]]
-        with CommDebugMode() as comm:
-            found = torch_overlay.redistribute(state, placements=rule)
-        self.assertEqual(comm.get_total_counts(), 1)
-        for name, tensor in found.items():
-            self.assertTrue(torch.equal(tensor.to_local(), wanted[name].to_local()), name)
-
     def test_two_of_eight_ranks_leave(self):
         """The six that stay make what they have whole; what only the others had is named, on all of them."""
         mesh, rest = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(range(6), (3, 2), ("dp", "tp"))

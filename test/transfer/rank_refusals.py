@@ -44,11 +44,25 @@ ODD = (
 )
 
 
+REFUSED = (
+    ("max", torch.complex64, "complex numbers are only added"),
+    ("bor", torch.float32, "only whole numbers are taken bit by bit"),
+    ("sum", torch.int16, "gloo has no reductions of this type"),
+    ("avg", torch.int64, "an average of whole numbers may be none"),
+)
 SECONDS = 3
 
 
 class RefusalCases:
     """Cases for ``EightRanks``."""
+
+    def test_what_torch_does_not_reduce_is_refused_on_every_rank(self):
+        """Before anything is sent, also where a rank would only receive."""
+        mesh, other = make_root(range(4), (4,), ("dp",)), make_root(range(4, 8), (4,), ("tp",))
+        for op, dtype, why in REFUSED:
+            source = DTensor.from_local(torch.ones(8, dtype=dtype), mesh, [Partial(op)], run_check=False)
+            with self.assertRaisesRegex(ValueError, f"of {dtype} with .* can't change its mesh: {why}"):
+                torch_overlay.redistribute([source], other, Shard(0))
 
     def test_what_has_no_elements_in_memory_is_refused_on_every_rank_by_name(self):
         """When the Transfer is made, whichever rank gives it, on either side; the others don't wait for the timeout."""

@@ -176,7 +176,7 @@ class TreeCases:
             lambda given, to, placements: (given * 2).redistribute(to, placements),
             lambda given, to, placements: torch_overlay.redistribute({"a": given * 2}, to, placements)["a"],
         )
-        for moved, (to, placements) in itertools.product(ways, ((line, [S(1)]), (line, [R]))):
+        for moved, to, placements in ((ways[0], line, [S(1)]), (ways[1], line, [R])):
             given, again = (filled(mesh, (8, 8), (S(0), S(1))).requires_grad_() for _ in range(2))
             torch._dynamo.reset()
             found = torch.compile(moved, backend="aot_eager")(given, to, placements)

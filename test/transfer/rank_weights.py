@@ -66,6 +66,11 @@ class WeightCases:
                 for number, (found, want) in enumerate(zip(target, wanted, strict=True)):
                     self.assertTrue(same(found.to_local(), want), f"seed {seed}, {number}: {tensors[number]}")
 
+    def test_other_types_are_not_cast(self):
+        for before, after in ((torch.float32, torch.int32), (torch.float8_e4m3fn, torch.bfloat16)):
+            with self.assertRaisesRegex(ValueError, "only types among bfloat16, .* are cast: convert it before"):
+                torch_overlay.Transfer([torch.zeros(2, dtype=before)], [torch.zeros(2, dtype=after)])
+
     def test_plain_tensors_are_replicas(self):
         """From DTensors to plain tensors of a server, and from one rank's to all ranks'; weights want gradients."""
         mesh = make_root(range(4), (4,), ("dp",))

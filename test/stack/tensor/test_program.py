@@ -39,20 +39,6 @@ class TestProgram(DTensorOpTestBase):
         specs = [DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)]
         return make_program(Question.of(self.mesh, *specs, shape, torch.float32, async_op), self.mesh)
 
-    def test_a_move_and_a_reduction(self) -> None:
-        whole = torch.arange(15.0).reshape(5, 3) * 4
-        for source, target in (
-            ((Shard(0), Shard(0)), (Shard(1), Replicate())),
-            ((Partial(), Partial()), (Replicate(), Shard(0))),
-        ):
-            program = self._program(source, target)
-            program.make_ready(self.mesh)
-            terms = 4 if source[0].is_partial() else 1
-            place = tuple(self.mesh.get_coordinate())
-            for _ in range(2):
-                moved = program.run(part(whole, program.held) / terms, self.mesh)
-                self.assertEqual(moved, part(whole, program.after.box(place)), msg=f"{program.text} at {place}")
-
     def test_a_norm(self) -> None:
         whole, norm = torch.arange(15.0).reshape(5, 3), _NormPartial(2)
         program = self._program((norm, norm), (Replicate(), Shard(0)))
