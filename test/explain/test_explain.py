@@ -44,30 +44,12 @@ def test_says_each_step_with_its_bytes_and_fits_a_terminal(said):
     assert "torch_overlay: 2 collectives" in lines and "ends the sum: all ranks get the result" in text
 
 
-OTHERS = [
-    ("--mesh=2,4 --shape=15,16 _S0(4),S0 R,R", "leaves this to torch's own code"),
-    ("--mesh=2,2 --shape=4 S0,R S0,R", "torch_overlay: nothing to do"),
-    ("--mesh=2,4 --axes=dp,tp --permute=tp,dp --shape=16,16 P(avg),P R,R", "the terms of the average"),
-]
-
-
-@pytest.mark.parametrize("arguments, words", OTHERS)
-def test_says_what_is_not_a_plain_plan(arguments, words, said):
-    assert words in said(*arguments.split())
-
-
 BAD = [
     ("--mesh=2,2 --shape=8,8 R,X R,R", "'X' in 'R,X' is no placement; there are R, S0"),
     ("--mesh=2,2 --shape=8,8 R R,R", "a mesh of 2 axes needs 2 placements, one an axis, got 1: 'R'"),
     ("--mesh=2,2 --shape=8,8 S3,R R,R", "axis 0 shards dim 3 of a tensor with 2 dims"),
-    ("--mesh=2,2 --shape=8,8 P(foo),R R,R", "no reduction that torch knows; there are sum, avg"),
-    ("--mesh=2,2 --shape=8,8 S0(2),R R,R", "or _S0(2), strided with a split factor of 2"),
     ("--mesh=2,2 --shape=8,8 P,P(max) R,R", "reductions of different kinds in one tensor: max, sum"),
-    ("--mesh=2,y --shape=8,8 R,R R,R", "needed whole numbers, as 2,4 or 2x4, got '2,y'"),
-    ("--mesh=2,2 --shape=8,8 --dtype=foo R,R R,R", "torch has no dtype 'foo'; needed is one such as bf16 or float32"),
     ("--mesh=2,2 --shape=8,8 --flattened=a,z R,R R,R", "--flattened: the mesh has no axis 'z'; its axes are a, b"),
-    ("--mesh=2,2 --shape=8,8 Shard(0),R R,R", "'Shard(0)' in 'Shard(0),R' is no placement"),
-    ("--mesh=8,64 --shape=8,8 --out=x.png R,R R,S0", "a picture shows at most 128 ranks, got 512"),
     ("--mesh=2,4 --shape=15,8 --out=x.png _S0(4),S0 R,R", "a picture needs shards that are boxes, but here"),
 ]
 
@@ -103,13 +85,7 @@ def test_traffic_is_what_the_steps_say(case):
             assert elements <= most + step.ranks  # padding is left out, and an all-reduce's parts are rounded up
             if type(step).__name__ == "AllToAll":
                 assert elements == most
-
-
-@given(cases())
-def test_leaving_is_at_least_the_busiest_row(case):
-    for step in case.steps():
-        if hasattr(step, "axes"):
-            assert leaving(step) + step.ranks >= max(sum(row) for row in traffic(step))
+        assert leaving(step) + step.ranks >= max(sum(row) for row in traffic(step))
 
 
 # --- in a program ---
@@ -125,13 +101,6 @@ def mesh():
 
 def tensor(mesh: DeviceMesh, placements) -> DTensor:
     return DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False)
-
-
-def test_call_takes_placements_or_words(mesh):
-    given_ = tensor(mesh, [Shard(0), Shard(0), Shard(1)])
-    one = torch_overlay.explain(given_, [Shard(-1), Replicate(), Replicate()])
-    assert str(one) == repr(one) == str(torch_overlay.explain(given_, "S1,R,R"))
-    assert one.plan.collectives == 1
 
 
 @pytest.mark.parametrize("words", ["R,R,R", "S1,S0,R", "S0,R,S1", "R,R,S0", "S1,S1,S1"])
@@ -179,13 +148,6 @@ def test_names_only_the_groups_that_are_missing(mesh, source, target, calls, sai
     assert f" would be 2 collectives with {calls}" in " ".join(text.split())
 
 
-def test_mesh_without_names_has_no_call_to_tell(mesh, monkeypatch):
-    monkeypatch.setenv("TORCH_OVERLAY_FLATTEN", "existing")
-    nameless = DeviceMesh("cpu", torch.arange(8).view(2, 4))
-    text = str(torch_overlay.explain(tensor(nameless, [Shard(0), Shard(1)]), "S1,S0"))
-    assert "would be 1 collective with a group over axes (0, 1) of a mesh without names" in text
-
-
 USABLE = [
     ("whole", "names", 1),
     ("existing", "names", 3),
@@ -205,16 +167,11 @@ def test_which_groups_it_may_use_is_the_options_say(mesh, flatten, share, collec
         assert torch_overlay.explain(tensor(made, placements), "S1,S1,S0").plan.collectives == collectives
 
 
-def test_bad_calls_say_what_is_needed(mesh):
-    with pytest.raises(TypeError, match=r"explain\(\) needs a DTensor and placements, got Tensor"):
-        torch_overlay.explain(torch.ones(3), "R")
-    with pytest.raises(ValueError, match=r"explain\(\) needs 3 placements, one for each axis of"):
-        torch_overlay.explain(tensor(mesh, [Replicate()] * 3), [Shard(0)])
-    with pytest.raises(ValueError, match="a mesh of 3 axes needs 3 placements"):
-        torch_overlay.explain(tensor(mesh, [Replicate()] * 3), "R,R")
-
-
-def test_without_matplotlib_it_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert main(["explain", "--mesh=2", "--shape=8", "--out=x.png", "S0", "R"]) == 2
-    assert "a picture needs matplotlib: pip install 'torch-overlay[plot]'" in capsys.readouterr().err
+def test_a_picture_of_a_plan(tmp_path):
+    """Of one that sends, of one that doesn't, and from one mesh to another."""
+    pytest.importorskip("matplotlib")
+    flow = "--mesh=8 --to-mesh=4 --to-ranks=4-7 --shape=96,128 S0 S0"
+    for number, given_ in enumerate(("--mesh=2,2 --shape=64,64 S0,R S1,R", "--mesh=2,2 --shape=64,64 R,R S0,R", flow)):
+        path = tmp_path / f"{number}.png"
+        assert main(["explain", *given_.split(), f"--out={path}"]) == 0
+        assert path.stat().st_size > 5_000

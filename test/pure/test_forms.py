@@ -1,6 +1,5 @@
 """Tensors share the plan of a form: which plan one has follows from its own sizes, and it is right and good for it."""
 
-import inspect
 import itertools
 from unittest import mock
 
@@ -18,8 +17,8 @@ from twins_tensor import Case
 
 R, P = ("R",), ("P", "sum")
 MESHES = [(2,), (4,), (2, 2), (4, 2), (2, 3), (8, 8), (2, 2, 2), (2, 2, 4), (2, 3, 2)]
-# In the stack, planner-forms comes before planner-shared-reductions: until then each reduction is planned by itself.
-REDUCTIONS_SHARE = "tried" in inspect.signature(plan_at_once).parameters
+
+
 LENGTHS = [1, 2, 3, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 80, 96, 144, 1000, 4096]
 
 
@@ -106,15 +105,6 @@ def test_one_plan_serves_all_sizes_near_a_power_of_two():
     assert counted([(64, 11), (64, 23)]) == 2, "half and twice as many bytes"
     assert counted([(65, 8), (66, 8), (65, 8)]) == 3, "uneven cuts are planned each by themselves"
     assert counted([(0, 8), (64, 0)]) == 2, "of no elements, too"
-
-
-@pytest.mark.skipif(not REDUCTIONS_SHARE, reason="waits for planner-shared-reductions")
-def test_a_dim_that_nobody_cuts_may_have_any_length():
-    pending = dict(source=(P, ("S", 0)), target=(R, ("S", 1)))
-    assert counted([(64, 64, 5), (64, 64, 7), (64, 64, 4)], **pending) == 2, "12 KB and 20 KB; 28 KB"
-    assert counted([(64, 63, 5), (64, 65, 5)], **pending) == 2, "one that is cut is planned by itself"
-    assert counted([(3, 5), (5, 3)], source=(P, P), target=(R, R)) == 1, "an all-reduce cuts none"
-    assert counted([(80, 16, 32), (80, 16, 33)], *UNCUT) == 3, "unless a reduction might cut it on the way"
 
 
 def test_a_shared_plan_has_the_rounds_of_its_own_size():

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torch_overlay.distributed import _mesh_layout
 from torch_overlay.distributed._mesh_layout import _FlatLayout, _MeshLayout
 from way import WAY
 
@@ -74,30 +73,6 @@ def test_orthogonal_layouts_of_equal_function_are_equal(one, other):
     one, other = _FlatLayout(*one), _FlatLayout(*other)
     assume(one.check_orthogonal() and other.check_orthogonal())
     assert (one == other) == (one.all_ranks_from_zero() == other.all_ranks_from_zero())
-
-
-@given(modes())
-def test_orthogonal_means_no_index_twice(made):
-    layout = _FlatLayout(*made)
-    if layout.check_orthogonal():
-        indices = layout.all_ranks_from_zero()
-        assert len(set(indices)) == len(indices)
-        assert [layout.coordinate(index) for index in indices] == list(range(layout.numel()))
-
-
-@given(modes(), st.lists(st.integers(1, 6), min_size=1, max_size=3), st.data())
-def test_composition(made, inner_sizes, data):
-    """R(c) = A(B(c)) wherever it is defined, and a refusal wherever the answer would leave the domain."""
-    layout = _FlatLayout(*made)
-    strides = data.draw(st.lists(st.integers(0, 8), min_size=len(inner_sizes), max_size=len(inner_sizes)))
-    inner = _MeshLayout(tuple(_FlatLayout((n,), (d,)) for n, d in zip(inner_sizes, strides, strict=True)))
-    try:
-        composed = layout.composition(inner)
-    except ValueError:
-        return
-    assert composed.top_level_sizes == inner.top_level_sizes
-    for axis, composed_axis in zip(inner.axes, composed.axes, strict=True):
-        assert composed_axis.all_ranks_from_zero() == [layout(index) for index in axis.all_ranks_from_zero()]
 
 
 @given(meshes(), st.data())
@@ -174,51 +149,12 @@ def test_composition_with_axes_of_several_modes(made, inner):
             assert found.all_ranks_from_zero() == [layout(index) for index in axis.all_ranks_from_zero()]
 
 
-@pytest.mark.parametrize(
-    "sizes, strides, ask",
-    [
-        ((2, 3), (4, 1), lambda layout: layout.coordinate(4)),  # said 4 for the index of coordinate 3
-        ((2,), (0,), lambda layout: layout.coordinate(0)),  # a ZeroDivisionError
-        ((4, 2), (1, 2), lambda layout: layout.ascending()),  # gave 0, 1, 2, 3, 2, 3, 4, 5
-        ((2, 3), (4, 1), lambda layout: layout.complement(12)),
-        ((2, 2), (1, 1), lambda layout: _MeshLayout((layout,)).coordinate(1)),
-        ((2,), (1,), lambda layout: _MeshLayout((layout, layout)).coordinate(1)),  # said (1, 1), which is index 2
-        ((2,), (1,), lambda layout: _MeshLayout((layout, layout)).origin(1)),  # said -1
-    ],
-)
-def test_what_is_not_orthogonal_is_named(sizes, strides, ask):
-    layout = _FlatLayout(sizes, strides)
-    with pytest.raises(ValueError, match=f"only (an )?orthogonal .*{layout}"):
-        ask(layout)
-
-
-def test_composition_refuses_to_carry():
-    inner = _MeshLayout((_FlatLayout((2, 2), (1, 2)),))  # 0, 2, 1, 3
-    with pytest.raises(ValueError, match=r"the modes of 2:1x2:2 carry into one another"):
-        _FlatLayout((2, 3), (10, 1)).composition(inner)  # 3 is 10, and not 2 + 1
-    assert _FlatLayout((2, 4), (10, 1)).composition(inner).axes[0].all_ranks_from_zero() == [0, 2, 1, 3]
-
-
-def test_composition_refuses_to_leave_the_domain():
-    with pytest.raises(ValueError, match=r"reaches beyond 4 coordinates"):
-        _FlatLayout((4,)).composition(_MeshLayout.from_sizes_strides((8,)))
-    with pytest.raises(ValueError, match=r"3:2 doesn't divide 3:1"):
-        _FlatLayout((2, 3), (6, 1)).composition(_MeshLayout((_FlatLayout((3,), (2,)),)))
-
-
 @given(meshes())
 def test_complement_covers_each_index_once(mesh):
     layout, world = mesh
     joint = layout.collapse()
     rest = joint.complement(world)
     assert sorted(a + b for a in joint.all_ranks_from_zero() for b in rest.all_ranks_from_zero()) == list(range(world))
-
-
-def test_complement_refuses_what_it_cannot_fill():
-    with pytest.raises(ValueError, match="multiple of 4 indices, got 6"):
-        _FlatLayout((4,)).complement(6)
-    with pytest.raises(ValueError, match="only an orthogonal layout"):
-        _FlatLayout((2, 2), (1, 1)).complement(4)
 
 
 @given(meshes())
@@ -242,20 +178,3 @@ def test_splice_keeps_the_rest(mesh, data):
     assert spliced.axes[:start] == layout.axes[:start]
     assert spliced.axes[start : start + 2] == new.axes
     assert spliced.axes[start + 2 :] == layout.axes[end:]
-
-
-@pytest.mark.parametrize("sizes, strides", [((0,), (1,)), ((2, -1), None), ((2,), (-1,)), ((2, 2), (1,))])
-def test_bad_layouts_name_both_values(sizes, strides):
-    with pytest.raises(ValueError, match=r"a layout needs .* got sizes"):
-        _FlatLayout(sizes, strides)
-
-
-def test_a_coordinate_outside_is_refused():
-    with pytest.raises(ValueError, match="takes coordinates 0 to 3, got 4"):
-        _FlatLayout((4,))(4)
-
-
-def test_text():
-    assert repr(_MeshLayout.from_sizes_strides((2, 1, 4))) == "_MeshLayout(2:4, 1:0, 4:1)"
-    assert str(_FlatLayout((2, 2), (8, 1))) == "2:8x2:1"
-    assert _mesh_layout.row_major(()) == ()

@@ -8,14 +8,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from flow_twin import least_sent
-from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, leaving
+from torch_overlay.distributed.tensor._planner.cost import Cost, leaving
 from torch_overlay.distributed.tensor._planner.senders import Exchange
 from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
 from twins_tensor import Case, coordinates, gets, held, sends
-from width import NIGHTLY
+from width import sample
 
 MOVED = [("R",), ("S", 0), ("S", 1)]
-R, S0, S1, P = ("R",), ("S", 0), ("S", 1), ("P", "sum")
+R, S0, P = ("R",), ("S", 0), ("P", "sum")
 HEAVY = 1 << 30  # bytes of an element, so that bytes decide
 
 
@@ -61,50 +61,11 @@ def least_port(case):
     return least_sent(wanted, math.prod(case.sizes), lacking)
 
 
-def test_the_twin_knows_who_can_send():
-    # Only rank (0,) has the row that seven others want.
-    assert least_port(Case((S0,), (R,), (1, 8), (8,))) == 56
-    # Two replicas of two rows; each row is wanted by the two ranks of the other one.
-    assert least_port(Case((R, S0), (S0, R), (2, 8), (2, 2))) == 8
-    assert demands(Case((R, S0), (S0, R), (2, 8), (2, 2)))[1] == 8
-
-
 @pytest.mark.parametrize(("sizes", "shape"), [((2, 2, 2), (8, 8)), ((4, 4), (16, 16))])
 def test_no_move_has_a_busier_port_than_it_must(sizes, shape):
     """Within 10 %, says the promise; it is exact."""
-    for case in moves(sizes, shape):
+    for case in sample(moves(sizes, shape), 3):
         assert max(ports(case)) == least_port(case), case
-
-
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 4), (8, 4), (8, 8), (2, 4, 2), (3, 3)])
-def test_no_rank_sends_more_than_the_busiest_receives(sizes):
-    """On sizes with one prime factor, and bytes in are what the nearest senders would bring."""
-    ranks = math.prod(sizes)
-    for case in moves(sizes, (ranks, ranks)):
-        (step,) = [step for step in case.steps() if isinstance(step, Collective)]
-        assert leaving(step) <= arriving(step), case
-        if NIGHTLY or ranks <= 16:
-            most_in, most_out = ports(case)
-            assert most_in == demands(case)[1] and most_in == arriving(step) >= most_out, case
-
-
-# --- who sends ---
-
-
-def only(case):
-    """The collective of a plan that has one."""
-    (step,) = [step for step in case.steps() if isinstance(step, Collective)]
-    return step
-
-
-def senders(case, coordinate):
-    step = only(case)
-    return [step.members(coordinate)[piece.member] for piece in step.receives(coordinate)]
-
-
-def test_a_replica_that_stays_one_never_sends():
-    case = Case((R, R, S0), (R, S0, R), (64, 64), (2, 4, 4), itemsize=HEAVY)
-    assert only(case).axes == (1, 2)
 
 
 @st.composite

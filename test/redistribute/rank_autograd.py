@@ -4,10 +4,8 @@ import itertools
 import unittest
 
 import torch
-import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, distribute_tensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
-from torch.distributed.tensor.debug import CommDebugMode
 
 from mesh_harness import needs_overlay
 from mesh_ranks import WORLD, make_root
@@ -101,26 +99,6 @@ class AutogradCases:
             (expected**2).sum().backward()
             self.assertEqual(leaf.grad.full_tensor(), whole.grad, f"{source} -> {target}")
 
-    @needs_overlay  # stock's, too
-    def test_round_trips(self):
-        mesh, whole = grid(), whole_tensor(9, 7)
-        for placements in itertools.product((R, S(0), S(1)), repeat=2):
-            there = distribute_tensor(whole, mesh, placements)
-            back = DTensor.from_local(
-                there.to_local(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-            )
-            for tensor in (there, back):
-                self.assertEqual(tensor.full_tensor(), whole)
-
-    def test_operators_redistribute_by_themselves(self):
-        mesh, left, right = grid(), whole_tensor(8, 12), whole_tensor(12, 16)
-        for a, b in itertools.product(((S(0), S(1)), (S(1), R), (S(0), S(0))), ((S(1), S(0)), (R, S(1)), (R, R))):
-            one, two = (distribute_tensor(t, mesh, p, src_data_rank=None) for t, p in ((left, a), (right, b)))
-            self.assertEqual((one @ two).full_tensor(), left @ right, f"{a} @ {b}")
-            self.assertEqual(((one @ two).relu() + 1).sum().full_tensor(), ((left @ right).relu() + 1).sum())
-        norm = torch.linalg.vector_norm(distribute_tensor(left, mesh, (S(0), S(1)), src_data_rank=None))
-        self.assertEqual(norm.full_tensor(), torch.linalg.vector_norm(left))
-
     def test_an_embedding_sharded_by_rows_keeps_torchs_mask(self):
         """Its partial values are of torch's own class, which only torch's code can reduce."""
         mesh, table = grid(), whole_tensor(20, 6)
@@ -144,14 +122,6 @@ class AutogradCases:
         total = DTensor.from_local(torch.ones(8), mesh, (P, P), run_check=False)
         later = total.redistribute(placements=(R, R), async_op=True).to_local()
         self.assertEqual(later + 0, torch.full((8,), 8.0))
-
-    @needs_overlay
-    def test_an_async_all_gather_isnt_waited_for(self):
-        mesh = grid()
-        total = DTensor.from_local(torch.ones(8), mesh, (P, P), run_check=False)
-        later = total.redistribute(placements=(R, R), async_op=True)._local_tensor
-        self.assertIsInstance(later, funcol.AsyncCollectiveTensor)
-        self.assertEqual(later.wait(), torch.full((8,), 8.0))
 
     @needs_overlay
     def test_results_are_no_views_of_what_was_given(self):
@@ -198,13 +168,3 @@ class AutogradCases:
                     leaf.grad = None
                     (found.full_tensor() * whole).sum().backward()
                     self.assertEqual(leaf.grad.full_tensor(), whole, f"{target}, {types}")
-
-    @needs_overlay
-    def test_full_tensor_takes_one_collective(self):
-        mesh = grid()
-        for placements in ((S(0), S(0)), (S(0), S(1)), (P, P)):
-            local = torch.ones(2, 2)
-            tensor = DTensor.from_local(local, mesh, placements, run_check=False)
-            with CommDebugMode() as comm:
-                tensor.full_tensor()
-            self.assertEqual(comm.get_total_counts(), 1, str(placements))

@@ -1,29 +1,24 @@
 """Redistribution where tensors aren't plain: compiled, fake, one process for all ranks, watched. A world of one process
 whose collectives move nothing; values under compile are held by the cases on real ranks."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.distributed as dist
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._debug_mode import DebugMode
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, needs_overlay
 from torch_overlay.distributed.tensor._planner import cost as planner_cost
-from way import as_beside_gloo, needs_package
+from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial()
 
@@ -60,29 +55,15 @@ def moves(mesh, local):
 
 
 @needs_overlay
-@pytest.mark.parametrize("async_op", [False, True])
-def test_a_large_reduction_can_be_waited_for_later(mesh, async_op, monkeypatch):
-    """In rounds nothing could: each is put in its place before the next one."""
-    monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(round_bytes=1)})
-    pending = DTensor.from_local(torch.ones(64, 64), mesh, (P, P), run_check=False)
-    with CommDebugMode() as mode:
-        part = pending.redistribute(placements=(S(0), S(1)), async_op=async_op)
-    assert (collectives(mode)["reduce_scatter_tensor"] > 1) == (not async_op)
-    assert isinstance(part._local_tensor, AsyncCollectiveTensor) == async_op
-    assert part.to_local().shape == (32, 16)
-
-
-@needs_overlay
-@pytest.mark.parametrize("columns", [9, 15])
 @pytest.mark.parametrize("rounds", [False, True])
-def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypatch, rounds, columns):
-    """Two tensors of which this rank has no rows and wants columns or none: it takes part in each exchange, and
+def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypatch, rounds):
+    """Two tensors of which this rank has no rows and wants columns: it takes part in each exchange, and
     in each round, as those do that send something."""
     if rounds:
         monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(round_bytes=1)})
 
     def swapped(*locals):
-        shape = dict(shape=torch.Size((4, columns)), stride=(columns, 1))
+        shape = dict(shape=torch.Size((4, 9)), stride=(9, 1))
         placed = [DTensor.from_local(x, mesh, (S(0), S(0)), run_check=False, **shape) for x in locals]
         return sum(tensor.redistribute(placements=(S(1), S(1))).to_local().sin().sum() for tensor in placed)
 
@@ -93,7 +74,7 @@ def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypat
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
-    leaves = [torch.ones(0, columns, requires_grad=True) for _ in range(2)]
+    leaves = [torch.ones(0, 9, requires_grad=True) for _ in range(2)]
     with CommDebugMode() as comm:
         swapped(*leaves).backward()
     torch.compile(swapped, backend=backend, fullgraph=True)(*leaves).backward()
@@ -101,37 +82,7 @@ def test_a_compiler_drops_no_exchange_of_a_rank_that_has_nothing(mesh, monkeypat
     assert len(found) > 4 if rounds else len(found) == 4
 
 
-@needs_overlay
-def test_a_compiler_runs_no_exchange_twice(mesh, monkeypatch):
-    """A rank whose part of the gradient is empty: an exchange for which it packs something that depends on nothing goes
-    into the forward graph and into the backward graph, and the other ranks run it once."""
-    # No other group needs an element; upstream's 2.15 gives none to the fake one either, and doesn't ask.
-    as_beside_gloo(monkeypatch)
-
-    def moved(local):
-        shape = dict(shape=torch.Size((8, 3)), stride=(3, 1))
-        placed = DTensor.from_local(local, mesh, (S(0), S(0)), run_check=False, **shape)
-        return placed.redistribute(placements=(S(1), S(1))).to_local().sin().sum() + local.sin().sum()
-
-    found = []
-
-    def keep(graph, _):
-        found.append([node.name for node in graph.graph.nodes if node.name.startswith("all_to_all")])
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(
-        fw_compiler=keep,
-        bw_compiler=keep,
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table(),
-    )
-    leaf = torch.ones(1, 3, requires_grad=True)
-    with contextlib.suppress(RuntimeError):  # the fake group may refuse what the backward graph sends
-        torch.compile(moved, backend=backend, fullgraph=True)(leaf).backward()
-    assert list(map(len, found)) == [1, 1]
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_moves_are_one_graph_as_on_stock(mesh, backend):
     """The same shapes as without compiling, forward and backward, no graph break, no recompilation."""
     local = torch.ones(8, 4, requires_grad=True)
@@ -146,40 +97,8 @@ def test_compiled_moves_are_one_graph_as_on_stock(mesh, backend):
 
 
 @needs_overlay
-def test_compiled_moves_run_the_plans(mesh):
-    """In the graph: one collective for each move, two for the reduction."""
-    seen = []
-
-    def look(graph, inputs):
-        from torch._functorch.aot_autograd import make_boxed_func
-
-        seen.extend(str(node.target) for node in graph.graph.nodes if "c10d_functional" in str(node.target))
-        return make_boxed_func(graph.forward)
-
-    from torch._dynamo.backends.common import aot_autograd
-
-    torch.compile(lambda local: moves(mesh, local), backend=aot_autograd(fw_compiler=look), fullgraph=True)(
-        torch.ones(8, 4)
-    )
-    ran = [name.split(".")[1] for name in seen if "wait" not in name]
-    assert ran == ["all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor", "all_reduce"], seen
-
-
-def test_symbolic_shapes_compile(mesh):
-    """Sizes that the compiler leaves open: torch's own code runs, and right shapes come out for all sizes."""
-
-    def gathers(local):
-        placed = DTensor.from_local(local, mesh, (S(0), R), run_check=False)
-        return placed.redistribute(placements=(R, R)).to_local() * 2
-
-    fast = torch.compile(gathers, backend="aot_eager", fullgraph=True, dynamic=True)
-    for rows in (4, 6, 10):
-        assert fast(torch.ones(rows, 3)).shape == (2 * rows, 3)
-
-
-@needs_overlay
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.parametrize("source, target", [((P, P), (R, R)), ((S(0), P), (S(0), R)), ((Partial("max"), R), (R, R))])
+@pytest.mark.parametrize("source, target", [((P, P), (R, R)), ((Partial("max"), S(0)), (R, S(0)))])
 def test_what_only_ends_reductions_is_one_plan_for_all_sizes(mesh, dynamic, source, target):
     """One all-reduce, whatever a rank knows of the sizes: else ranks that compiled for others would wait for it."""
     ran = []
@@ -195,8 +114,6 @@ def test_what_only_ends_reductions_is_one_plan_for_all_sizes(mesh, dynamic, sour
         placed = DTensor.from_local(local, mesh, source, run_check=False)
         return placed.redistribute(placements=target).to_local() * 2
 
-    from torch._dynamo.backends.common import aot_autograd
-
     fast = torch.compile(summed, backend=aot_autograd(fw_compiler=look), fullgraph=True, dynamic=dynamic)
     for rows in (6, 10):
         assert torch.equal(fast(torch.ones(rows, 3)), summed(torch.ones(rows, 3)))
@@ -208,11 +125,8 @@ def test_fake_tensors_have_the_shapes_of_real_ones(mesh):
     plain = moves(mesh, local)
     with FakeTensorMode() as mode:
         faked = moves(mesh, mode.from_tensor(local))
-    assert [(t.shape, t.dtype) for t in faked] == [(t.shape, t.dtype) for t in plain]
-
-
-def test_meta_tensors_too(mesh):
-    assert [t.shape for t in moves(mesh, torch.ones(8, 4, device="meta"))] == [(16, 16), (4, 8), (4, 4)]
+    for other in (faked, moves(mesh, local.to("meta"))):
+        assert [(t.shape, t.dtype) for t in other] == [(t.shape, t.dtype) for t in plain]
 
 
 @needs_package  # which counts
@@ -259,29 +173,6 @@ def test_a_shard_becomes_a_term_of_a_sum_on_every_release(mesh):
     assert torch.equal(found, torch.cat([torch.ones(4, 4), torch.zeros(4, 4)]))
 
 
-@needs_overlay
-def test_comm_debug_mode_counts_what_runs(mesh):
-    with CommDebugMode() as mode:
-        moves(mesh, torch.ones(8, 4))
-    assert collectives(mode) == {
-        "all_gather_into_tensor": 1,
-        "all_to_all_single": 1,
-        "reduce_scatter_tensor": 1,
-        "all_reduce": 1,
-    }
-
-
-@needs_overlay
-def test_debug_mode_shows_the_plan(mesh):
-    """As one line, with the collectives under it; an explicit redistribution is called so."""
-    with DebugMode() as mode:
-        DTensor.from_local(torch.ones(4, 2), mesh, (S(0), S(1)), run_check=False).redistribute(placements=(R, R))
-    text = mode.debug_string()
-    line = next(line for line in text.splitlines() if "redistribute_input" in line)
-    assert "[explicit]" in line and "S0·S1 → R·R: all_gather(dp,tp) 224 B" in line, text
-    assert text.count("all_gather_into_tensor(") == 1
-
-
 @needs_overlay  # stock takes the subclass for its equal
 @needs_package  # which counts
 def test_partial_values_of_other_classes_are_torchs(mesh):
@@ -299,12 +190,11 @@ def test_partial_values_of_other_classes_are_torchs(mesh):
 
 
 @needs_package  # which counts
-@pytest.mark.parametrize("target", [(R, R), (S(0), S(0)), (S(1), R)])
-def test_strided_shards_are_planned_whatever_order_torch_writes_beside_them(mesh, target):
+def test_strided_shards_are_planned_whatever_order_torch_writes_beside_them(mesh):
     """As FSDP over TP cuts a weight."""
     held = DTensor.from_local(torch.ones(2, 4), mesh, (_StridedShard(0, split_factor=4), S(0)), run_check=False)
     before = counted()
-    moved = held.redistribute(placements=target)
+    moved = held.redistribute(placements=(S(1), R))
     back = moved.redistribute(placements=held.placements)
     assert counted() == {**before, "planned": before["planned"] + 2}
     assert back.to_local().shape == (2, 4) and moved.shape == (16, 4)
@@ -342,18 +232,6 @@ def test_a_norm_over_an_axis_of_one_rank_is_there_already():
         mesh = init_device_mesh("cpu", (8, 1), mesh_dim_names=("dp", "tp"))
         placed = DTensor.from_local(torch.tensor([1e-25]), mesh, (R, S(0)), run_check=False)
         assert torch.linalg.vector_norm(placed).full_tensor() == torch.tensor(1e-25)
-
-
-@pytest.mark.parametrize("source, target", [(S(1), R), (S(1), S(0)), (S(0), S(1))])
-@pytest.mark.parametrize("shape", [(8, 8), (8, 16), (16, 8)])
-def test_results_are_contiguous_as_on_stock(source, target, shape):
-    """Also where a piece has length 1, and so a view could pass for the whole."""
-    with fake_world(3, 8):
-        mesh = init_device_mesh("cpu", (8,))
-        local = torch.ones([n // 8 if dim == source.dim else n for dim, n in enumerate(shape)])
-        found = DTensor.from_local(local, mesh, [source], run_check=False).redistribute(placements=[target])
-        assert found.to_local().stride() == torch.empty(found.to_local().shape).stride()
-        assert found.stride() == (shape[1], 1)
 
 
 def test_a_cut_keeps_the_memory_format(mesh):
@@ -395,24 +273,6 @@ def test_a_local_tensor_of_a_class_of_its_own_takes_torch_s_steps(mesh):
 KEEPS_COMPILED = pytest.mark.skipif(
     not hasattr(DTensorSpec, "_stable_hash"), reason="before 2.12 no compiled code of DTensors is kept on disk"
 )
-
-
-@KEEPS_COMPILED
-@needs_overlay  # stock's steps depend on the mesh and the placements alone
-def test_caches_of_compiled_code_know_what_plans_depend_on():
-    with fake_world(3, 8):
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        spec = DTensor.from_local(torch.ones(2, 4), mesh, (S(0), S(1)), run_check=False)._spec
-        hashes = []
-        for change in (
-            lambda: torch_overlay.enable(flatten="existing"),
-            lambda: mesh["dp", "tp"]._flatten("both"),
-            lambda: torch_overlay.enable(flatten="whole"),
-            lambda: torch_overlay.enable(flatten="existing"),
-        ):
-            change()
-            hashes.append(spec._stable_hash())
-        assert hashes[3] == hashes[1] and len({*hashes}) == 3
 
 
 @KEEPS_COMPILED

@@ -7,12 +7,11 @@ import warnings
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _redistribute as torch_redistribute
 
-from mesh_harness import fake_world, needs_overlay
+from mesh_harness import fake_world
 
 R, S = Replicate(), Shard
 MODES = (torch.no_grad, torch.inference_mode, torch.enable_grad)
@@ -107,20 +106,6 @@ def test_a_frozen_tensor_stays_frozen(mesh, monkeypatch, mode):
     assert not frozen.full_tensor().requires_grad
 
 
-def test_a_spec_is_its_tensors_own(mesh):
-    _, first, second = (placed(mesh, S(0), R).redistribute(placements=(R, R)) for _ in range(3))
-    first._spec.placements = (S(0), S(0))
-    assert second.placements == placed(mesh, S(0), R).redistribute(placements=(R, R)).placements == (R, R)
-
-
-def test_a_shape_that_is_a_plain_tuple_stays_with_its_tensor(mesh):
-    local = torch.rand(8, 4)
-    plain = DTensor.from_local(local, mesh, (R, R), run_check=False, shape=(8, 4), stride=(4, 1))
-    usual = DTensor.from_local(local, mesh, (R, R), run_check=False)
-    found = [given.redistribute(placements=(S(0), R))._spec.tensor_meta for given in (usual, plain, usual)]
-    assert [type(meta.shape) for meta in found] == [torch.Size, tuple, torch.Size]
-
-
 def test_no_warning_that_torch_does_not_give(mesh):
     """What has a parameter's local tensor asks for gradients, and so must, for a moment, the DTensor around it."""
     weight = distribute_tensor(torch.nn.Parameter(torch.rand(8, 8)), mesh, (R, R), src_data_rank=None)
@@ -128,11 +113,6 @@ def test_no_warning_that_torch_does_not_give(mesh):
         warnings.simplefilter("error")
         for target in ((R, R), (S(0), R)):
             assert not weight.redistribute(placements=target).requires_grad
-
-
-def test_arguments_have_torchs_names(mesh):
-    given = {"device_mesh": mesh, "placements": (R, R), "async_op": False, **TYPES}
-    assert torch_redistribute.Redistribute.apply(input=placed(mesh, S(0), R), **given).placements == (R, R)
 
 
 def test_a_subclass_runs_its_own_forward(mesh):
@@ -146,37 +126,6 @@ def test_a_subclass_runs_its_own_forward(mesh):
 
     assert Loud.apply(placed(mesh, S(0), R), mesh, (R, R), False, *TYPES.values()).placements == (R, R)
     assert Loud.ran == 1
-
-
-@needs_overlay  # stock makes a node that nobody asks
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_no_node_is_made_unless_a_gradient_may_come(mesh, nodes, mode):
-    with mode():
-        placed(mesh, S(0), R).redistribute(placements=(R, R)).full_tensor()
-        assert not nodes
-        placed(mesh, S(0), R).requires_grad_().redistribute(placements=(R, R))
-    assert len(nodes) == (mode is torch.enable_grad)
-
-
-def test_what_the_caller_asks_besides_is_heard(mesh):
-    with torch.no_grad():
-        source = placed(mesh, S(0), R)
-        assert source.redistribute(placements=(R, R), forward_dtype=torch.bfloat16).dtype == torch.bfloat16
-        later = source.redistribute(placements=(R, R), async_op=True)
-        assert type(later._local_tensor) is AsyncCollectiveTensor
-        again = later.redistribute(placements=(R, S(0)))
-        assert again.to_local().shape == (4, 4) and again.placements == (R, S(0))
-        with pytest.raises(RuntimeError, match="placements is needed"):
-            source.redistribute()
-
-
-def test_equal_meshes_are_still_two(mesh):
-    other = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-    assert other == mesh and other is not mesh
-    with torch.no_grad():
-        for wanted in (mesh, other, mesh):
-            assert placed(wanted, S(0), R).redistribute(placements=(R, R)).device_mesh is wanted
-            assert placed(mesh, S(0), R).redistribute(wanted, (R, R)).device_mesh is wanted
 
 
 def test_a_placement_that_calls_itself_equal_is_still_another(mesh):

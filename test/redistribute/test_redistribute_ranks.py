@@ -8,7 +8,6 @@ from rank_backends import BackendCases
 from rank_moves import MoveCases
 from rank_resized import ResizedCases
 from rank_shapes import ShapeCases
-from rank_spelling import SpellingCases
 from rank_types import TypeCases
 from rank_worlds import WorldCases
 
@@ -19,7 +18,6 @@ class TestRedistributeOnEightRanks(
     MoveCases,
     ResizedCases,
     ShapeCases,
-    SpellingCases,
     TypeCases,
     WorldCases,
     EightRanks,

@@ -141,15 +141,6 @@ def test_no_memory_is_shared_that_torch_would_not_share():
     assert shared == [False, False, False, True]
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16])
-def test_terms_that_a_rank_cannot_add_are_left_to_the_backend(dtype):
-    with world(0, 8):
-        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-        pending = [Shard(0), Replicate(), Partial()]
-        given = DTensor.from_local(torch.ones(4, 8).to(dtype), mesh, pending, run_check=False)
-        assert given.redistribute(placements=[Replicate(), Shard(0), Shard(0)]).to_local().shape == (2, 8)
-
-
 def test_conjugated_numbers_travel_resolved():
     with torch_overlay.enabled(), world(0, 1):
         mesh = init_device_mesh("cpu", (1,))
@@ -162,44 +153,12 @@ def test_conjugated_numbers_travel_resolved():
             assert given.redistribute(mesh, [Replicate()]).to_local().dtype == torch.complex64
 
 
-def test_a_local_tensor_that_doesnt_fit_is_an_error_before_anything_is_sent():
-    """Of 8 rows on 2 ranks each has 4. Where no rank waits for another, torch does as it likes."""
-    with torch_overlay.enabled(), world(1, 2):
-        mesh = init_device_mesh("cpu", (2,))
-
-        def given(placement):
-            return DTensor.from_local(
-                torch.ones(3, 5), mesh, [placement], run_check=False, shape=torch.Size((8, 5)), stride=(5, 1)
-            )
-
-        for source, target in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (Partial(), Replicate())):
-            expected = (4, 5) if source == Shard(0) else (8, 5)
-            with CommDebugMode() as comm, pytest.raises(ValueError, match="Nothing was sent") as error:
-                given(source).redistribute(mesh, [target])
-            assert f"A local tensor of shape {expected} is expected at (1,)" in str(error.value)
-            assert "on rank 1 it has shape (3, 5)" in str(error.value) and not comm.get_total_counts()
-        given(Replicate()).redistribute(mesh, [Shard(0)])
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_who_sends_nothing_may_receive(rank):
-    """One row on two ranks: the second has none of it and wants half of the columns."""
-    with torch_overlay.enabled(), world(rank, 2):
-        mesh = init_device_mesh("cpu", (2,))
-        row = DTensor.from_local(
-            torch.ones(1 - rank, 1024), mesh, [Shard(0)], run_check=False, shape=torch.Size((1, 1024)), stride=(1024, 1)
-        )
-        assert row.redistribute(mesh, [Shard(1)]).to_local().shape == (1, 512)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 @pytest.mark.parametrize(
     "ends",
     [
         ((R, AVERAGE), (R, R)),
-        ((AVERAGE, P()), (R, R)),
         ((P(), AVERAGE), (S(0), S(0))),
-        ((AVERAGE, AVERAGE), (R, R)),
         ((AVERAGE, AVERAGE), (S(0), S(0))),
     ],
 )
@@ -226,21 +185,19 @@ def test_whole_numbers_stay_whole(ends, flattened, dtype):
 
 
 @needs_package
-@pytest.mark.parametrize("target", [(R, R), (S(0), S(0))])
-def test_whole_numbers_stay_whole_where_torchs_own_steps_run(target):
+def test_whole_numbers_stay_whole_where_torchs_own_steps_run():
     """Its method ends with a cast since 2.13, and so does the way round autograd."""
     with torch_overlay.enabled(), world(1, 4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         mesh["a", "b"]._flatten("ab")
         given = DTensor.from_local(torch.ones(8, dtype=torch.int64), mesh, (AVERAGE, AVERAGE), run_check=False)
         with mock.patch.object(_redistribute, "find_answer", lambda *_: Fallback("asked for")):
-            found = given.redistribute(placements=target)
+            found = given.redistribute(placements=(R, R))
         assert found.dtype == found.to_local().dtype == torch.int64
 
 
 @needs_package  # stock's reduce-scatter gives something
-@pytest.mark.parametrize("op", ["max", "min", "product"])
-@pytest.mark.parametrize("target", [(R, R), (S(0), R), (S(0), S(0))])
+@pytest.mark.parametrize("op, target", [("max", (R, R)), ("min", (S(0), R)), ("product", (S(0), S(0)))])
 def test_what_has_no_answer_for_complex_numbers_is_refused(op, target):
     """On every way, also where torch's own steps run; over one rank there is nothing to reduce."""
     with torch_overlay.enabled(), world(1, 4):
@@ -256,17 +213,6 @@ def test_what_has_no_answer_for_complex_numbers_is_refused(op, target):
         narrow = init_device_mesh("cpu", (1, 4), mesh_dim_names=("a", "b"))["a"]
         alone = DTensor.from_local(torch.ones(8, dtype=torch.complex64), narrow, (P(op),), run_check=False)
         assert torch.equal(alone.redistribute(placements=target[:1]).to_local(), alone.to_local())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn, torch.complex64])
-@pytest.mark.parametrize("rows", [4, 2048])  # few bytes, and so many that they are copied once
-def test_blocks_are_joined_in_their_order(rows, dtype):
-    from torch_overlay.distributed.tensor._plans.packing import joined
-
-    whole = torch.randint(0, 2, (rows, 1024)).to(dtype)
-    blocks = [whole.narrow(1, 0, 1000), whole.narrow(1, 1000, 24), whole.narrow(0, 1, 2)]
-    flat = [element for block in blocks for element in block.view(torch.uint8).flatten().tolist()]
-    assert joined(blocks).view(torch.uint8).tolist() == flat
 
 
 class Own(Partial):
@@ -303,15 +249,6 @@ def test_a_column_is_sent_without_the_gaps_between_its_elements():
                 assert given.redistribute(placements=target).to_local().dtype == dtype
 
 
-def test_a_world_of_some_ranks_can_be_named():
-    with torch_overlay.enabled():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, _ranks=[0])
-        try:
-            assert dist.get_world_size() == 1
-        finally:
-            dist.destroy_process_group()
-
-
 def test_a_shard_keeps_nothing_of_what_it_was_cut_from():
     """All ranks reduce everything, since 31 rows scattered over 64 ranks are mostly padding, and keep a part."""
     with torch_overlay.enabled(), world(1, 64):
@@ -319,21 +256,6 @@ def test_a_shard_keeps_nothing_of_what_it_was_cut_from():
         given = DTensor.from_local(torch.ones(31, 16), mesh, [P()], run_check=False)
         shard_ = given.redistribute(placements=[S(0)]).to_local()
         assert shard_.untyped_storage().nbytes() == 4 * shard_.numel()
-
-
-def test_a_group_that_is_gone_is_noticed_before_anything_is_sent():
-    """By a question that is new, though its groups were looked up for another."""
-    with torch_overlay.enabled(flatten="existing"), world(1, 4):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        for rows in (8, 16):
-            given = DTensor.from_local(torch.ones(rows, 4), mesh, (P(), S(0)), run_check=False)
-            if rows == 8:
-                given.redistribute(placements=(R, R))
-                dist.destroy_process_group(mesh.get_group("b"))
-                continue
-            with CommDebugMode() as counted, pytest.raises(RuntimeError, match="and it is gone"):
-                given.redistribute(placements=(R, R))
-            assert counted.get_total_counts() == 0
 
 
 def test_bytes_are_read_off_a_column():

@@ -113,41 +113,6 @@ def test_the_operations_are_torchs(mesh, async_op):
     assert kinds.keys() == {"AllGather", "ReduceScatter", "AllReduce"}
 
 
-def test_on_an_accelerator_the_all_to_all_is_the_same(mesh):
-    from torch_overlay.distributed.tensor._plans.specs import same_step_by_step
-
-    local, *specs = ends(mesh, (Replicate(), Shard(0)), (Replicate(), Shard(1)))
-    plan = plan_of(local, *specs)
-    assert not plan.same_step_by_step(mesh) and same_step_by_step(plan.steps, plan.question, "cuda")
-    local, *specs = ends(mesh, (Shard(0), Shard(0)), (Shard(1), Shard(0)))  # the outer cut of two
-    plan = plan_of(local, *specs)
-    assert not same_step_by_step(plan.steps, plan.question, "cuda")
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "shape", "dtype"),
-    [
-        ((Shard(0), Shard(0)), (Replicate(), Shard(0)), (8, 16), torch.float32),  # the outer cut of two
-        ((Shard(0), Shard(0)), (Replicate(), Replicate()), (8, 16), torch.float32),  # two axes
-        ((Shard(0), Shard(1)), (Shard(0), Replicate()), (8, 17), torch.float32),  # uneven
-        ((Shard(0), Shard(1)), (Shard(0), Replicate()), (8, 16), torch.complex64),  # as bytes
-        ((Replicate(), Shard(1)), (Shard(0), Replicate()), (8, 16), torch.float32),  # and a cut
-    ],
-)
-def test_what_torch_does_otherwise_is_ours(mesh, source, target, shape, dtype):
-    local, *specs = ends(mesh, source, target, shape, dtype)
-    assert not plan_of(local, *specs).same_step_by_step(mesh)
-
-
-def test_a_cut_before_a_gather_leaves_it_in_its_shape(mesh):
-    """Torch gathers all and cuts then, twice the bytes."""
-    local, *specs = ends(mesh, (Replicate(), Shard(0)), (Shard(1), Replicate()))
-    with Recorder() as mode:
-        torch_redistribute.redistribute_local_tensor(local, *specs)
-    gathers = [line for line in mode.seen if "all_gather" in line[0]]
-    assert [line[1] for line in gathers] == ["(2, 8, 24)"]
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_what_goes_into_a_reduction_is_row_major(mesh, dim, memory_format):

@@ -133,24 +133,6 @@ class GradientCases:
             for what, want in loop.items():
                 self.assertEqual(tree[what], want, msg=f"seed {seed}, {kind}: {what}: {drawn}")
 
-    def test_results_that_nobody_uses_and_tensors_that_want_no_gradient(self):
-        """On one mesh and to another one; only what was used is sent back, and what stands there twice is added up."""
-        mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (8,), ("ep",))
-        whole = torch.arange(64.0).reshape(8, 8)
-        for target in (None, other):
-            made = {
-                name: leaf(mesh, whole, (S(0), S(1)), None, name != "frozen") for name in ("used", "unused", "frozen")
-            }
-            tree = {**made, "tied": made["used"]}
-            found = torch_overlay.redistribute(tree, target, R)
-            wants = {name: tensor.requires_grad for name, tensor in found.items()}
-            self.assertEqual(wants, {"used": True, "unused": True, "frozen": False, "tied": True})
-            self.assertTrue(found["tied"] is not found["used"])
-            loss = sum([(n + 1) * found[name].to_local().sum() for n, name in enumerate(("used", "frozen", "tied"))])
-            loss.backward()
-            self.assertEqual((made["unused"].grad, made["frozen"].grad), (None, None))
-            self.assertEqual(made["used"].grad.to_local(), torch.full((2, 4), 4.0))
-
 
 # Four hundred at night.
 for first in range(0, 400, 20) if NIGHTLY else (0,):

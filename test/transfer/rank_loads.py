@@ -62,8 +62,3 @@ class LoadCases:
                     self.assertEqual((found.placements, found.shape), (tuple(placements), whole.shape))
                     self.assertTrue(found.requires_grad and found.is_leaf)
                     self.assertTrue(torch.equal(found.full_tensor(), whole))
-
-    def test_shards_that_torch_reads_otherwise_are_left_to_it(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        with self.assertRaises(AssertionError):
-            distribute_tensor(torch.ones(9, 3), mesh, (_StridedShard(0, split_factor=2), Shard(0)))

@@ -1,7 +1,6 @@
 """Transfers and trees in torch's modes: the same values in each, and in whatever order a program enters them."""
 
 import contextlib
-import itertools
 import random
 
 import torch
@@ -9,7 +8,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
-from rank_changes import cut
 from width import NIGHTLY
 
 R, S = Replicate(), Shard
@@ -83,21 +81,6 @@ class ModeCases:
                     for local in (one._local_tensor, moved._local_tensor):
                         self.assertTrue(bool((local == step * terms).all()), said)
                         self.assertEqual((local.dtype, local.device.type), (torch.float32, "cpu"), msg=said)
-
-    def test_inference_mode_first_and_then_none(self):
-        """And the other way round; into a target of a program that goes on to train it."""
-        mesh = make_root(range(WORLD), (8,), ("dp",))
-        for rows, modes in itertools.product((16, 1 << 16), (("inference", "none"), ("none", "inference"))):
-            source, target = cut(torch.zeros(rows, 4), mesh, [S(0)]), cut(torch.zeros(rows, 4), mesh, [R])
-            target.requires_grad_()
-            with torch_overlay.Transfer([source], [target]) as transfer:
-                for step, mode in enumerate((*modes, *modes), 1):
-                    source._local_tensor.fill_(step)
-                    with MODES[mode]():
-                        transfer.run()
-                    self.assertTrue(bool((target.detach().to_local() == step).all()))
-            (target.to_local() ** 2).sum().backward()
-            self.assertTrue(bool((target.grad.to_local() == 8).all()))
 
 
 # Two hundred at night.

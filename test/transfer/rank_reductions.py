@@ -169,24 +169,6 @@ class ReductionCases:
         for name, each in want.items():
             self.assertTrue(torch.equal(moved[name].to_local(), each), name)
 
-    def test_a_transfer_of_a_pending_source_is_refused_by_name(self):
-        """On all ranks, those that would only receive among them."""
-        mesh, other = make_root(range(4), (4,), ("dp",)), make_root(range(4, 8), (4,), ("tp",))
-        source = DTensor.from_local(torch.ones(8), mesh, [P()], run_check=False)
-        target = DTensor.from_local(torch.zeros(2), other, [S(0)], run_check=False)
-        said = r"ranks 0-3: the source 'w' has a pending reduction \(P\): redistribute it on its mesh first"
-        with self.assertRaisesRegex(ValueError, said):
-            torch_overlay.Transfer(*(({"w": source}, None) if self.rank < 4 else (None, {"w": target})))
-
-    def test_what_is_refused_is_refused_as_torch_does_it(self):
-        """By a tree on one mesh: torch's own steps, which refuse it or know how."""
-        mesh = make_root(range(WORLD), (8,), ("a",))
-        for op, dtype in (("sum", torch.int16), ("avg", torch.float8_e4m3fn), ("band", torch.float32)):
-            tensor = DTensor.from_local(torch.ones(8).to(dtype), mesh, [P(op)], run_check=False)
-            self.assertIsNone(self.stock(tensor, [R]))
-            with self.assertRaises(RuntimeError):
-                torch_overlay.redistribute([tensor], placements=R)[0].to_local()
-
 
 for first in range(0, 400, 20) if NIGHTLY else (0,):
 

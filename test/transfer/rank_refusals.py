@@ -32,7 +32,6 @@ def _wrapped(mesh):
 # What some rank gives in place of a tensor, and what all ranks hear of it.
 ODD = (
     (lambda mesh: _meta(mesh), "'w' is on meta and has no memory: materialise it first, as to_empty"),
-    (lambda mesh: torch.zeros(4, 4, device="meta"), "'w' is on meta and has no memory"),
     (lambda mesh: _fake(), "'w' is a FakeTensor, and a transfer moves plain tensors"),
     (lambda mesh: _wrapped(mesh), "'w' is a TwoTensor, and a transfer moves plain tensors"),
     (lambda mesh: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "'w' is nested"),
@@ -42,11 +41,9 @@ ODD = (
         r"'w' is quantised \(qint8\), and its scales wouldn't travel: give int_repr\(\) and the scales",
     ),
     (lambda mesh: torch.nn.Linear(2, 2), r"'w' is a module \(Linear\); a transfer takes tensors: give its state_dict"),
-    (
-        lambda mesh: iter(()),
-        r"'w' is a tuple_iterator; a transfer takes tensors by name: give dict\(...\) of its pairs",
-    ),
 )
+
+
 REFUSED = (
     ("max", torch.complex64, "complex numbers are only added"),
     ("bor", torch.float32, "only whole numbers are taken bit by bit"),
@@ -60,15 +57,12 @@ class RefusalCases:
     """Cases for ``EightRanks``."""
 
     def test_what_torch_does_not_reduce_is_refused_on_every_rank(self):
-        """Before anything is sent, also where a rank would only receive. Torch refuses it on ranks that reduce."""
+        """Before anything is sent, also where a rank would only receive."""
         mesh, other = make_root(range(4), (4,), ("dp",)), make_root(range(4, 8), (4,), ("tp",))
         for op, dtype, why in REFUSED:
             source = DTensor.from_local(torch.ones(8, dtype=dtype), mesh, [Partial(op)], run_check=False)
             with self.assertRaisesRegex(ValueError, f"of {dtype} with .* can't change its mesh: {why}"):
                 torch_overlay.redistribute([source], other, Shard(0))
-            if self.rank < 4 and op != "avg":  # which may end the process
-                with self.assertRaises(RuntimeError):
-                    source.redistribute(placements=[Replicate()]).to_local()
 
     def test_what_has_no_elements_in_memory_is_refused_on_every_rank_by_name(self):
         """When the Transfer is made, whichever rank gives it, on either side; the others don't wait for the timeout."""

@@ -182,48 +182,6 @@ class TransferCases:
                 same = torch.equal(tensor.to_local().reshape(-1), want.reshape(-1))
                 self.assertTrue(same, f"seed {seed}: {tensors[int(name)]}")
 
-    def test_it_runs_often_and_reads_what_is_there_then(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        serve = make_root(range(4, 8), (4,), ("tp",))
-        source = {
-            "w": distribute_tensor(torch.arange(96.0).reshape(24, 4), mesh, [Shard(0), Shard(1)], src_data_rank=None)
-        }
-        target = (
-            {"w": distribute_tensor(torch.zeros(24, 4), serve, [Shard(0)], src_data_rank=None)}
-            if self.rank > 3
-            else None
-        )
-        with torch_overlay.Transfer(source, target) as transfer:
-            for step in range(3):
-                with torch.no_grad():
-                    source["w"].mul_(2)
-                transfer.run()
-                if target:
-                    whole = torch.arange(96.0).reshape(24, 4) * 2 ** (step + 1)
-                    self.assertEqual(target["w"].to_local(), whole.chunk(4)[self.rank - 4])
-        with self.assertRaisesRegex(RuntimeError, "closed"):
-            transfer.run()
-
-    def test_a_slice_of_a_bigger_target(self):
-        """The query, key and value of one side are one fused weight of the other."""
-        mesh = make_root(range(WORLD), (8,), ("tp",))
-        wholes = [torch.arange(64.0).reshape(16, 4) + 100 * n for n in range(3)]
-        whole_on_each = dict(zip("qkv", wholes, strict=True))
-        source = {
-            f"model.{name}": distribute_tensor(whole, mesh, [Replicate()], src_data_rank=None)
-            for name, whole in whole_on_each.items()
-        }
-        fused = torch.zeros(6, 4)
-        target = {
-            n: DTensor.from_local(fused[2 * i : 2 * i + 2], mesh, [Shard(0)], run_check=False)
-            for i, n in enumerate("qkv")
-        }
-        for names in (lambda name: name.removeprefix("model."), {f"model.{name}": name for name in "qkv"}):
-            fused.zero_()
-            with torch_overlay.Transfer(source, target, names=names) as transfer:
-                transfer.run()
-            self.assertEqual(fused, torch.cat([whole.chunk(8)[self.rank] for whole in wholes]))
-
     def test_what_differs_is_named_on_every_rank(self):
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
 
@@ -239,11 +197,6 @@ class TransferCases:
                 {"a": tensor(8, 5), "b": [tensor(8)]},
                 "'a' has shape .8, 4. in the source and .8, 5. in the target",
             ),
-            (
-                good,
-                {"a": tensor(8, 4), "b": [tensor(8, dtype=torch.int32)]},
-                "'b.0' is float32 in the source and int32",
-            ),
             (good, {"a": tensor(8, 4), "b": [tensor(8)] if not one else None}, "and rank 3 doesn't have it"),
             (
                 good,
@@ -254,11 +207,6 @@ class TransferCases:
                 good,
                 {"a": tensor(8, 4), "b": [0.5 if one else tensor(8)]},
                 "rank 3: The target 'b.0' is a float",
-            ),
-            (
-                good,
-                {"a": "no tensor", "b": None},
-                r"ranks 0-7: The target 'a' is a str; a transfer takes tensors\.$",
             ),
         ]
         for source, target, message in wrong:
@@ -417,25 +365,6 @@ class TransferCases:
         target = [distribute_tensor(torch.zeros(800), mesh, [Replicate()], src_data_rank=None)]
         with self.assertRaisesRegex(ValueError, "budget of 100 bytes is too small"):
             torch_overlay.Transfer(source, target, budget=100)
-
-    def test_it_says_what_it_does(self):
-        mesh = make_root(range(WORLD), (8,), ("dp",))
-        source = [distribute_tensor(torch.zeros(1 << 16), mesh, [Shard(0)], src_data_rank=None)]
-        target = [distribute_tensor(torch.zeros(1 << 16), mesh, [Replicate()], src_data_rank=None)]
-        with torch_overlay.Transfer(source, target, budget=1 << 18) as transfer:
-            text = str(transfer)
-            self.assertEqual(transfer.exchanges, 3)
-            self.assertIn("1 tensors from ranks 0-7 to ranks 0-7, budget 256.0 KiB", text)
-            self.assertIn("224.0 KiB", text)
-            explained = torch_overlay.explain(transfer)
-            out, into = explained.sums()
-            self.assertEqual(
-                {r: (out[r], into[r]) for r in range(WORLD)}, {r: t[:2] for r, t in transfer.traffic.items()}
-            )
-            self.assertEqual(explained.flow.exchanges, 3)
-            self.assertTrue(explained.flow.staged <= 1 << 18)
-            transfer.run()
-            transfer.run()
 
 
 # Four hundred at night, each part in a world of its own, since meshes keep their groups' threads as long as it lives.

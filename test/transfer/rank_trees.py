@@ -17,7 +17,7 @@ from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
 from torch_overlay.transfers import two_meshes
-from width import NIGHTLY, sample
+from width import NIGHTLY
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
 
@@ -65,16 +65,6 @@ class TreeCases:
             tree = {name: filled(mesh, shape, source, dtype) for name, (source, _) in moves.items()}
             self.check_tree(tree, {name: list(target) for name, (_, target) in moves.items()}, most=1)
 
-    def test_340_parameters_are_whole_in_a_few_exchanges(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        tree = parameters(mesh, 1024, 340)
-        with CommDebugMode() as together:
-            found = torch_overlay.redistribute(tree, placements=R)
-        with CommDebugMode() as alone:
-            wholes = {name: tensor.full_tensor() for name, tensor in sample(tree.items(), 17)}
-        self.assertTrue(all(torch.equal(found[name].to_local(), whole) for name, whole in wholes.items()))
-        self.assertTrue(together.get_total_counts() <= 4 < len(wholes) <= alone.get_total_counts())
-
     def test_a_run_stays_within_its_budget(self):
         """By the events of the allocator, beyond sources and targets; in as many exchanges as the budget asks for."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
@@ -106,29 +96,6 @@ class TreeCases:
             (memory,) = allocated([lambda: torch_overlay.redistribute(tree, other, S(0), budget=budget)])  # noqa: B023
             self.assertTrue(memory.peak - memory.kept <= 2 * budget + 3 * leaf, (memory, budget))
 
-    def test_what_is_pending_goes_by_itself_and_the_rest_together(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        sources = [(P, R), (P, S(0)), (P, S(1)), (S(0), R)] * 3
-        tree = {f"{n}": filled(mesh, (4 + n, 6), source) for n, source in enumerate(sources)}
-        self.check_tree(tree, R, most=2 * 9 + 1)
-        self.check_tree(tree, S(0), most=2 * 9 + 1)
-
-    def test_gradients_are_reduced_to_the_parts_that_are_wanted(self):
-        """One collective for each, and nothing else where all ranks then have what they want."""
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        tree = {f"{n}": filled(mesh, (9 + n, 6), (P, (R, S(1))[n % 2])) for n in range(6)}
-        self.check_tree(tree, S(0), most=2 * 6)
-        tree = {f"{n}": filled(mesh, (9 + n, 6), (P, S(1))) for n in range(6)}
-        self.check_tree(tree, {name: [S(0), S(1)] for name in tree}, most=6)
-
-    def test_a_budget_makes_more_exchanges(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        tree = {f"{n}": filled(mesh, (64, 32), (S(0), S(1))) for n in range(10)}
-        self.check_tree(tree, R, most=1)
-        with CommDebugMode() as comm:
-            torch_overlay.redistribute(tree, placements=R, budget=60_000)
-        self.assertEqual(comm.get_total_counts(), 1 + 4)  # how many there are to be, and ceil(215,040 / 60,000)
-
     def test_axes_without_a_change_take_no_part(self):
         """Each row of the mesh by itself, at its own time; what isn't a tensor passes through."""
         mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
@@ -151,27 +118,6 @@ class TreeCases:
             tree |= {f"dp {n}": filled(mesh, (8 + n, 6), (S(n % 2), R)) for n in range(6)}
             tree |= {f"tp {n}": filled(mesh, (8 + n, 6), (R, S(n % 2))) for n in range(6)}
             self.check_tree(tree, R, most=2 + 2 * 8)
-
-    def test_gradients_come_back_together(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        sources = [(S(0), S(1)), (P, S(0)), (S(1), R)]
-        results = []
-        for together in (True, False):
-            tensors = [filled(mesh, (8, 6), source).requires_grad_() for source in sources]
-            with CommDebugMode() as comm:
-                found = (
-                    torch_overlay.redistribute(tensors, placements=R)
-                    if together
-                    else [tensor.redistribute(placements=[R, R]) for tensor in tensors]
-                )
-                loss = sum([(each * (n + 1)).to_local().square().sum() for n, each in enumerate(found)])
-                loss.backward()
-            results.append([tensor.grad for tensor in tensors])
-            if together:
-                self.assertTrue(comm.get_total_counts() <= 3, comm.get_comm_counts())
-        for together, alone in zip(*results, strict=True):
-            self.assertEqual(together.placements, alone.placements)
-            self.assertEqual(together.to_local(), alone.to_local())
 
     def test_to_another_mesh_and_back_with_gradients(self):
         """Disjoint, overlapping and equal ranks; a rank outside of a mesh holds nothing."""
@@ -230,7 +176,7 @@ class TreeCases:
             lambda given, to, placements: (given * 2).redistribute(to, placements),
             lambda given, to, placements: torch_overlay.redistribute({"a": given * 2}, to, placements)["a"],
         )
-        for moved, (to, placements) in itertools.product(ways, ((line, [S(1)]), (line, [R]))):
+        for moved, to, placements in ((ways[0], line, [S(1)]), (ways[1], line, [R])):
             given, again = (filled(mesh, (8, 8), (S(0), S(1))).requires_grad_() for _ in range(2))
             torch._dynamo.reset()
             found = torch.compile(moved, backend="aot_eager")(given, to, placements)
@@ -275,15 +221,3 @@ class TreeCases:
         self.reopen_world()
         gc.collect()
         self.assertTrue(len(two_meshes._plans) <= worlds)
-
-    def test_placements_that_do_not_fit(self):
-        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
-        tree = {"w": filled(mesh, (8, 6), (S(0), S(1)))}
-        for placements, error, message in (
-            ([R], ValueError, "'w': a mesh of 2 axes needs as many, got 1"),
-            (S(2), ValueError, "'w': .* of a tensor with 2 dims"),
-            ({"v": R}, ValueError, "has none for 'w'"),
-            (lambda name, tensor: 3, TypeError, "'w': needed a placement or one for each axis, got 3"),
-        ):
-            with self.assertRaisesRegex(error, message):
-                torch_overlay.redistribute(tree, placements=placements)

@@ -6,17 +6,16 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import torch_overlay
-from mesh_ranks import WORLD, make_root
-from on_device import DEVICE, from_host
+from mesh_ranks import make_root
+from on_device import from_host
 from rank_background import held
-from rank_recipes import VOCABULARY, logits, new_model, with_fsdp
+from rank_recipes import VOCABULARY, new_model, with_fsdp
 from torch_overlay.transfers import meeting
 
-STEPS, HEADS, HEAD = 3, 8, 4
+STEPS = 3
 
 
 @from_host
@@ -26,7 +25,7 @@ def tokens(seed):
 
 def step_of(model, optimizer, seed):
     """A training step; each rank has tokens of its own."""
-    logits(model, tokens(seed)).float().log_softmax(-1)[..., 0].mean().neg().backward()
+    model(tokens(seed)).log_softmax(-1)[..., 0].mean().neg().backward()
     optimizer.step()
     optimizer.zero_grad()
     model.reshard()
@@ -128,39 +127,3 @@ class WorldRecipeCases:
                 dist.broadcast(whole, 0)
                 if target:
                     self.assertTrue(torch.equal(tensor.full_tensor(), whole), f"step {step}, tensor {number}")
-
-    def test_a_torchtitan_state_for_transformers(self):
-        """Other names, and rows of q and k in another order: one rotates neighbours, the other one halves of a head."""
-        mesh = DeviceMesh(DEVICE, torch.arange(WORLD).reshape(4, 2))
-        width, whole = HEADS * HEAD, {}
-        for number, part in enumerate(("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1")):
-            whole[f"layers.0.{part}.weight"] = torch.arange(float(width * width)).reshape(width, width) + number
-        whole["tok_embeddings.weight"] = torch.arange(float(5 * width)).reshape(5, width)
-        ours = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj"
-        names = {theirs: f"model.layers.0.{name}.weight" for theirs, name in zip(whole, ours)}
-        names["tok_embeddings.weight"] = ("model.embed_tokens.weight", "lm_head.weight")
-        source = {
-            name: distribute_tensor(tensor, mesh, [Shard(0), Shard(0)], src_data_rank=None)
-            for name, tensor in whole.items()
-        }
-        target = None
-        if self.rank == 5:
-            shapes = {our: whole[name].shape for name, some in names.items() for our in self.several(some)}
-            found = {our: torch.zeros(shape) for our, shape in shapes.items()}
-            target = dict(found)
-        for name in ("layers.0.attention.wq.weight", "layers.0.attention.wk.weight"):
-            source[name] = source[name].view(HEADS, HEAD // 2, 2, width)
-            if target:
-                target[names[name]] = target[names[name]].view(HEADS, 2, HEAD // 2, width).transpose(1, 2)
-        with torch_overlay.Transfer(source, target, names=names) as sync:
-            sync.run()
-            self.assertEqual(sync.exchanges, 1)
-        for name, some in names.items() if target else ():
-            for our in self.several(some):
-                wanted = whole[name]
-                if "self_attn.q" in our or "self_attn.k" in our:  # as torchtitan's adapter has it
-                    wanted = wanted.view(HEADS, HEAD // 2, 2, width).transpose(1, 2).reshape(width, width)
-                self.assertTrue(torch.equal(found[our], wanted), our)
-
-    def several(self, names):
-        return names if isinstance(names, tuple) else (names,)

@@ -35,12 +35,12 @@ pytestmark = needs_package
 class Counting(dist.HashStore):
     """Counts the requests of each kind."""
 
-    def __init__(self, extended):
+    def __init__(self):
         super().__init__()
-        self.counts, self.extended = collections.Counter(), extended
+        self.counts = collections.Counter()
 
     def has_extended_api(self):
-        return self.extended
+        return True
 
 
 for name in ("set", "get", "multi_get", "wait", "check", "add", "compare_set", "delete_key"):
@@ -52,9 +52,9 @@ for name in ("set", "get", "multi_get", "wait", "check", "add", "compare_set", "
     setattr(Counting, name, counted)
 
 
-def requests(ranks, extended=True):
+def requests(ranks):
     """Of a rank, in a meeting of so many who say two things; and what it hears."""
-    store = Counting(extended)
+    store = Counting()
     meeting = Meeting(range(ranks), 0, store, datetime.timedelta(seconds=5), "A test")
     for rank in range(1, ranks):
         said = zlib.compress(json.dumps(f"word {rank % 2}").encode())
@@ -68,11 +68,6 @@ def requests(ranks, extended=True):
 
 def test_requests_of_a_rank_do_not_grow_with_the_ranks():
     assert requests(8) == requests(4096) and requests(8).total() <= 10
-
-
-@pytest.mark.parametrize("ranks", [2, 9])
-def test_a_store_that_gives_one_word_at_a_time(ranks):
-    assert requests(ranks, extended=False)["get"] == ranks + 2
 
 
 def test_a_mesh_is_described_once():

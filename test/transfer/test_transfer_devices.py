@@ -12,13 +12,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import fake_world
-from torch_overlay.distributed.tensor._planner.regions import Box
 from torch_overlay.transfers import full_state
-from torch_overlay.transfers._planner.schedule import Load
 from torch_overlay.transfers.background import Running
 from torch_overlay.transfers.groups import timeout_of
-from torch_overlay.transfers.route import Route
-from torch_overlay.transfers.runs import runs_of
 from torch_overlay.transfers.teams import Team
 from way import needs_package
 
@@ -38,16 +34,6 @@ def test_a_tree_of_cpu_tensors_asks_for_no_accelerator(monkeypatch):
         with torch.device("meta"):
             torch_overlay.redistribute(tree, placements=Replicate(), budget=40_000)
     assert said == [torch.device("cpu")]
-
-
-def test_a_transfer_asks_where_its_own_tensors_are():
-    """On a host of several GPUs the current one may be another; a rank that has no tensor says no number."""
-    route = object.__new__(Route)
-    route.tensors = [SimpleNamespace(source=SimpleNamespace(device="cuda"))]
-    route._sources, route._targets = [None], [SimpleNamespace(device=torch.device("cuda", 1))]
-    assert route._device == torch.device("cuda", 1)
-    route._targets = [None]
-    assert route._device == torch.device("cuda")
 
 
 def test_a_run_in_the_background_of_a_gpu_has_a_stream_of_its_own(monkeypatch):
@@ -99,18 +85,6 @@ def test_a_run_in_the_background_of_a_gpu_has_a_stream_of_its_own(monkeypatch):
     assert copied.sent()
 
 
-def test_nobody_is_called_silent_where_others_hear_of_no_failure(monkeypatch):
-    """Where `wait()` orders a stream, as on a GPU, ranks whose peer failed go on, and answer no question about it."""
-    route = object.__new__(Route)
-    route._sources, route._targets, route.ranks, route._runs = [], [], [0, 1], 0
-    route._team, route._meeting = SimpleNamespace(name="team"), SimpleNamespace(keeper=None)
-    monkeypatch.setattr("torch_overlay.transfers.route.silent_ranks", lambda *asked: [1])
-    for device, said in (("cpu", "no answer any more from rank 1; "), ("cuda", "")):
-        route.tensors = [SimpleNamespace(source=SimpleNamespace(device=device))]
-        text = f"A Transfer over ranks 0, 1 failed, and no target was written: {said}out of memory."
-        assert str(route._failed(torch.OutOfMemoryError("out of memory"))) == text
-
-
 def test_the_timeout_is_that_of_the_devices_that_a_group_has(monkeypatch):
     """A group for GPUs alone is asked for these, and not for what the host has, or doesn't show yet."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **how: None)
@@ -123,23 +97,6 @@ def test_the_timeout_is_that_of_the_devices_that_a_group_has(monkeypatch):
     for kinds, first in ((["cuda"], "cuda"), (["cuda", "cpu"], "cpu")):
         group = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds], _get_backend=backend)
         assert timeout_of(group) == timedelta(seconds=7) and asked.pop() == first
-
-
-def test_one_strided_block_slows_no_dense_one(monkeypatch):
-    """A GPU copies a list of tensors by one kernel if all are dense, with equal strides; tensors of no device stand for
-    its own. On the CPU, which copies one by one, all go by one call."""
-    lists = []
-    monkeypatch.setattr(torch, "_foreach_copy_", lambda *both: lists.append(both))
-    loads = [Load((number,), Box((0, 0), length), at, 0) for number, length, at in ((0, (2, 4), 0), (1, (4, 2), 32))]
-    loads.append(Load((2,), Box((1, 0), (3, 4)), 64, 0))
-    for device, dense in (("meta", [[True, True], [False]]), ("cpu", [[True, False, True]])):
-        locals_ = [torch.zeros(4, 4, dtype=torch.int32, device=device) for _ in range(3)]
-        (run,) = runs_of(loads, locals_, [None] * 3)
-        for copies in (run.pack, run.land):
-            copies(locals_, torch.empty(112, dtype=torch.uint8, device=device))
-            fast = [[a.stride() == b.stride() and a.is_contiguous() for a, b in zip(*both)] for both in lists]
-            assert fast == dense and sum(len(both[0]) for both in lists) == 3
-            lists.clear()
 
 
 def test_a_batch_of_whole_tensors_is_offloaded_with_one_wait(monkeypatch):

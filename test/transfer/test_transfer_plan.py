@@ -6,12 +6,11 @@ import math
 import pytest
 
 from flow_twin import least_sent
-from torch_overlay.distributed.tensor._planner.regions import Box, Regions
-from torch_overlay.transfers._planner.balance import balance, filled
+from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfers._planner.routes import Move
-from torch_overlay.transfers._planner.schedule import Large, Load, Schedule, blocks
+from torch_overlay.transfers._planner.schedule import Large, Schedule
 from torch_overlay.transfers._planner.sides import Ranks, Side
-from transfer_twin import End, Tensor, carry_out, draw, lacking
+from transfer_twin import carry_out, draw, lacking
 from width import NIGHTLY
 
 TIMES = 10 if NIGHTLY else 1
@@ -37,18 +36,6 @@ def test_large_pieces_travel_by_themselves(seed, large):
         tensors = draw(20_000 + 1000 * seed + number)
         done = carry_out(tensors, 8, 2000, large)
         assert done.wrong is None and done.staged <= 2000, tensors
-
-
-def test_a_large_piece_is_cut_into_messages_between_rows():
-    tensor = Tensor((100, 7), 4, End((0,), (1,), (("R",),)), End((1,), (1,), (("R",),)))
-    (schedule,) = [Schedule.of([tensor.move()], 0)]
-    messages = schedule.packed(0, 1, Large(1000, 1000))
-    assert [(d.peer, d.tag, d.item.first, d.item.last) for d in messages.direct] == [
-        (1, 0, 0, 245),
-        (1, 1, 245, 490),
-        (1, 2, 490, 700),
-    ]
-    assert not messages.loads and not messages.sizes and messages.size == 2800
 
 
 @pytest.mark.parametrize("seed", range(3 * TIMES))
@@ -101,37 +88,6 @@ def test_ranks_that_are_gone_send_nothing_and_nothing_else_lacks(seed):
     assert lost
 
 
-def test_what_one_tensor_leaves_idle_another_uses():
-    """Ranks 2 and 3 have some of the first tensor in place, so they send more of the second one."""
-    here, there = (0, 1, 2, 3), (2, 3, 4, 5, 6, 7)
-    one = Tensor((48,), 4, End(here, (4,), (("S", 0),)), End(there, (6,), (("R",),)))
-    other = Tensor((48,), 4, End(here, (4,), (("R",),)), End((4, 5), (2,), (("R",),)))
-    moves = [one.move(), other.move()]
-    sent = [Schedule.of(moves, rank).sent for rank in here]
-    alone = [Schedule.of(moves[:1], rank).sent for rank in here]
-    assert alone == [288, 288, 240, 240] and sent == [360] * 4
-
-
-def test_a_large_part_is_cut_between_rows():
-    tensor = Tensor((300, 7), 4, End((0, 1, 2), (3,), (("R",),)), End((3, 4), (2,), (("R",),)))
-    schedule = Schedule.of([tensor.move()], 4)
-    boxes = [load.box for load in schedule.landed(0, 1).loads]
-    assert [box.length for box in boxes] == [(100, 7), (200, 7)]
-
-
-def test_parts_of_one_block_are_one_load():
-    """Of a tensor that comes from many ranks, what lies alike in their messages is one block; tensors that move alike
-    are one item of a stream."""
-    rows = End(range(6), (6,), (("S", 0),))
-    tensor = Tensor((24, 8), 4, rows, End((6, 7), (2,), (("S", 1),)))
-    odd = Tensor((25, 8), 4, rows, End((6, 7), (2,), (("S", 1),)))
-    schedule = Schedule.of([tensor.move(), odd.move(), tensor.move()], 6)
-    assert [item.tensors for item in schedule.receives[0].items] == [(0, 2), (1,)]
-    assert schedule.landed(0, 1).loads[0] == Load((0, 2), Box((0, 0), (24, 4)), 0, step=64, parts=6, dim=0, apart=208)
-    sent = Schedule.of([tensor.move()], 0).packed(0, 1).loads
-    assert sent == [Load((0,), Box((0, 0), (4, 8)), 0, step=64, parts=2, dim=1, apart=64)]
-
-
 def model(ranks, targets, first, stages=8, lanes=8, odd=0):
     """1,000 tensors of a transformer with experts, FSDP x TP x PP on the first ranks, to EP x TP on others."""
     many = ranks // stages
@@ -164,18 +120,6 @@ def boxes_looked_at(moves, rank, monkeypatch):
     return len(looked), sum([len(item.tensors) for item in items])
 
 
-@pytest.mark.parametrize("sources", [64, 512])
-def test_objects_of_a_plan_grow_with_different_tensors(sources):
-    """200 tensors of eight shapes, from many ranks: a piece for each shape and rank, whatever their number, and one
-    block for each shape where messages are alike."""
-    ends = End(range(sources), (sources,), (("S", 0),)), End(range(sources, sources + 8), (8,), (("S", 1),))
-    moves = [Tensor((sources * (1 + number % 8), 64), 2, *ends).move() for number in range(200)]
-    schedule = Schedule.of(moves, sources)
-    assert sum([len(stream.items) for stream in schedule.receives.values()]) == 8 * sources
-    assert len(schedule.landed(0, 1).loads) == 8
-    assert sum([len(stream.items) for stream in Schedule.of(moves, 0).sends.values()]) == 8 * 8
-
-
 @pytest.mark.parametrize("ranks, targets", [(64, 16), (256, 64), (1024, 256)])
 def test_a_plan_costs_what_the_rank_sends_and_gets(ranks, targets, monkeypatch):
     """1,000 tensors from FSDP x TP x PP to EP x TP: no rank looks at the boxes of ranks that it doesn't deal with."""
@@ -183,42 +127,3 @@ def test_a_plan_costs_what_the_rank_sends_and_gets(ranks, targets, monkeypatch):
     for rank in (5, ranks + 5):
         looked, pieces = boxes_looked_at(moves, rank, monkeypatch)
         assert 0 < looked <= pieces + 3 * 1000
-
-
-def test_balance_asks_nothing_where_all_is_even(monkeypatch):
-    assert balance(model(64, 16, 64)) == {}
-    assert balance(model(64, 16, 0)) != {}  # some ranks have something in place
-    assert balance(model(64, 16, 64, odd=2)) != {}  # uneven shards
-
-
-def test_too_small_a_budget_says_what_would_do():
-    tensor = Tensor((64,), 4, End(tuple(range(4)), (4,), (("S", 0),)), End(tuple(range(4, 8)), (4,), (("R",),)))
-    schedule = Schedule.of([tensor.move()], 5)
-    with pytest.raises(
-        ValueError, match=r"budget of 200 bytes is too small: a rank has messages to 0 ranks and from 4. Give"
-    ):
-        schedule.least(200)
-    assert schedule.least(1024) == 1
-
-
-@pytest.mark.parametrize("lengths", [(), (5,), (3, 4), (2, 3, 2), (1, 1, 4)])
-def test_blocks_are_the_elements_in_order(lengths):
-    box = Box(tuple(range(len(lengths))), lengths)
-    whole = list(itertools.product(*[range(s, s + n) for s, n in zip(*box)]))
-    for first, last in itertools.combinations_with_replacement(range(len(whole) + 1), 2):
-        found = [itertools.product(*[range(s, s + n) for s, n in zip(*block)]) for block in blocks(box, first, last)]
-        assert list(itertools.chain(*found)) == whole[first:last]
-
-
-@pytest.mark.parametrize("loads, more", [([3], 5), ([0, 0, 0], 7), ([9, 1, 4], 2), ([9, 1, 4], 50), ([2, 2], 0)])
-def test_the_least_loaded_are_filled_up(loads, more):
-    found = filled(loads, more)
-    assert sum(found) == more and min(found) >= 0
-    ends = [load + extra for load, extra in zip(loads, found)]
-    assert all(end <= max(loads) or end - min(ends) <= 1 for end in ends)
-    assert all(ends[i] - min(ends) <= 1 for i, extra in enumerate(found) if extra)
-
-
-def test_ranks_that_stand_twice_are_refused():
-    with pytest.raises(ValueError, match="twice"):
-        Ranks.of((0, 1, 1, 2), (2, 2))

@@ -17,7 +17,6 @@ from rank_places import PlaceCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
-from rank_spans import SpanCases
 from rank_streams import StreamCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
@@ -35,7 +34,6 @@ class TestTransferOnEightRanks(
     ReductionCases,
     ModeCases,
     GroupCases,
-    SpanCases,
     TreeCases,
     GradientCases,
     LoadCases,

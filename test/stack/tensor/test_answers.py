@@ -2,17 +2,17 @@
 """Programs that are found again, and what runs step by step."""
 
 import copy
+from typing import ClassVar
 
 import torch
-import torch.distributed as dist
+from test_exchange import FakeWorld
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.testing._internal.common_utils import TestCase, run_tests
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.common_utils import run_tests
 
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._planner.forms import step_on_shape
@@ -23,17 +23,17 @@ from torch_overlay.distributed.tensor._plans.answers import Answer, Fallback, fi
 from torch_overlay.distributed.tensor._plans.question import Question
 from torch_overlay.distributed.tensor._plans.specs import pads_step_by_step
 
+PLANNED = {"plan_redistribution": True}
+WITH_GROUPS = {**PLANNED, "mesh_share_groups": "names", "mesh_joint_groups": "whole"}
 
-class TestAnswers(TestCase):
-    """On a 2 x 2 mesh, in a world of 4 of which this process plays one; no bytes move."""
+
+class TestAnswers(FakeWorld):
+    """On a 2 x 2 mesh."""
+
+    settings = PLANNED
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True)
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
 
     def _ask(self, mesh: DeviceMesh, length: int = 2, source=(Shard(0), Shard(0))) -> Answer:
@@ -56,16 +56,13 @@ class TestAnswers(TestCase):
         self.assertEqual(answer, Fallback("a placement of the class Other"))
 
 
-class TestShapes(TestCase):
-    """On a mesh of 4, in a world of 4 of which this process plays one; no bytes move."""
+class TestShapes(FakeWorld):
+    """On a mesh of 4."""
+
+    settings = PLANNED
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True)
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (4,))
 
     def _ask(self, rows: int, local: torch.Tensor, target=Replicate()) -> Answer:
@@ -120,16 +117,13 @@ def answer_for(mesh, source, target, shape, dynamic):
     return found, env.guards if dynamic else [], symbols
 
 
-class TestOpenSizes(TestCase):
-    """On a mesh of 4, in a world of 4 of which this process plays one; no bytes move."""
+class TestOpenSizes(FakeWorld):
+    """On a mesh of 4."""
+
+    settings = PLANNED
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True)
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (4,))
 
     def test_the_plan_is_that_of_known_sizes(self) -> None:
@@ -171,16 +165,24 @@ def admitted(case, source, target, shape, lengths):
     return found
 
 
-class TestSizeGuards(TestCase):
-    """On a 2 x 2 x 2 mesh that is flattened, in a world of 8 of which this process plays one; no bytes move."""
+def check_rows(case, ends, shape, rows) -> None:
+    """Where only the number of rows is open, the fewest of these have another plan, which the guards see."""
+    traced, guards, (symbol,) = answer_for(case.mesh, *ends, shape, ROWS_OPEN)
+    for count in rows:
+        known, _, _ = answer_for(case.mesh, *ends, (count, shape[1]), None)
+        same = without_sizes(known.steps) == without_sizes(traced.steps)
+        case.assertEqual(same, count != rows[0], msg=f"{ends}, {count}")
+        case.assertEqual(all(bool(guard.expr.subs({symbol: count})) for guard in guards), same)
+
+
+class TestSizeGuards(FakeWorld):
+    """On a 2 x 2 x 2 mesh that is flattened."""
+
+    ranks = 8
+    settings: ClassVar[dict[str, object]] = {**PLANNED, "mesh_share_groups": "names"}
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True, mesh_share_groups="names")
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
         self.mesh._flatten("abc")
 
@@ -197,11 +199,7 @@ class TestSizeGuards(TestCase):
         """Fewer than the mesh has ranks, where only the number of rows is open: a small batch."""
         self.mesh["b", "c"]._flatten("bc")
         ends = (Replicate(), Shard(1), Shard(1)), (Shard(1), Shard(1), Shard(1))
-        traced, guards, (symbol,) = answer_for(self.mesh, *ends, (64, 9136), ROWS_OPEN)
-        for rows, same in ((2, False), (64, True)):
-            known, _, _ = answer_for(self.mesh, *ends, (rows, 9136), None)
-            self.assertEqual(without_sizes(known.steps) == without_sizes(traced.steps), same)
-            self.assertEqual(all(bool(guard.expr.subs({symbol: rows})) for guard in guards), same)
+        check_rows(self, ends, (64, 9136), (2, 64))
 
     def test_shards_that_become_terms_have_their_plan_up_to_a_bound(self) -> None:
         """It changes with more elements, and changes back, which isn't seen from here."""
@@ -212,77 +210,35 @@ class TestSizeGuards(TestCase):
         self.assertEqual(admitted(self, *ends, (18, 1680), lengths), [1680, 3360])
 
 
-GROUPS = {"mesh_share_groups": "names", "mesh_joint_groups": "whole"}
+class TestLeastSizes(FakeWorld):
+    """On a 2 x 3 x 2 mesh with every group."""
 
-
-def flatten_pairs(mesh: DeviceMesh) -> None:
-    for names in (("a", "b"), ("a", "c"), ("b", "c")):
-        mesh[names]._flatten("".join(names))
-
-
-class TestSizeKinds(TestCase):
-    """On a 2 x 2 x 2 mesh with every group, in a world of 8 of which this process plays one."""
+    ranks = 12
+    settings = WITH_GROUPS
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True, **GROUPS)
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
-        self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-        flatten_pairs(self.mesh)
-
-    def test_what_is_cut_evenly_has_a_range(self) -> None:
-        """Whether all ranks divide a length or only those that cut it makes no difference to a move."""
-        source, target = (Replicate(), Shard(0), Shard(1)), (Shard(1), Replicate(), Replicate())
-        lengths = (6, 724, 726, 1536, 1538, 3074)  # of dim 1 on each rank; the tensor has twice as many
-        for traced in (1536, 1538):
-            self.assertEqual(admitted(self, source, target, (32, traced), lengths), [726, 1536, 1538, 3074])
-
-
-class TestLeastSizes(TestCase):
-    """On a 2 x 3 x 2 mesh, in a world of 12 of which this process plays one."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=12)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True, **GROUPS)
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("a", "b", "c"))
-        flatten_pairs(self.mesh)
+        for names in (("a", "b"), ("a", "c"), ("b", "c")):
+            self.mesh[names]._flatten("".join(names))
 
-    def test_known_columns_keep_a_tensor_from_sharing(self) -> None:
-        """Two rows have another plan, so the number of elements is guarded on, not that 12 divides the rows."""
-        ends = (Replicate(), Shard(1), Shard(1)), (Shard(1), Replicate(), Shard(0))
-        traced, guards, (symbol,) = answer_for(self.mesh, *ends, (90, 4101), ROWS_OPEN)
-        for rows, same in ((2, False), (84, True), (90, True), (96, True)):
-            known, _, _ = answer_for(self.mesh, *ends, (rows, 4101), None)
-            self.assertEqual(without_sizes(known.steps) == without_sizes(traced.steps), same)
-            self.assertEqual(all(bool(guard.expr.subs({symbol: rows})) for guard in guards), same)
-
-    def test_rows_keep_a_tensor_from_sharing(self) -> None:
-        """They are counted in units of 12 beside 10 that remain, and the least number is 2."""
-        ends = (Shard(1), Shard(1), Replicate()), (Shard(0), Shard(1), Shard(1))
-        traced, guards, (symbol,) = answer_for(self.mesh, *ends, (130, 14460), ROWS_OPEN)
-        for rows, same in ((2, False), (14, True), (130, True)):
-            known, _, _ = answer_for(self.mesh, *ends, (rows, 14460), None)
-            self.assertEqual(without_sizes(known.steps) == without_sizes(traced.steps), same)
-            self.assertEqual(all(bool(guard.expr.subs({symbol: rows})) for guard in guards), same)
+    def test_few_rows_have_another_plan(self) -> None:
+        """Two rows, so the number of elements is guarded on, not that 12 divides the rows: beside 4101 columns that no
+        plan could share; and where rows are counted in units of 12 beside 10 that remain."""
+        for ends, shape, rows in (
+            (((Replicate(), Shard(1), Shard(1)), (Shard(1), Replicate(), Shard(0))), (90, 4101), (2, 84, 90, 96)),
+            (((Shard(1), Shard(1), Replicate()), (Shard(0), Shard(1), Shard(1))), (130, 14460), (2, 14, 130)),
+        ):
+            check_rows(self, ends, shape, rows)
 
 
-class TestNoKinds(TestCase):
-    """On a 2 x 2 mesh with its group, in a world of 4 of which this process plays one."""
+class TestNoKinds(FakeWorld):
+    """On a 2 x 2 mesh with its group."""
+
+    settings = WITH_GROUPS
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-        planned = config.patch(plan_redistribution=True, **GROUPS)
-        planned.__enter__()
-        self.addCleanup(planned.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
 
     def test_one_plan_for_all_sizes_asks_for_no_guard(self) -> None:
@@ -295,14 +251,7 @@ class TestNoKinds(TestCase):
         self.assertEqual(admitted(self, (Shard(0),) * 2, (Shard(1), Shard(0)), (8, 8), (8, 10)), [8, 10])
 
 
-class TestStableHash(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-
+class TestStableHash(FakeWorld):
     def _hash(self, mesh: DeviceMesh) -> str:
         meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
         return DTensorSpec(mesh, (Replicate(), Replicate()), tensor_meta=meta)._stable_hash()

@@ -106,22 +106,20 @@ class TestNorms(TestCase):
             self.assertEqual(norm_made(source, target), norm)
 
 
-class TestRunners(DTensorOpTestBase):
-    """Four threads play the ranks."""
+class TestRun(DTensorOpTestBase):
+    """Four threads play the ranks of a line, or of a 2 x 2 mesh where a step is over two mesh dims."""
 
     @property
     def world_size(self) -> int:
         return 4
 
-    def _regions(self, dim, shape) -> Regions:
-        return Regions.of((dim,), (None,), shape, (4,))
+    def _regions(self, dim, shape, op=None) -> Regions:
+        return Regions.of((dim,), (op,), shape, (4,))
 
-    def _moved(self, steps, local) -> torch.Tensor:
-        mesh = init_device_mesh("cpu", (4,))
-        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
-        place = (self.rank,)
-        held = steps[0].before.box(place)
-        for function in runners(steps, place, held, lambda axes: group):
+    def _moved(self, steps, local, async_op=False, in_order=True) -> torch.Tensor:
+        group = Group(init_device_mesh("cpu", (4,)).get_group().group_name, (0, 1, 2, 3), in_order)
+        place = (self.rank,) if len(steps[0].before.sizes) == 1 else divmod(self.rank, 2)
+        for function in runners(steps, place, steps[0].before.box(place), lambda axes: group, async_op):
             local = function(local)
         return local
 
@@ -134,9 +132,82 @@ class TestRunners(DTensorOpTestBase):
                 [AllToAll(rows, columns, (0,))],
                 [AllToAll(rows, columns, (0,), rounds=2)],
                 [Narrow(replicas, columns), AllToAll(columns, rows, (0,))],
+                [AllGather(rows, replicas, (0,))],
+                [AllGather(columns, replicas, (0,))],
+                [AllToAll(rows, columns, (0,)), AllGather(columns, replicas, (0,)), Narrow(replicas, rows)],
             ):
                 held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))
-                self.assertEqual(self._moved(steps, part(whole, held)), part(whole, wanted), msg=f"{shape}: {steps}")
+                for in_order in (True, False):  # by operations that compilers know, or box by box
+                    moved = self._moved(steps, part(whole, held), in_order=in_order)
+                    self.assertEqual(moved, part(whole, wanted), msg=f"{shape}: {steps}, {in_order}")
+
+    def test_two_dims(self) -> None:
+        """By one permute where the boxes are alike, else each padded to the largest."""
+        for shape in ((8, 8), (5, 7), (1, 3)):
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
+            blocks, replicas = (Regions.of(dims, (None, None), shape, (2, 2)) for dims in ((0, 1), (None, None)))
+            mine = part(whole, blocks.box(divmod(self.rank, 2)))
+            self.assertEqual(self._moved([AllGather(blocks, replicas, (0, 1))], mine), whole, msg=f"{shape}")
+            pending = Regions.of((None, None), ("sum", "sum"), shape, (2, 2))
+            self.assertEqual(self._moved([ReduceScatter(pending, blocks, (0, 1), "sum")], whole), mine * 4)
+
+    def test_reductions(self) -> None:
+        for shape in ((8, 8), (5, 7)):
+            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
+            pending, replicas, rows = (self._regions(*end) for end in ((None, shape, "sum"), (None, shape), (0, shape)))
+            mine = part(whole, rows.box((self.rank,)))
+            summed = self._moved([AllReduce(pending, replicas, (0,), "sum"), Divide(4)], whole)
+            self.assertEqual(summed, whole)
+            terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
+            self.assertEqual(self._moved(terms, mine), whole)
+            self.assertEqual(self._moved([ReduceScatter(pending, rows, (0,), "sum")], whole), mine * 4)
+
+    def test_in_rounds(self) -> None:
+        whole, pending = torch.arange(64.0).reshape(8, 8), self._regions(None, (8, 8), "sum")
+        for dim in (0, 1):
+            parts = self._regions(dim, (8, 8))
+            with CommDebugMode() as counted:
+                summed = self._moved([ReduceScatter(pending, parts, (0,), "sum", 2)], whole * (self.rank + 1))
+            self.assertEqual(summed, part(whole * 10, parts.box((self.rank,))), msg=f"{dim} on rank {self.rank}")
+            self.assertEqual(counted.get_total_counts(), 2)
+
+    def test_types_that_some_backends_do_not_move_travel_as_bytes(self) -> None:
+        sent = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if func is torch.ops._c10d_functional.all_gather_into_tensor.default:
+                    sent.append(args[0].dtype)
+                return func(*args, **(kwargs or {}))
+
+        rows, replicas = self._regions(0, (8, 8)), self._regions(None, (8, 8))
+        for dtype in (torch.int32, torch.int16):
+            whole = torch.arange(64).reshape(8, 8).to(dtype)
+            with Watch():
+                moved = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))))
+            self.assertEqual(moved, whole)
+        self.assertEqual(sent, [torch.int32, torch.uint8])
+
+    def test_the_last_collective_is_waited_for_later(self) -> None:
+        """Of a later dim, too, behind dims of one: joining the sequence of a batch of one is a view."""
+        for dim, shape in ((0, (8, 8)), (1, (1, 8, 3))):
+            shards, replicas = self._regions(dim, shape), self._regions(None, shape)
+            whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+            local = part(whole, shards.box((self.rank,)))
+            gathered = self._moved([AllGather(shards, replicas, (0,))], local, async_op=True)
+            self.assertIsInstance(gathered, AsyncCollectiveTensor)
+            self.assertEqual(gathered + 0, whole)
+
+
+class TestPadding(TestCase):
+    def test_padding_stays_where_it_is_little(self) -> None:
+        """A view keeps in memory what it is a view of."""
+        pieces = [(0, Box((0, 0), (5, 7)))]
+        for padding, is_view in ((5, True), (40, False)):
+            flat = torch.arange(35 + padding)
+            whole = assembled(flat, pieces, (5, 7))
+            self.assertEqual(whole, flat[:35].view(5, 7))
+            self.assertEqual(whole.data_ptr() == flat.data_ptr(), is_view)
 
 
 class TestSpelling(TestCase):
@@ -158,115 +229,6 @@ class TestSpelling(TestCase):
 instantiate_parametrized_tests(TestSpelling)
 
 
-class TestGathers(DTensorOpTestBase):
-    """Four threads play the ranks."""
-
-    @property
-    def world_size(self) -> int:
-        return 4
-
-    def _regions(self, dim, shape) -> Regions:
-        return Regions.of((dim,), (None,), shape, (4,))
-
-    def _moved(self, steps, local, async_op=False, in_order=True) -> torch.Tensor:
-        mesh = init_device_mesh("cpu", (4,))
-        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order)
-        place = (self.rank,) if len(steps[0].axes) == 1 else divmod(self.rank, 2)
-        held = steps[0].before.box(place)
-        for function in runners(steps, place, held, lambda axes: group, async_op):
-            local = function(local)
-        return local
-
-    def test_gathers(self) -> None:
-        for shape in ((8, 8), (5, 7), (1, 3)):
-            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
-            replicas, rows, columns = (self._regions(dim, shape) for dim in (None, 0, 1))
-            for steps in (
-                [AllGather(rows, replicas, (0,))],
-                [AllGather(columns, replicas, (0,))],
-                [AllToAll(rows, columns, (0,)), AllGather(columns, replicas, (0,)), Narrow(replicas, rows)],
-            ):
-                held, wanted = steps[0].before.box((self.rank,)), steps[-1].after.box((self.rank,))
-                for in_order in (True, False):  # by operations that compilers know, or box by box
-                    moved = self._moved(steps, part(whole, held), in_order=in_order)
-                    self.assertEqual(moved, part(whole, wanted), msg=f"{shape}: {steps}, {in_order}")
-
-    def test_gathers_of_two_dims(self) -> None:
-        """By one permute where the boxes are alike, else each padded to the largest."""
-        for shape in ((8, 8), (5, 7), (1, 3)):
-            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
-            blocks, replicas = (Regions.of(dims, (None, None), shape, (2, 2)) for dims in ((0, 1), (None, None)))
-            step = AllGather(blocks, replicas, (0, 1))
-            self.assertEqual(self._moved([step], part(whole, blocks.box(divmod(self.rank, 2)))), whole, msg=f"{shape}")
-
-    def test_padding_stays_where_it_is_little(self) -> None:
-        """A view keeps in memory what it is a view of."""
-        pieces = [(0, Box((0, 0), (5, 7)))]
-        for padding, is_view in ((5, True), (40, False)):
-            flat = torch.arange(35 + padding)
-            whole = assembled(flat, pieces, (5, 7))
-            self.assertEqual(whole, flat[:35].view(5, 7))
-            self.assertEqual(whole.data_ptr() == flat.data_ptr(), is_view)
-
-    def test_types_that_some_backends_do_not_move_travel_as_bytes(self) -> None:
-        sent = []
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                if func is torch.ops._c10d_functional.all_gather_into_tensor.default:
-                    sent.append(args[0].dtype)
-                return func(*args, **(kwargs or {}))
-
-        rows, replicas = self._regions(0, (8, 8)), self._regions(None, (8, 8))
-        for dtype in (torch.int32, torch.int16):
-            whole = torch.arange(64).reshape(8, 8).to(dtype)
-            with Watch():
-                moved = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))))
-            self.assertEqual(moved, whole)
-        self.assertEqual(sent, [torch.int32, torch.uint8])
-
-    def test_the_last_collective_is_waited_for_later(self) -> None:
-        rows, replicas = self._regions(0, (8, 8)), self._regions(None, (8, 8))
-        whole = torch.arange(64.0).reshape(8, 8)
-        gathered = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))), async_op=True)
-        self.assertIsInstance(gathered, AsyncCollectiveTensor)
-        self.assertEqual(gathered + 0, whole)
-
-    def test_a_later_dim_is_waited_for_later_behind_dims_of_one(self) -> None:
-        """A batch of one: joining its sequence is a view, for which nothing is read."""
-        rows, replicas = self._regions(1, (1, 8, 3)), self._regions(None, (1, 8, 3))
-        whole = torch.arange(24.0).reshape(1, 8, 3)
-        gathered = self._moved([AllGather(rows, replicas, (0,))], part(whole, rows.box((self.rank,))), async_op=True)
-        self.assertIsInstance(gathered, AsyncCollectiveTensor)
-        self.assertEqual(gathered + 0, whole)
-
-
-class TestReduced(DTensorOpTestBase):
-    """Four threads play the ranks."""
-
-    @property
-    def world_size(self) -> int:
-        return 4
-
-    def _reduced(self, steps, local) -> torch.Tensor:
-        mesh, coordinate = init_device_mesh("cpu", (4,)), (self.rank,)
-        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
-        for function in runners(steps, coordinate, steps[0].before.box(coordinate), lambda axes: group):
-            local = function(local)
-        return local
-
-    def test_all_reduces(self) -> None:
-        for shape in ((8, 8), (5, 7)):
-            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-            pending, replicas, rows = (
-                Regions.of((dim,), (op,), shape, (4,)) for dim, op in ((None, "sum"), (None, None), (0, None))
-            )
-            summed = self._reduced([AllReduce(pending, replicas, (0,), "sum"), Divide(4)], whole)
-            self.assertEqual(summed, whole)
-            terms = [Embed(rows, pending), AllReduce(pending, replicas, (0,), "sum")]
-            self.assertEqual(self._reduced(terms, part(whole, rows.box((self.rank,)))), whole)
-
-
 class TestScatterSpelling(TestCase):
     """What goes into a reduce-scatter; no process group."""
 
@@ -286,48 +248,6 @@ class TestScatterSpelling(TestCase):
 
 
 instantiate_parametrized_tests(TestScatterSpelling)
-
-
-class TestScattered(DTensorOpTestBase):
-    """Four threads play the ranks."""
-
-    @property
-    def world_size(self) -> int:
-        return 4
-
-    def _scattered(self, step, local, coordinate=None) -> torch.Tensor:
-        mesh, coordinate = init_device_mesh("cpu", (4,)), coordinate or (self.rank,)
-        group = Group(mesh.get_group().group_name, (0, 1, 2, 3), in_order=True)
-        for function in runners([step], coordinate, step.before.box(coordinate), lambda axes: group):
-            local = function(local)
-        return local
-
-    def test_rows(self) -> None:
-        for shape in ((8, 8), (5, 7)):  # the second by pieces, padded
-            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-            pending = Regions.of((None,), ("sum",), shape, (4,))
-            rows = Regions.of((0,), (None,), shape, (4,))
-            mine = self._scattered(ReduceScatter(pending, rows, (0,), "sum"), whole)
-            self.assertEqual(mine, part(whole * 4, rows.box((self.rank,))))
-
-    def test_equal_pieces_of_two_dims_are_permuted(self) -> None:
-        """Over both axes of a 2 x 2 mesh."""
-        for shape in ((4, 6), (3, 5)):  # the second by pieces, padded
-            whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-            pending = Regions.of((None, None), ("sum", "sum"), shape, (2, 2))
-            blocks = Regions.of((0, 1), (None, None), shape, (2, 2))
-            mine = self._scattered(ReduceScatter(pending, blocks, (0, 1), "sum"), whole, divmod(self.rank, 2))
-            self.assertEqual(mine, part(whole * 4, blocks.box(divmod(self.rank, 2))))
-
-    def test_in_rounds(self) -> None:
-        whole = torch.arange(64.0).reshape(8, 8)
-        pending = Regions.of((None,), ("sum",), (8, 8), (4,))
-        for dim in (0, 1):
-            parts = Regions.of((dim,), (None,), (8, 8), (4,))
-            with CommDebugMode() as counted:
-                summed = self._scattered(ReduceScatter(pending, parts, (0,), "sum", 2), whole * (self.rank + 1))
-            self.assertEqual(summed, part(whole * 10, parts.box((self.rank,))), msg=f"{dim} on rank {self.rank}")
-            self.assertEqual(counted.get_total_counts(), 2)
 
 
 if __name__ == "__main__":

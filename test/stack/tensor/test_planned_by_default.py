@@ -2,24 +2,15 @@
 """What is on without a switch: a group over a whole mesh, and plans."""
 
 import torch
-import torch.distributed as dist
+from test_exchange import FakeWorld
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.common_utils import TestCase, run_tests
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.common_utils import run_tests
 
 
-class TestDefaultPlans(TestCase):
-    """In a world of 64 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
+class TestDefaultPlans(FakeWorld):
+    rank, ranks = 5, 64
 
     def test_a_move_over_two_axes_is_one_collective(self) -> None:
         mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))

@@ -6,7 +6,7 @@ import random
 from unittest import mock
 
 import torch
-import torch.distributed as dist
+from test_exchange import FakeWorld
 from test_merging import chunk
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -15,15 +15,11 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import Redistribute, redistribute_local_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.common_utils import TestCase, run_tests
+from torch.testing._internal.common_utils import run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor import _redistribute
-from torch_overlay.distributed.tensor._planner.cost import Cost
-from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.steps import AllToAll
 
 
 class TestPlannedMoves(DTensorOpTestBase):
@@ -153,13 +149,9 @@ class TestPlannedMoves(DTensorOpTestBase):
             self._check(mesh, (length, 2), (Shard(0), Shard(0)), (Replicate(), Replicate()))
 
 
-class TestWhoRuns(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
+class TestWhoRuns(FakeWorld):
     @config.patch(plan_redistribution=True)
     def test_one_even_collective_goes_step_by_step_under_a_mode(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
         mesh = init_device_mesh("cpu", (4,))
         held = DTensor.from_local(torch.ones(8, 2), mesh, (Shard(1),), run_check=False)
         uneven = DTensor.from_local(torch.ones(2, 8), mesh, (Shard(0),), run_check=False, shape=(7, 8), stride=(8, 1))
@@ -177,8 +169,6 @@ class TestWhoRuns(TestCase):
     def test_debug_mode_lists_a_plan_as_one_redistribution(self) -> None:
         from torch.utils._debug_mode import DebugMode
 
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         mesh._flatten("ab")
         held = DTensor.from_local(torch.ones(2, 4), mesh, (Shard(0), Shard(0)), run_check=False)
@@ -189,13 +179,9 @@ class TestWhoRuns(TestCase):
         self.assertIn("trace: S0·S0 → S1·S1: all_to_all(a,b) 24 B", listed[0])
 
 
-class TestNoNode(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
+class TestNoNode(FakeWorld):
     def setUp(self) -> None:
         super().setUp()
-        torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-        self.addCleanup(torch.distributed.destroy_process_group)
         self.mesh = init_device_mesh("cpu", (4,))
 
     def _forwards(self, held: DTensor) -> int:
@@ -233,14 +219,7 @@ class TestNoNode(TestCase):
         self.assertEqual(self._forwards(held), 1)
 
 
-class TestTargetSpecs(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-
+class TestTargetSpecs(FakeWorld):
     def test_a_second_one_is_not_checked_again(self) -> None:
         mesh = init_device_mesh("cpu", (4,))
         held = [DTensor.from_local(torch.ones(rows, 4), mesh, [Shard(0)], run_check=False) for rows in (2, 3)]
@@ -256,15 +235,6 @@ class TestTargetSpecs(TestCase):
         for mesh in meshes:
             held = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)], run_check=False)
             self.assertIs(held.redistribute(placements=[Replicate()])._spec.mesh, mesh)
-
-
-class TestCost(TestCase):
-    """On a mesh of 8 x 8."""
-
-    def test_each_round_has_its_latency(self) -> None:
-        before, after = (Regions.of(dims, (None, None), (64, 64), (8, 8)) for dims in ((0, 0), (1, 1)))
-        one, two = (Cost().seconds(AllToAll(before, after, (0, 1), rounds=rounds), 4) for rounds in (1, 2))
-        self.assertEqual(two - one, Cost().latency * (1 + 6) / 2)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 """Plans from two sets of placements."""
 
 import contextlib
-import dataclasses
 import itertools
 import sys
 from unittest import mock
@@ -13,15 +12,14 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 
 from torch_overlay.distributed.tensor._planner import forms as planner_forms
 from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, rounded_parts, shared_plan, step_on_shape
-from torch_overlay.distributed.tensor._planner.grids import grids, talkers
+from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, shared_plan, step_on_shape
+from torch_overlay.distributed.tensor._planner.grids import grids
 from torch_overlay.distributed.tensor._planner.moves import move
-from torch_overlay.distributed.tensor._planner.plan import _embed_first, in_rounds, line, plan
+from torch_overlay.distributed.tensor._planner.plan import _embed_first, in_rounds, plan
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllToAll,
-    Collective,
     Divide,
     Embed,
     Narrow,
@@ -89,14 +87,6 @@ class TestPlan(TestCase):
         self.assertEqual(max(counts), 2 if reduces else 1)
         self.assertEqual(sum(counts), 1464 if reduces else 630, msg="as the plans are now")
 
-    @parametrize("reduces", [False, True])
-    def test_a_replica_that_stays_one_takes_no_part(self, reduces) -> None:
-        for source, target in changes(reduces):
-            still = {a for a in range(3) if source[a] is target[a] is None}
-            for step in planned(source, target):
-                if isinstance(step, Collective):
-                    self.assertEqual({*step.axes} & still, set(), msg=f"{source} to {target}: {step}")
-
     @parametrize("shape", [(4, 4), (8, 2)])
     def test_an_all_to_all_brings_what_is_lacking(self, shape) -> None:
         """No more arrives anywhere in an all-to-all than the new box has, and no less than what is lacking."""
@@ -109,26 +99,6 @@ class TestPlan(TestCase):
                 boxes = [(before.box(c), after.box(c)) for c in itertools.product(range(2), repeat=3)]
                 lacking = max(len({*cells(new)} - {*cells(old)}) for old, new in boxes)
                 self.assertGreaterEqual(arriving(step), lacking, msg=f"{source} to {target}")
-
-    def test_without_a_joint_group_there_are_more_collectives_not_more_ranks(self) -> None:
-        ends = (0, 0, 0), (None, None, None)
-        self.assertEqual([len(step.axes) for step in planned(*ends)], [3])
-        alone = planned(*ends, groups=())
-        self.assertEqual([len(step.axes) for step in alone if isinstance(step, Collective)], [1, 1, 1])
-
-    @parametrize(
-        "source, target, text",
-        [
-            ((None, None, None), (None, None, 0), "R·R·R → R·R·S0: narrow"),
-            ((0, None, None), (None, None, None), "S0·R·R → R·R·R: all_gather(a) 512 B"),
-            ((0, 0, None), (1, 1, None), "S0·S0·R → S1·S1·R: all_to_all(a,b) 192 B"),
-            (("sum", "sum", None), (None, None, None), "P·P·R → R·R·R: all_reduce(a,b) 1536 B"),
-            (("sum", None, None), (0, None, None), "P·R·R → S0·R·R: reduce_scatter(a) 512 B"),
-        ],
-    )
-    def test_how_a_plan_reads(self, source, target, text) -> None:
-        ends = regions(source, SHAPE), regions(target, SHAPE)
-        self.assertEqual(line(*ends, plan(*ends, 4), 4), text)
 
     def test_an_empty_tensor_is_sent_nowhere_if_it_is_cut_otherwise(self) -> None:
         """Else it has the plan of other sizes: who compiles for a size that isn't known doesn't know that it's 0."""
@@ -174,11 +144,6 @@ class TestRounds(TestCase):
                     self.assertLessEqual(staged, step.rounds * step.before.most)
                     several += step.rounds > 1
         self.assertGreater(several, 100)
-
-    def test_a_small_tensor_takes_one(self) -> None:
-        ends = [regions(spec, (1 << 10, 1 << 10)) for spec in ((0, 0, 0), (None, None, 1))]
-        steps = move(*ends, Groups.of(None, SIZES), 4, Cost())
-        self.assertEqual(in_rounds(steps, 4, Cost()), steps)
 
     def test_a_round_has_more_than_half_of_the_least(self) -> None:
         for rows, rounds in ((14 << 10, 4), (23 << 10, 8)):
@@ -240,19 +205,6 @@ TWO_BY_TWO = (2, 2)
 
 
 class TestEmbedFirst(TestCase):
-    @parametrize(
-        "source, target, kinds",
-        [
-            ((None, 0), (0, "sum"), [Embed, Narrow]),
-            ((0, 0), (None, "sum"), [Embed, AllGather]),
-            ((0, 0), ("sum", 0), [AllGather, Embed, Narrow]),
-            ((0, 1), (1, "sum"), [Embed, AllToAll]),
-        ],
-    )
-    def test_where_it_comes_first(self, source, target, kinds) -> None:
-        before, after = (regions(ends, (64, 64), TWO_BY_TWO) for ends in (source, target))
-        self.assertEqual([*map(type, plan(before, after, 4, ()))], kinds)
-
     @parametrize("groups", [None, ()])
     def test_every_rank_ends_with_its_part_or_its_term(self, groups) -> None:
         """Whether it is the best or not."""
@@ -309,21 +261,6 @@ class TestEvenParts(TestCase):
                     states = [before, after, *[end for step in on_shape for end in (step.before, step.after)]]
                     self.assertTrue(all(state.is_even for state in states), msg=f"{source} to {target} of {shape}")
 
-    def test_parts_of_moves_divide_the_rounded_ones(self) -> None:
-        for source, target in pairs((*MOVED, "sum"), MOVED, 2):
-            with contextlib.suppress(NotPlanned):
-                _, parts = plan_and_parts(*ends(source, target, (24, 40)), 4, None, Cost())
-                rounded = rounded_parts(*ends(source, target, (24, 40)))
-                for part, whole in zip(parts, rounded, strict=True):
-                    whole, part = (part, whole) if "sum" in source else (whole, part)
-                    self.assertEqual(whole % part, 0, msg=f"{source} to {target}: {part}, {whole}")
-
-    def test_all_axes_that_take_part_count(self) -> None:
-        """The plan cuts the rows into 4 and the columns into 2. Plans for other sizes may cut each of them into 8, by
-        both mesh dims."""
-        steps, parts = plan_and_parts(*ends(("sum", 0), (1, 0), (24, 40)), 4, None, Cost())
-        self.assertEqual(([*map(type, steps)], parts), ([ReduceScatter], (8, 8)))
-
     def test_a_dim_that_the_plan_for_another_size_cuts_counts(self) -> None:
         """Also where terms are made of a value on a mesh dim more. Of 6 columns the plan cuts none, of 16 it does."""
         for more in ((), (None,)):
@@ -345,11 +282,6 @@ def cut(tensor, box):
     return tensor
 
 
-def all_to_all(source, target, shape, axes=(0, 1)) -> AllToAll:
-    before, after = (Regions.of(dims, (None, None), shape, TWO_BY_THREE) for dims in (source, target))
-    return AllToAll(before, after, axes)
-
-
 class TestGrids(TestCase):
     @parametrize(
         "source, target, axes",
@@ -361,13 +293,8 @@ class TestGrids(TestCase):
         ],
     )
     def test_a_pack_is_the_list_of_pieces(self, source, target, axes) -> None:
-        self._check_grids(all_to_all(source, target, (12, 6), axes))
-
-    def test_a_pack_where_the_inner_axis_cuts_first(self) -> None:
-        step = all_to_all((0, 0), (1, 1), (12, 6))
-        self._check_grids(dataclasses.replace(step, before=step.before._replace(orders=((1, 0), ()))))
-
-    def _check_grids(self, step) -> None:
+        before, after = (Regions.of(dims, (None, None), (12, 6), TWO_BY_THREE) for dims in (source, target))
+        step = AllToAll(before, after, axes)
         whole = torch.arange(72).reshape(12, 6)
         for place in itertools.product(*map(range, TWO_BY_THREE)):
             held, wanted = step.before.box(place), step.after.box(place)
@@ -402,42 +329,6 @@ class TestGrids(TestCase):
             packed = whole.reshape(pack.lengths).permute(pack.order).reshape(-1)
             pieces = [cut(whole, piece.box).reshape(-1) for piece in scatter.pieces(place)]
             self.assertEqual(packed, torch.cat(pieces), msg=f"{place}")
-
-    def test_other_steps_have_none(self) -> None:
-        uneven, crossed = all_to_all((0, 0), (1, 1), (7, 4)), all_to_all((0, 1), (1, 0), (12, 6))
-        regrouped = all_to_all((0, None), (1, 1), (12, 6), axes=(0,))  # equal pieces; the other axis cuts, too
-        for step in (uneven, crossed, regrouped):
-            self._check_has_none(step, (0, 0))
-
-    def test_a_gather_that_pads_has_none(self) -> None:
-        """The last three of seven rows, one from each member, where others send two."""
-        sixths, halves = (Regions.of(dims, (None,) * 2, (7,), TWO_BY_THREE) for dims in ((0, 0), (0, None)))
-        self._check_has_none(AllGather(sixths, halves, (1,)), (1, 0))
-
-    def test_a_scatter_that_pads_or_that_a_free_axis_cuts_too_has_none(self) -> None:
-        """Seven rows for two; and six of twelve rows for each of two, of which a rank has one third."""
-        for length, axes in ((7, (None, None)), (12, (None, 0))):
-            pending = Regions.of((None,) * 2, ("sum", None), (length,), TWO_BY_THREE)
-            shards = Regions.of((0, axes[1]), (None,) * 2, (length,), TWO_BY_THREE)
-            self._check_has_none(ReduceScatter(pending, shards, (0,), "sum"), (0, 0))
-
-    def test_members_that_exchange_nothing(self) -> None:
-        """Those that differ along an axis whose cut stays have nothing for each other; along one that doesn't cut the
-        source and cuts the target, there is no grid."""
-        stays = all_to_all((0, 1), (0, None), (12, 6))
-        self.assertEqual(talkers(stays, (1, 0)), [0, 0, 0, 1, 1, 1])
-        pack, unpack = grids(stays, stays.before.box((1, 0)), stays.after.box((1, 0)))
-        self.assertEqual((pack.expanded, unpack.lengths), ((3, 6, 2), (3, 6, 2)))
-        self._check_has_none(all_to_all((None, 0), (1, None), (12, 6)), (0, 0))
-
-    def test_terms_come_first_where_they_are_reduced(self) -> None:
-        before = Regions.of((None, 0), ("sum", None), (12, 6), TWO_BY_THREE)
-        after = Regions.of((1, 1), (None, None), (12, 6), TWO_BY_THREE)
-        _, unpack = grids(AllToAll(before, after, (0, 1), "sum", (0,)), before.box((0, 0)), after.box((0, 0)))
-        self.assertEqual((unpack.lengths, unpack.order), ((2, 3, 4, 1), (0, 1, 2, 3)))
-
-    def _check_has_none(self, step, place) -> None:
-        self.assertEqual(grids(step, step.before.box(place), step.after.box(place)), (None, None), msg=f"{step}")
 
 
 instantiate_parametrized_tests(TestGrids)

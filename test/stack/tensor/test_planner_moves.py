@@ -15,36 +15,6 @@ from torch_overlay.distributed.tensor._planner.senders import Exchange, _aligned
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllToAll, Collective, Narrow
 
 
-class TestBusiest(TestCase):
-    @parametrize("size", [2, 3, 4, 8])
-    def test_on_diagonals_each_rank_sends_one_shard(self, size) -> None:
-        asked = exchange((None, 0), (0, None), size * size, (size, size))
-        self.assertGreaterEqual(most_sent(asked, (), 0), (size - 1) * size)
-        self.assertEqual(most_sent(asked, asked.diagonals(), 0), size)
-
-    @parametrize("length", [1, 5, 6, 7, 12])
-    def test_no_rank_sends_more(self, length) -> None:
-        for old, new in itertools.product(itertools.product((None, 0), repeat=2), repeat=2):
-            asked = exchange(old, new, length, (2, 3))
-            for diagonals in ((), asked.diagonals()):
-                said = most_sent(asked, diagonals, 0)
-                self.assertGreaterEqual(said, sent(asked, diagonals), msg=f"{old} to {new}")
-
-    def test_on_diagonals_of_even_cuts_it_is_exact(self) -> None:
-        for ends in (((None, 0), (0, None)), ((0, None), (None, 0))):
-            asked = exchange(*ends, 36, (6, 6))
-            diagonals = asked.diagonals()
-            self.assertEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{ends}")
-
-    @parametrize("old, new, kept", [((0, None), (None, None), 6), ((0, 0), (0, None), 2), ((0, 0), (None, None), 2)])
-    def test_what_every_rank_keeps_is_not_sent(self, old, new, kept) -> None:
-        asked = exchange(old, new, 12, (2, 3))
-        self.assertEqual(most_sent(asked, (), kept), sent(asked, ()))
-
-
-instantiate_parametrized_tests(TestBusiest)
-
-
 def drawn(rng: random.Random) -> Exchange:
     """Between two orders of cuts of a tensor of one dim."""
     sizes = tuple(rng.choices((2, 3, 4, 6), k=rng.choice((2, 3))))
@@ -83,6 +53,11 @@ class TestCrossed(TestCase):
             answers.add(same)
         self.assertIn(True, answers)
 
+    def test_ranks_that_want_nothing_may_count(self) -> None:
+        """One element on two ranks: rank 1 wants nothing, and would have to cross if it did."""
+        ends = [Regions.of((dim,), (None,), (1, 1), (2,)) for dim in (0, 1)]
+        self.assertEqual(crossed(*ends), {0})
+
 
 instantiate_parametrized_tests(TestCrossed)
 
@@ -118,10 +93,17 @@ class TestNearest(TestCase):
                 self.assertGreaterEqual(said, counted, msg=f"{asked}, {diagonals}")
         self.assertGreater(aligned, 50)
 
-    @parametrize("new, most", [((0, 0), 5), ((0, None), 30)])
-    def test_the_nearest_sender_keeps_what_it_wants_itself(self, new, most) -> None:
-        asked = Exchange(*(Regions.of(dims, (None,) * 2, (36,), (6, 6)) for dims in ((None, 0), new)), (1,))
-        self.assertEqual(most_sent(asked, (), 0), most)
+    @parametrize("old, new, kept", [((0, None), (None, None), 6), ((0, 0), (0, None), 2), ((0, 0), (None, None), 2)])
+    def test_what_every_rank_keeps_is_not_sent(self, old, new, kept) -> None:
+        asked = exchange(old, new, 12, (2, 3))
+        self.assertEqual(most_sent(asked, (), kept), sent(asked, ()))
+
+    @parametrize("length", [1, 5, 7])
+    def test_of_uneven_cuts_no_rank_sends_more(self, length) -> None:
+        for old, new in itertools.product(itertools.product((None, 0), repeat=2), repeat=2):
+            asked = exchange(old, new, length, (2, 3))
+            for diagonals in ((), asked.diagonals()):
+                self.assertGreaterEqual(most_sent(asked, diagonals, 0), sent(asked, diagonals), msg=f"{old} to {new}")
 
 
 instantiate_parametrized_tests(TestNearest)
@@ -156,16 +138,6 @@ def placed(*dims, shape=(16, 16)):
 
 
 class TestCost(TestCase):
-    def test_what_is_local_costs_nothing(self) -> None:
-        step = Narrow(placed(None, None), placed(0, 1))
-        self.assertEqual((collectives([step]), arriving(step), Cost().seconds(step, 4)), (0, 0, 0))
-
-    def test_what_comes_and_what_goes(self) -> None:
-        gather = AllGather(placed(None, 0), placed(None, None), (1,))
-        self.assertEqual((arriving(gather), leaving(gather)), (192, 192))
-        exchange = AllToAll(placed(None, 0), placed(None, 1), (1,))
-        self.assertEqual((arriving(exchange), leaving(exchange)), (48, 48))
-
     @parametrize("shape", [(16, 16), (5, 3)])
     def test_no_rank_of_an_all_to_all_sends_or_gets_more(self, shape) -> None:
         for ends in pairs(mesh_dims=2):
@@ -178,23 +150,6 @@ class TestCost(TestCase):
             for said, true in ((leaving(step), max(out)), (arriving(step), max(into))):
                 self.assertGreaterEqual(said, true, msg=f"{ends}")
                 self.assertTrue(said == true or shape != (16, 16), msg=f"{ends}: {said} of {true}")
-
-    def test_seconds_are_latency_and_bytes(self) -> None:
-        gather = AllGather(placed(None, 0), placed(None, None), (1,))
-        exchange = AllToAll(placed(None, 0), placed(None, 1), (1,))
-        bare = Cost(latency=0.0, bandwidth=1.0)
-        self.assertEqual(bare.seconds(gather, 4), 192 * 4)
-        self.assertEqual(bare.seconds(exchange, 4), 1.25 * 48 * 4)
-        self.assertEqual(Cost(latency=2.0, bandwidth=float("inf")).seconds(gather, 4), 2.0 * (1 + 2) / 2)
-
-    def test_more_bytes_and_more_ranks_cost_more(self) -> None:
-        seconds = []
-        for sizes in ((2,), (4,), (8,)):
-            (step, more) = (AllGather(*(regions(dim, (n, 8), sizes) for dim in ((0,), (None,))), (0,)) for n in (8, 16))
-            self.assertLess(Cost().seconds(step, 4), Cost().seconds(more, 4))
-            self.assertLess(Cost().seconds(step, 4), Cost().seconds(step, 8))
-            seconds.append(Cost(bandwidth=float("inf")).seconds(step, 4))
-        self.assertEqual([at / seconds[0] for at in seconds], [1.0, 1.5, 2.0])
 
     def test_of_equal_plans_the_first_is_taken(self) -> None:
         gather = AllGather(placed(None, 0), placed(None, None), (1,))
@@ -209,42 +164,6 @@ class TestCost(TestCase):
 
 
 instantiate_parametrized_tests(TestCost)
-
-
-def differing(before, after) -> set[int]:
-    """The mesh dims on which a rank and the nearest holder of an element that it wants differ, of a tensor of one dim.
-    The nearest holder has the rank's own coordinate on each mesh dim that doesn't cut the source."""
-    found: set[int] = set()
-    for wanting in itertools.product(*map(range, before.sizes)):
-        start, length = after.span(0, wanting)
-        for element in range(start, start + length):
-            others = [range(n) if a in before.sharded else (wanting[a],) for a, n in enumerate(before.sizes)]
-            (holder,) = [
-                place
-                for place in itertools.product(*others)
-                if 0 <= element - before.span(0, place)[0] < before.span(0, place)[1]
-            ]
-            found.update(a for a in before.sharded if holder[a] != wanting[a])
-    return found
-
-
-class TestCrossed(TestCase):
-    @parametrize("sizes", [(2, 2), (2, 3), (2, 2, 2)])
-    @parametrize("length", [1, 5, 7, 12])
-    def test_ranks_and_holders_differ_along_these(self, sizes, length) -> None:
-        cuts = [*itertools.product((None, 0), repeat=len(sizes))]
-        for old, new in itertools.product(cuts, cuts):
-            before, after = (Regions.of(dims, (None,) * len(sizes), (length,), sizes) for dims in (old, new))
-            self.assertEqual(crossed(before, after), differing(before, after), msg=f"{old} to {new}")
-
-    def test_ranks_that_want_nothing_may_count(self) -> None:
-        """One element on two ranks: rank 1 wants nothing, and would have to cross if it did."""
-        ends = [Regions.of((dim,), (None,), (1, 1), (2,)) for dim in (0, 1)]
-        self.assertEqual(crossed(*ends), {0})
-        self.assertEqual(crossed(*[Regions.of((dim,), (None,), (0, 1), (2,)) for dim in (0, 1)]), set())
-
-
-instantiate_parametrized_tests(TestCrossed)
 
 
 class TestGroups(TestCase):
@@ -376,19 +295,6 @@ class TestTurns(TestCase):
 
 
 instantiate_parametrized_tests(TestTurns)
-
-
-class TestUnblocked(TestCase):
-    @parametrize("source, target", [((0, 1), (1, None)), ((1, 0), (0, None))])
-    def test_a_cut_in_the_way_goes_first(self, source, target) -> None:
-        before, after = (regions(ends, (8, 8), (2, 2)) for ends in (source, target))
-        steps = move(before, after, Groups.of((), (2, 2)), 4, Cost())
-        self.assertTrue(is_right(steps, before, after))
-        self.assertEqual([(type(step), step.axes) for step in steps], [(AllGather, (1,)), (AllToAll, (0,))])
-        self.assertEqual([*map(arriving, steps)], [16, 16])
-
-
-instantiate_parametrized_tests(TestUnblocked)
 
 
 if __name__ == "__main__":

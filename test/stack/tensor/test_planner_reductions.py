@@ -72,7 +72,31 @@ def reductions(op="sum"):
     return [(source, target) for source, target in pairs((*MOVED, op)) if op in source]
 
 
+def grouped(source, target, shape, groups) -> Reduction:
+    """With these joint groups at hand; None is all of them."""
+    return replace(reduction(source, target, shape), groups=Groups.of(groups, SIZES))
+
+
+WAYS = {
+    "part_whole": (Reduction.part_whole, None),
+    "moved_first": (Reduction.moved_first, None),
+    "in_one": (in_one, None),
+    "one_group_at_a_time": (one_group_at_a_time, ()),
+    "exchanged": (exchanged, ((0, 1, 2),)),
+}
+
+
 class TestReductions(TestCase):
+    @parametrize("op", ["sum", "avg", "max"])
+    @parametrize("way", [*WAYS])
+    def test_each_way_reduces_every_term_once(self, op, way) -> None:
+        """Whether it is the best or not."""
+        ways, groups = WAYS[way]
+        for source, target in reductions(op):
+            asked = grouped(source, target, (5, 3), groups)
+            for steps, now in ways(asked):
+                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
+
     @parametrize("op", ["sum", "avg", "max"])
     @parametrize("shape", [(16, 16), (5, 3)])
     def test_two_collectives_reduce_every_term_once(self, op, shape) -> None:
@@ -82,64 +106,7 @@ class TestReductions(TestCase):
             self.assertLessEqual(collectives(steps), 2, msg=f"{source} to {target}")
             self.assertTrue(is_right(steps, asked.before, asked.after), msg=f"{source} to {target}: {steps}")
 
-    def test_sums_are_scattered_where_they_are_wanted_in_parts(self) -> None:
-        (step,) = reduction(("sum", "sum", None), (0, 0, None), (16, 16)).best()
-        self.assertIsInstance(step, ReduceScatter)
-        (step,) = reduction(("sum", None, "sum"), (None, None, None), (16, 16)).best()
-        self.assertIsInstance(step, AllReduce)
-
-
-instantiate_parametrized_tests(TestReductions)
-
-
-class TestMovedFirst(TestCase):
-    @parametrize("op", ["sum", "avg", "max"])
-    def test_both_ways_reduce_every_term_once(self, op) -> None:
-        """Whether they are the best or not."""
-        for source, target in reductions(op):
-            asked = reduction(source, target, (5, 3))
-            for way in (asked.part_whole, asked.moved_first):
-                for steps, now in way():
-                    self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
-
-    def test_what_cuts_the_target_is_scattered_before_the_rest_is_reduced(self) -> None:
-        steps = reduction(("sum", "sum", None), (0, None, None), (1 << 10, 1 << 10)).best()
-        self.assertEqual([type(step) for step in steps], [ReduceScatter, AllReduce])
-        self.assertEqual([step.axes for step in steps], [(0,), (1,)])
-
-    def test_what_is_smaller_in_the_end_is_moved_first(self) -> None:
-        steps = reduction((None, 0, "sum"), (0, 1, None), (1 << 10, 1 << 10)).best()
-        self.assertEqual([(type(step), step.axes) for step in steps], [(AllToAll, (1,)), (AllReduce, (2,))])
-
-
-instantiate_parametrized_tests(TestMovedFirst)
-
-
-class TestExchanged(TestCase):
-    @parametrize("op", ["sum", "avg", "max"])
-    def test_every_term_is_reduced_once(self, op) -> None:
-        """Whether it is the best or not."""
-        for source, target in reductions(op):
-            asked = reduction(source, target, (5, 3))
-            for steps, now in in_one(asked):
-                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
-
-    def test_it_is_leaner_where_each_rank_wants_little(self) -> None:
-        """384 bytes, where a reduce-scatter and an all-to-all bring 448."""
-        (step,) = reduction((None, 0, "sum"), (None, 1, 1), (16, 16)).best()
-        self.assertEqual((type(step), step.op, 4 * arriving(step)), (AllToAll, "sum", 384))
-
-
-instantiate_parametrized_tests(TestExchanged)
-
-
-def grouped(source, target, shape, groups) -> Reduction:
-    """With these joint groups at hand alone."""
-    return replace(reduction(source, target, shape), groups=Groups.of(groups, SIZES))
-
-
-class TestOneByOne(TestCase):
-    @parametrize("groups", [(), ((0, 1), (1, 2))])
+    @parametrize("groups", [(), ((0, 1), (1, 2)), ((0, 1, 2),)])
     @parametrize("shape", [(16, 16), (5, 3)])
     def test_groups_that_there_are_reduce_every_term_once(self, groups, shape) -> None:
         joint = {frozenset(group) for group in groups}
@@ -151,57 +118,35 @@ class TestOneByOne(TestCase):
                 if isinstance(step, Collective):
                     self.assertTrue(len(step.axes) == 1 or {*step.axes} in joint, msg=f"{source} to {target}: {step}")
 
-    @parametrize("op", ["sum", "avg", "max"])
-    def test_one_group_at_a_time_reduces_every_term_once(self, op) -> None:
-        """Whether it is the best or not."""
-        for source, target in reductions(op):
-            asked = grouped(source, target, (5, 3), ())
-            for steps, now in one_group_at_a_time(asked):
-                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
-
-    def test_a_move_may_come_before_the_reductions(self) -> None:
-        """One all-reduce at once would bring 8192 bytes."""
-        steps = grouped(("sum", "sum", 0), (0, None, 1), (64, 64), ()).best()
-        brought = [(type(step), 4 * arriving(step)) for step in steps]
-        self.assertEqual(brought, [(AllToAll, 4096), (ReduceScatter, 4096), (AllReduce, 4096)])
-
-
-instantiate_parametrized_tests(TestOneByOne)
-
-
-class TestOneGroup(TestCase):
-    @parametrize("shape", [(16, 16), (5, 3)])
-    def test_one_group_reduces_every_term_once(self, shape) -> None:
-        for source, target in reductions():
-            asked = grouped(source, target, shape, ((0, 1, 2),))
-            steps = asked.best()
-            self.assertTrue(is_right(steps, asked.before, asked.after), msg=f"{source} to {target}: {steps}")
-            for step in steps:
-                if isinstance(step, Collective):
-                    self.assertIn(len(step.axes), (1, 3), msg=f"{source} to {target}: {step}")
-
-    @parametrize("op", ["sum", "avg", "max"])
-    def test_exchanged_terms_are_reduced_once(self, op) -> None:
-        """Whether that is the best or not."""
-        for source, target in reductions(op):
-            asked = grouped(source, target, (5, 3), ((0, 1, 2),))
-            for steps, now in exchanged(asked):
-                self.assertTrue(is_right(steps, asked.before, now), msg=f"{source} to {target}: {steps}")
-
-    def test_terms_are_exchanged_where_only_the_whole_has_a_group(self) -> None:
-        """As terms of a part for each rank, which then moves; all terms of what a rank wants would be 16384 bytes."""
-        steps = grouped(("sum", "sum", 0), (0, None, 1), (64, 64), ((0, 1, 2),)).best()
-        brought = [(type(step), 4 * arriving(step)) for step in steps]
-        self.assertEqual(brought, [(AllToAll, 8192), (AllGather, 2048)])
-
     def test_a_part_is_cut_where_a_group_leads_on(self) -> None:
         """From R·S1·S0 to S1·S0·S1 mesh dims 1 and 2 would talk, without a group; from R·S1·S1 dim 1 does alone."""
         asked = grouped((None, 1, "sum"), (1, 0, 1), (16, 16), ())
         cuts = [cut.orders for cut in asked.scatters.cuts(asked.before)]
         self.assertEqual(cuts, [((2,), (1,)), ((), (1, 2))])
 
+    @parametrize(
+        "source, target, length, groups, steps",
+        [
+            (("sum", "sum", None), (0, 0, None), 16, None, [(ReduceScatter, 768)]),
+            (("sum", None, "sum"), (None, None, None), 16, None, [(AllReduce, 1536)]),
+            # What cuts the target is scattered before the rest is reduced.
+            (("sum", "sum", None), (0, None, None), 64, None, [(ReduceScatter, 8192), (AllReduce, 8192)]),
+            # What is smaller in the end is moved first.
+            ((None, 0, "sum"), (0, 1, None), 1 << 10, None, [(AllToAll, 1 << 20), (AllReduce, 1 << 20)]),
+            # A reduce-scatter and an all-to-all would bring 448 bytes.
+            ((None, 0, "sum"), (None, 1, 1), 16, None, [(AllToAll, 384)]),
+            # One all-reduce at once would bring 8192 bytes.
+            (("sum", "sum", 0), (0, None, 1), 64, (), [(AllToAll, 4096), (ReduceScatter, 4096), (AllReduce, 4096)]),
+            # As terms of a part for each rank, which then moves; all terms of what a rank wants would be 16384 bytes.
+            (("sum", "sum", 0), (0, None, 1), 64, ((0, 1, 2),), [(AllToAll, 8192), (AllGather, 2048)]),
+        ],
+    )
+    def test_the_busiest_rank_gets_the_fewest_bytes(self, source, target, length, groups, steps) -> None:
+        found = grouped(source, target, (length, length), groups).best()
+        self.assertEqual([(type(step), 4 * arriving(step)) for step in found], steps)
 
-instantiate_parametrized_tests(TestOneGroup)
+
+instantiate_parametrized_tests(TestReductions)
 
 
 def ends(source, target, shape):

@@ -39,11 +39,6 @@ class TestRegions(TestCase):
             seen += held
         self.assertEqual(sorted(seen), [*range(length)])
 
-    def test_a_replica_holds_what_its_copies_hold(self) -> None:
-        regions = Regions.of((None, 1), (None, None), (6, 4), (2, 2))
-        self.assertEqual(regions.box((0, 1)), regions.box((1, 1)))
-        self.assertNotEqual(regions.box((0, 0)), regions.box((0, 1)))
-
 
 instantiate_parametrized_tests(TestRegions)
 

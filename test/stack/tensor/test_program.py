@@ -1,10 +1,12 @@
 # Owner(s): ["oncall: distributed"]
 """Plans made ready for a rank."""
 
+from typing import ClassVar
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from test_exchange import FakeWorld
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -12,7 +14,6 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
@@ -37,20 +38,6 @@ class TestProgram(DTensorOpTestBase):
         meta = TensorMeta(torch.Size(shape), (shape[1], 1), torch.float32)
         specs = [DTensorSpec(self.mesh, end, tensor_meta=meta) for end in (source, target)]
         return make_program(Question.of(self.mesh, *specs, shape, torch.float32, async_op), self.mesh)
-
-    def test_a_move_and_a_reduction(self) -> None:
-        whole = torch.arange(15.0).reshape(5, 3) * 4
-        for source, target in (
-            ((Shard(0), Shard(0)), (Shard(1), Replicate())),
-            ((Partial(), Partial()), (Replicate(), Shard(0))),
-        ):
-            program = self._program(source, target)
-            program.make_ready(self.mesh)
-            terms = 4 if source[0].is_partial() else 1
-            place = tuple(self.mesh.get_coordinate())
-            for _ in range(2):
-                moved = program.run(part(whole, program.held) / terms, self.mesh)
-                self.assertEqual(moved, part(whole, program.after.box(place)), msg=f"{program.text} at {place}")
 
     def test_a_norm(self) -> None:
         whole, norm = torch.arange(15.0).reshape(5, 3), _NormPartial(2)
@@ -88,13 +75,9 @@ class TestProgram(DTensorOpTestBase):
         self.assertEqual(rounds[1], 1)
 
 
-class TestOtherBackends(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
+class TestOtherBackends(FakeWorld):
     def test_a_plan_has_only_what_runs_step_by_step(self) -> None:
         """There no all-to-all runs on the CPU; shards are gathered."""
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         meta = TensorMeta(torch.Size((8, 8)), (8, 1), torch.float32)
 
@@ -113,13 +96,11 @@ class TestOtherBackends(TestCase):
                     program(source, target)
 
 
-class TestWaitedFor(TestCase):
-    """In a world of 8 of which this process plays one; no bytes move."""
+class TestWaitedFor(FakeWorld):
+    ranks = 8
 
     def test_a_reduction_before_a_gather_keeps_its_rounds(self) -> None:
         """It is waited for in any case, and in one round it takes more memory."""
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-        self.addCleanup(dist.destroy_process_group)
         with config.patch(mesh_share_groups="names", mesh_joint_groups="whole"):
             mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
             for names in (("a", "b"), ("a", "c"), ("b", "c")):
@@ -134,12 +115,8 @@ class TestWaitedFor(TestCase):
         self.assertGreater(found[0].steps[0].rounds, 1)
 
 
-class TestGone(TestCase):
-    """In a world of 4 of which this process plays one; no bytes move."""
-
+class TestGone(FakeWorld):
     def test_a_group_that_is_gone_is_named(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         meta = TensorMeta(torch.Size((4, 3)), (3, 1), torch.float32)
         ends = ((Replicate(), Shard(0)), (Replicate(), Replicate()))
@@ -151,16 +128,13 @@ class TestGone(TestCase):
             program.run(torch.ones(2, 3), mesh)
 
 
-class TestRefused(TestCase):
-    """On a 2 x 2 mesh that is flattened, in a world of 4 of which this process plays one; no bytes move."""
+class TestRefused(FakeWorld):
+    """On a 2 x 2 mesh that is flattened."""
+
+    settings: ClassVar[dict[str, object]] = {"mesh_share_groups": "names"}
 
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-        shared = config.patch(mesh_share_groups="names")
-        shared.__enter__()
-        self.addCleanup(shared.__exit__, None, None, None)
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         self.mesh._flatten("ab")
 
@@ -227,35 +201,13 @@ class TestSameSteps(TestCase):
             self.assertEqual(same_step_by_step([step], asked, "cpu"), on_cpu, msg=f"{step}")
             self.assertTrue(same_step_by_step([step], asked, "cuda"), msg=f"{step}")
             self.assertFalse(same_step_by_step([step, step], asked, "cuda"))
-        self.assertFalse(
-            same_step_by_step([AllGather(rows, replicas, (0,))], self._asked(Shard(0), Replicate(), torch.int16), "cpu")
-        )
-
-    def test_uneven_shards_are_not(self) -> None:
-        rows, replicas = (Regions.of((dim,), (None,), (7, 4), (3,)) for dim in (0, None))
-        asked = self._asked(Shard(0), Replicate())
-        self.assertFalse(same_step_by_step([AllGather(rows, replicas, (0,))], asked, "cuda"))
-
-    def test_a_program_does_it_by_the_functions_given(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
-        self.addCleanup(dist.destroy_process_group)
-        mesh = init_device_mesh("cpu", (3,))
-        meta = TensorMeta(torch.Size((6, 6)), (6, 1), torch.float32)
-        specs = [DTensorSpec(mesh, (end,), tensor_meta=meta) for end in (Shard(0), Replicate())]
-        program = make_program(Question.of(mesh, *specs, (6, 6), torch.float32), mesh)
-        program.make_ready(mesh)
-        self.assertTrue(program.same_step_by_step(mesh))
-        self.assertEqual(program.run(torch.ones(2, 6), mesh, (torch.neg,)), -torch.ones(2, 6))
+        gather = AllGather(rows, replicas, (0,))
+        self.assertFalse(same_step_by_step([gather], self._asked(Shard(0), Replicate(), torch.int16), "cpu"))
+        uneven = AllGather(*(Regions.of((dim,), (None,), (7, 4), (3,)) for dim in (0, None)), (0,))
+        self.assertFalse(same_step_by_step([uneven], self._asked(Shard(0), Replicate()), "cuda"))
 
 
-class TestCopies(TestCase):
-    """On meshes of 4, in a world of 4 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        self.addCleanup(dist.destroy_process_group)
-
+class TestCopies(FakeWorld):
     def _check(self, sizes, source, target, gathers: bool) -> None:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b"))
         meta = TensorMeta(torch.Size((8, 2)), (2, 1), torch.float32)
@@ -276,14 +228,11 @@ class TestCopies(TestCase):
         cut = program.run(torch.ones(4, 6), mesh)
         self.assertEqual(cut.untyped_storage().nbytes(), cut.numel() * 4)
 
-    def test_a_mesh_dim_of_one_rank_that_goes(self) -> None:
+    def test_a_mesh_dim_of_one_rank_that_goes_or_comes(self) -> None:
         """From the outer one on, the step-by-step path gathers both; from the inner one on, only that."""
         rows = (Shard(0), Shard(0))
         self._check((1, 4), rows, (Replicate(), Shard(0)), True)
         self._check((4, 1), rows, (Shard(0), Replicate()), False)
-
-    def test_one_that_comes(self) -> None:
-        rows = (Shard(0), Shard(0))
         self._check((1, 4), (Replicate(), Shard(0)), rows, True)
         self._check((4, 1), (Shard(0), Replicate()), rows, False)
 
