@@ -3,7 +3,6 @@
 import itertools
 
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -40,15 +39,6 @@ class CollectiveCases:
                 one = [1] * len(line)
                 swapped = funcol.all_to_all_single(pieces, one, one, (mesh, axis)).tolist()
                 self.assertEqual(swapped, [10 * rank + where for rank in line], f"{name}, axis {axis}")
-
-    @needs_overlay
-    def test_a_group_counts_as_the_mesh_does(self):
-        """Rank in the group, local rank and coordinate are one number; the group's ranks come in mesh order."""
-        for name, (mesh, twin) in all_views().items():
-            for axis, group in enumerate(mesh.get_all_groups()):
-                where = twin.coordinate(self.rank)[axis]
-                self.assertEqual((dist.get_rank(group), mesh.get_local_rank(axis)), (where, where), name)
-                self.assertEqual(dist.get_process_group_ranks(group), list(twin.line(self.rank, axis)), name)
 
     def test_dtensors_shard_and_gather_on_every_view(self):
         """distribute, replicate again, shard again: shards by coordinate, the whole tensor back."""

@@ -1,7 +1,6 @@
 """What groups real ranks get: whose, with which timeout, shared with whom, and how they end."""
 
 import datetime
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -9,7 +8,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import needs_overlay, open_groups
-from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views, make_root
+from mesh_ranks import WORLD, WORLD_TIMEOUT, all_views
 from way import inherits_timeouts
 
 CPU = torch.device("cpu")
@@ -37,44 +36,6 @@ class GroupCases:
                 if inherited or group is not dist.group.WORLD:
                     expected = WORLD_TIMEOUT if inherited else datetime.timedelta(seconds=1800)
                     self.assertEqual(timeout_of(group), expected, name)
-
-    def test_the_timeout_of_an_axis_wins(self):
-        """What the user says of one axis holds for that axis."""
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = datetime.timedelta(seconds=77)
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": ("gloo", options)})
-        self.assertEqual(timeout_of(mesh.get_group("tp")), datetime.timedelta(seconds=77))
-        self.assertEqual(timeout_of(mesh.get_group("dp")).total_seconds(), 25 if inherits_timeouts() else 1800)
-
-    @needs_overlay
-    def test_equal_axes_share_on_every_rank_and_the_names_agree(self):
-        """The same object on each rank, and one name for it on all its ranks."""
-        root = make_root(range(WORLD), (WORLD,), ("w",))
-        one = root._unflatten(0, (2, 4), ("dp", "tp"))
-        other = root._unflatten(0, (2, 4, 1), ("dp", "tp", "pp"))
-        self.assertTrue(one.get_group("tp") is other.get_group("tp"))
-        self.assertTrue(one.get_group("dp") is other.get_group("dp"))
-        for axis in ("dp", "tp"):
-            group = one.get_group(axis)
-            names = [None] * group.size()
-            dist.all_gather_object(names, group.group_name, group=group)
-            self.assertEqual(len(set(names)), 1)
-
-    @needs_overlay
-    def test_private_groups_work_beside_shared_ones(self):
-        """Two groups on the same ranks, both used at once, in different orders on different ranks."""
-        import torch_overlay
-
-        shared = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        with torch_overlay.private_groups():
-            private = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        groups = [shared.get_group("tp"), private.get_group("tp")]
-        self.assertTrue(groups[0] is not groups[1])
-        tensors = [torch.ones(2), torch.ones(2)]
-        order = (0, 1) if self.rank % 2 else (1, 0)
-        for work in [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]:
-            work.wait()
-        self.assertEqual(tensors, [torch.full((2,), 4.0)] * 2)
 
     @needs_overlay
     def test_meshes_on_some_ranks_make_names_that_agree(self):
@@ -122,49 +83,6 @@ class GroupCases:
             total = torch.ones(1)
             dist.all_reduce(total, group=group)
             self.assertEqual(total.item(), 4)
-
-    def test_a_world_that_one_rank_has_lost_is_opened_anew_by_all(self):
-        """As the harness opens worlds, for gloo loses a connection now and then."""
-        opened = []
-
-        def open_and_lose(*args, **kwargs):
-            opened.append(init_process_group(*args, **kwargs))
-            if self.rank == 3 and len(opened) == 1:
-                raise RuntimeError("lost")
-
-        init_process_group = dist.init_process_group
-        with mock.patch.object(dist, "init_process_group", open_and_lose):
-            self.reopen_world()
-        self.assertEqual(len(opened), 2)
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        self.assertEqual(total.item(), WORLD)
-
-    @needs_overlay
-    def test_no_group_outlives_its_world(self):
-        """Destroy, make another world with other groups: an old mesh never gets a new group that isn't its own."""
-        old = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        lines = {axis: dist.get_process_group_ranks(old.get_group(axis)) for axis in ("dp", "tp")}
-        self.reopen_world()
-        new = init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "b"))
-        make_root(range(WORLD), (2, 2, 2), ("p", "q", "r"))
-        for axis, line in lines.items():
-            try:
-                group = old.get_group(axis)
-            except (RuntimeError, KeyError, ValueError):
-                continue
-            self.assertEqual(dist.get_process_group_ranks(group), line)
-            self.assertIn(group, open_groups())
-        total = funcol.all_reduce(torch.ones(1), "sum", (new, 0))
-        self.assertEqual(total.item(), 4)
-        dist.barrier()
-
-    @needs_overlay
-    def test_preserve_rank_order_gives_what_2_15_gives(self):
-        """The flag is taken on every release, and the group has the mesh's order."""
-        mesh = DeviceMesh("cpu", [3, 1, 2, 0, 7, 5, 6, 4], preserve_rank_order=True)
-        self.assertEqual(dist.get_process_group_ranks(mesh.get_group()), mesh.mesh.tolist())
-        self.assertEqual(mesh.get_local_rank(), mesh.get_coordinate()[0])
 
     @needs_overlay
     def test_abort_ends_a_mesh_s_groups_once(self):

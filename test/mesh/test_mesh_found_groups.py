@@ -5,7 +5,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mesh_harness import fake_world, needs_overlay
-from torch_overlay.distributed import config
 from torch_overlay.distributed._groups.universe import private_groups
 
 pytestmark = needs_overlay
@@ -43,25 +42,6 @@ def test_a_private_mesh_finds_the_groups_of_one_that_is_as_private():
         mesh = init_device_mesh("cpu", (8,))
     assert from_elsewhere(mesh).get_group() is mesh.get_group() is not dist.group.WORLD
     assert finds_none(from_elsewhere(mesh, _universe=(1, "private, and not here")))
-
-
-def test_a_view_apart_finds_the_group_of_its_token():
-    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("all",))
-    with private_groups():
-        views = [mesh._unflatten(0, (8, 1), ("x", "y")) for _ in range(2)]
-    for view in views:
-        found = from_elsewhere(view, _root_mesh=None, _flatten_mapping={})
-        assert found.get_group("x") is view.get_group("x") is not dist.group.WORLD
-    gone = {"_whose_groups": ["not here"] * 2, "_apart": "not here"}
-    assert finds_none(from_elsewhere(views[0], _root_mesh=None, _flatten_mapping={}, **gone))
-
-
-@pytest.mark.parametrize("shared", ["ranks", "names"])
-def test_groups_that_views_share_are_found(shared):
-    with config.patch(mesh_share_groups=shared):
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        loaded = from_elsewhere(mesh)
-        assert [loaded.get_group(name) for name in ("dp", "tp")] == [mesh.get_group(name) for name in ("dp", "tp")]
 
 
 @pytest.mark.parametrize("text, found", [("mesh_tp", True), ("mine", False)])

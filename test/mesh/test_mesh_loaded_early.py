@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
-from mesh_harness import fake_world, group_ranks, needs_overlay
+from mesh_harness import fake_world, needs_overlay
 from torch_overlay.distributed._mesh.state import RANK_ATTRIBUTES
 from torch_overlay.distributed.tensor._plans.groups import Site
 from way import needs_package
@@ -36,13 +36,6 @@ def loaded():
 def as_rank_six() -> DeviceMesh:
     dist.init_process_group("fake", store=FakeStore(), rank=6, world_size=8)
     return grid()
-
-
-def test_it_knows_who_it_is_in(loaded):
-    made = as_rank_six()
-    assert group_ranks(loaded, "tp") == group_ranks(made, "tp") == (4, 5, 6, 7)
-    assert list(loaded.get_coordinate()) == list(made.get_coordinate()) == [1, 2] and loaded.get_local_rank("tp") == 2
-    assert loaded == made and hash(loaded) == hash(made)
 
 
 ASKED = {
@@ -112,8 +105,3 @@ def reduces(mesh: DeviceMesh) -> bool:
         assert "no process group here has ranks [4, 5, 6, 7]" in str(error)
         return False
     return True
-
-
-def test_a_mesh_without_a_rank_shows_its_ranks():
-    """One for XLA, which never asks c10d for a rank."""
-    assert DeviceMesh("xla", [[0, 1], [2, 3]]).mesh.tolist() == [[0, 1], [2, 3]]

@@ -28,32 +28,6 @@ def world():
         yield
 
 
-@needs_overlay  # 2.11 and 2.12 refuse these
-@pytest.mark.parametrize(
-    ("flattened", "asked", "ranks"),
-    [
-        (("o",), ("f", "b", "c", "d"), [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]),
-        (("o",), ("f", "c"), [[5, 7]]),
-        (("b", "o"), ("f", "c"), [[1, 3], [5, 7]]),
-        (("a", "o", "b"), ("f", "c"), [[1, 3], [5, 7], [9, 11], [13, 15]]),
-        (("a", "c"), ("f",), [5, 7, 13, 15]),
-        (("a", "c"), ("f", "d"), [[4, 5], [6, 7], [12, 13], [14, 15]]),
-        (("a", "o", "c"), ("f", "d"), [[4, 5], [6, 7], [12, 13], [14, 15]]),
-        (("b", "d"), ("a", "f"), [[0, 1, 4, 5], [8, 9, 12, 13]]),
-    ],
-)
-def test_slices_hold_flattened_views_of_any_axes(flattened, asked, ranks):
-    """Of one rank, and of axes that don't lie side by side: the ranks and the groups of every axis of the slice."""
-    mesh = init_device_mesh("cpu", (2, 1, 2, 2, 2), mesh_dim_names=("a", "o", "b", "c", "d"))
-    mesh[flattened]._flatten("f")
-    piece = mesh[asked]
-    assert piece.mesh.tolist() == ranks
-    place = piece.get_coordinate()
-    for axis in range(piece.ndim):
-        line = piece.mesh[(*place[:axis], slice(None), *place[axis + 1 :])]
-        assert group_ranks(piece, axis) == tuple(line.tolist())
-
-
 @needs_overlay
 def test_a_flattened_view_may_have_a_letter_of_another_s_name():
     """Names are compared whole. Torch once looked for one name in the text of all."""
@@ -167,16 +141,6 @@ def test_torch_saves_and_copies_meshes_that_were_made_here(copied):
             assert [group.size() for group in mesh.get_all_groups()] == list(mesh.shape)
         names = sorted(vars(ours[0]["a"]))
     assert answers(ours[0]["a"])[1] is not None and names
-
-
-@needs_package
-def test_a_loaded_mesh_that_nobody_asked_anything_is_given_back():
-    mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
-    loaded = [pickle.loads(pickle.dumps(one)) for one in (mesh, mesh["b"])]
-    with off():
-        for made, there in zip((mesh, mesh["b"]), loaded, strict=True):
-            assert answers(there) == answers(made) and there.get_group("b").size() == 8
-            assert answers(copy.deepcopy(there)) == answers(made)
 
 
 @needs_overlay

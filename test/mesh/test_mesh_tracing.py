@@ -1,18 +1,14 @@
 """Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, threads, subclasses."""
 
-import copy
-import threading
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import torch_overlay
-from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, open_groups, overlay
+from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
 from way import WAY, needs_package
 
 
@@ -110,18 +106,6 @@ def test_compiled_code_slices_and_asks_a_mesh(world):
     assert torch.equal(compiled(asks, torch.zeros(2), mesh), torch.full((2,), 2.0 + 1 + 1 + 3 + 2))
 
 
-def test_compiled_code_uses_the_groups_of_a_mesh(world):
-    """A functional collective over a mesh axis, and over a group that a slice gives."""
-    import torch.distributed._functional_collectives as funcol
-
-    mesh = cube()
-
-    def reduces(x):
-        return funcol.all_gather_tensor(x, 0, mesh["a"].get_group()) + 1
-
-    assert compiled(reduces, torch.ones(2)).shape == (4,)
-
-
 traces_meshes = pytest.mark.skipif(
     not hasattr(device_mesh, "_register_distributed_opaque_types"),
     reason="before 2.12 dynamo knows of a mesh its sizes, its coordinates and its groups, and no more",
@@ -156,18 +140,6 @@ def test_dynamos_lists_are_its_own_again():
     torch_overlay.disable()
     assert lists == [trace_rules.get_mod_inlinelist, trace_rules.get_mod_skiplist]
     assert before == [known() for known in lists]
-
-
-def test_compiled_code_redistributes_on_a_flattened_mesh(world):
-    """DTensors of a view in, DTensors out."""
-    mesh = cube()
-    for view in (mesh["a", "b"]._flatten("ab"), mesh["a", "b"], mesh):
-        placed = DTensor.from_local(torch.ones(4, 4), view, [Shard(0)] * view.ndim, run_check=False)
-
-        def moves(x):
-            return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local() * 2
-
-        assert compiled(moves, placed).shape == (4 * view.size(), 4)
 
 
 # What compiled code may make of a cube, by the public names.
@@ -214,24 +186,6 @@ def test_compiled_code_makes_views(world, what):
 
 @traces_meshes
 @needs_overlay
-def test_a_view_that_compiled_code_makes_is_made_once(world):
-    """A rank that compiles once more than its peers would wait for them in a group that they don't make."""
-
-    def uses(x, mesh):
-        return x + mesh.unflatten("c", (1, 2), ("d", "e")).get_local_rank("e")
-
-    with overlay(share_groups="off"):
-        mesh, made = cube(), []
-        assert callable(mesh.unflatten)  # dynamo doesn't say what is missing
-        for _ in range(3):
-            torch._dynamo.reset()
-            torch.compile(uses, backend="eager", fullgraph=True)(torch.zeros(2), mesh)
-            made.append(len(open_groups()))
-    assert made[0] == made[1] == made[2]
-
-
-@traces_meshes
-@needs_overlay
 @pytest.mark.parametrize("what", ["private", "order"])
 def test_code_compiled_for_one_mesh_does_not_run_for_an_unequal_one(world, what):
     first = cube()
@@ -266,32 +220,6 @@ def test_dynamo_knows_what_the_overlay_adds_while_it_is_on():
         assert members == before and "_traced_views" not in {*mesh.__dict__, *saved}
 
 
-def test_compiled_code_reduces_partial_sums(world):
-    """Partial to Shard on two axes of which the flattened one is known."""
-    mesh = cube()["a", "b"]
-    mesh._flatten("ab")
-    partial = DTensor.from_local(torch.ones(8), mesh, [Partial(), Partial()], run_check=False)
-    assert compiled(lambda x: x.redistribute(placements=[Shard(0), Shard(0)]).to_local(), partial).shape == (2,)
-
-
-def test_another_mesh_recompiles_and_a_copy_does_not(world):
-    """Guards see the mesh's value and its groups."""
-    graphs = []
-
-    def counting(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    torch._dynamo.reset()
-    fast = torch.compile(lambda x, mesh: x + mesh["a"].size() + local_rank(mesh, "c"), backend=counting, fullgraph=True)
-    mesh = cube()
-    fast(torch.ones(1), mesh)
-    fast(torch.ones(1), copy.deepcopy(mesh))
-    assert len(graphs) == 1
-    fast(torch.ones(1), init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "c")))
-    assert len(graphs) == 2
-
-
 @traces_meshes
 def test_a_collective_on_an_equal_mesh_uses_that_meshs_group(world):
     """Guards read the mesh's value and the names of its groups; of the ranks they compare one tuple with itself."""
@@ -312,18 +240,6 @@ def test_a_collective_on_an_equal_mesh_uses_that_meshs_group(world):
     assert STOCK or meshes[0]._flatten_rank_map is meshes[0]["a"]._flatten_rank_map
 
 
-def test_a_backward_through_compiled_dtensors(world):
-    """Autograd under compile on a view."""
-    view = cube()["b", "c"]._flatten("bc")
-    weight = DTensor.from_local(torch.ones(2, 8), view, [Shard(0)], run_check=False).requires_grad_()
-
-    def loss(w):
-        return (w.redistribute(placements=[Replicate()]) * 3).to_local().sum()
-
-    compiled(loss, weight).backward()
-    assert weight.grad.to_local().shape == (2, 8)
-
-
 def test_local_tensor_mode_plays_all_ranks_in_one_process():
     """torch's LocalTensorMode: every rank's shard at once, on slices, flattened and unflattened views."""
     local = pytest.importorskip("torch.distributed._local_tensor")
@@ -340,24 +256,6 @@ def test_local_tensor_mode_plays_all_ranks_in_one_process():
             assert torch.equal(moved.full_tensor().reconcile(), whole)
 
 
-@pytest.mark.skipif(STOCK, reason="torch's mode takes the coordinates of a slice that is gone for a later one's")
-@needs_overlay
-@traces_meshes
-def test_numbers_that_a_compiler_leaves_open_make_views():
-    """From the second value on, dynamo takes a number for a symbol; each value is another view."""
-
-    def read(mesh, stage, parts):
-        rest = mesh.submesh_at("c", at={"b": stage})
-        return rest.size(), mesh.unflatten("a", (parts, 4 // parts), ("x", "y")).ndim, mesh.ndim + parts
-
-    with fake_world(0, 16):
-        mesh, twin = (init_device_mesh("cpu", (4, 2, 2), mesh_dim_names=("a", "b", "c")) for _ in range(2))
-        compiled = torch.compile(read, backend="eager", fullgraph=True)
-        for stage, parts in ((0, 1), (1, 2), (0, 4), (1, 1)):
-            expected = read(twin, stage, parts)  # first, since dynamo may not name a member that a short prefix lacks
-            assert compiled(mesh, stage, parts) == expected
-
-
 def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
     """Before 2.14 it keeps coordinates by the mesh's id; a slice has that of the one before as soon as nobody holds it.
 
@@ -371,42 +269,6 @@ def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
         for _ in range(20):
             for name in mesh.mesh_dim_names:
                 assert str(mesh[name].get_local_rank()) == str(mesh.get_local_rank(name)), name
-
-
-def test_threads_as_ranks_have_meshes_of_their_own():
-    """torch's threaded test backend: 4 ranks in one process, one world a thread."""
-    from torch.testing._internal.distributed import multi_threaded_pg as threaded
-
-    dist.destroy_process_group() if dist.is_initialized() else None
-    threaded._install_threaded_pg()
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    store, failures, seen = dist.HashStore(), [], {}
-
-    def play(rank: int) -> None:
-        try:
-            dist.init_process_group("threaded", rank=rank, world_size=4, store=store)
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-            flat = mesh._flatten("all")
-            for view, axis, line in ((mesh, 1, rank // 2 * 2), (mesh, 0, rank % 2), (flat, 0, 0)):
-                total = torch.tensor([float(rank)])
-                dist.all_reduce(total, group=view.get_group(axis))
-                assert total.item() == sum(group_ranks(view, axis)) and line in group_ranks(view, axis)
-            assert tuple(mesh.get_coordinate()) == (rank // 2, rank % 2)
-            seen[rank] = mesh
-        except BaseException as error:  # reported by the thread that waits
-            failures.append(error)
-
-    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(4)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not failures and len(seen) == 4, failures
-        assert seen[0] != seen[1], "meshes of different threads are different meshes"
-    finally:
-        threaded._uninstall_threaded_pg()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
 
 
 class Managed(DeviceMesh):
@@ -513,16 +375,3 @@ def test_such_a_subclass_lives_through_enable_and_disable(world):
     finally:
         torch_overlay.enable()
     assert says(inside, ranks) and says(before, ranks)
-
-
-def test_a_mesh_is_a_context_that_nests(world):
-    """The current mesh, innermost first."""
-    from torch.distributed.device_mesh import _mesh_resources
-
-    outer, inner = cube(), init_device_mesh("cpu", (8,))
-    with outer:
-        with inner:
-            assert _mesh_resources.get_current_mesh() is inner
-        assert _mesh_resources.get_current_mesh() is outer
-    with pytest.raises(RuntimeError, match="No device mesh is currently active"):
-        _mesh_resources.get_current_mesh()

@@ -453,11 +453,12 @@ class TestMeshCopies(TestCase):
         self.assertEqual(mesh["model"], self.mesh["model"])
 
     def test_what_users_put_on_a_mesh_comes_along(self) -> None:
-        self.mesh.notes = ["kept"]
-        self.assertIs(copy.copy(self.mesh).notes, self.mesh.notes)
-        copied = copy.deepcopy(self.mesh).notes
-        self.assertEqual(copied, ["kept"])
-        self.assertIsNot(copied, self.mesh.notes)
+        self.mesh.notes = self.mesh._notes = ["kept"]
+        for name in ("notes", "_notes"):
+            self.assertIs(getattr(copy.copy(self.mesh), name), self.mesh.notes)
+            copied = getattr(copy.deepcopy(self.mesh), name)
+            self.assertEqual(copied, ["kept"])
+            self.assertIsNot(copied, self.mesh.notes)
         self.mesh.get_rank = lambda: 3
         self.assertEqual(copy.copy(self.mesh).get_rank(), 3)
 
@@ -479,6 +480,11 @@ class TestMeshGetGroup(TestCase):
         self.assertEqual(dist.get_process_group_ranks(cut.get_group("model")), [13, 15])
         self.assertEqual(cut.get_group("model"), cut["model"].get_group())
         self.assertEqual(self.mesh.get_group("model"), self.mesh["model"].get_group())
+        named = self.mesh._unflatten(2, (2, 2), ("all", "sp"))
+        flat = named._flatten("all")
+        self.assertEqual(dist.get_process_group_ranks(named.get_group("all")), [13, 15])
+        self.assertEqual(flat.get_group("all").size(), 24)
+        self.assertEqual(self.mesh["all"], flat)
 
     def test_a_rank_outside_is_told(self) -> None:
         outside = DeviceMesh("cpu", torch.arange(8), mesh_dim_names=("dp",))
