@@ -53,22 +53,10 @@ def metric_beside_redistribution(rank: int, world_size: int) -> None:
     at_once(lambda: reduce(mesh, (P, P), 1, TIMES), lambda: reduce_metric(2, TIMES))
 
 
-def barrier_beside_redistribution(rank: int, world_size: int) -> None:
-    """The same with barriers."""
-    mesh = square()
-    at_once(lambda: reduce(mesh, (P, P), 1, TIMES), lambda: [dist.barrier() for _ in range(TIMES)])
-
-
 def two_meshes_two_axes(rank: int, world_size: int) -> None:
     """Two meshes of the same ranks, each used by its own thread, over both axes."""
     one, other = square(), square()
     at_once(lambda: reduce(one, (P, P), 1, TIMES), lambda: reduce(other, (P, P), 2, TIMES))
-
-
-def two_meshes_one_axis(rank: int, world_size: int) -> None:
-    """The same over one axis."""
-    one, other = square(), square()
-    at_once(lambda: reduce(one, (R, P), 1, 2 * TIMES), lambda: reduce(other, (R, P), 2, 2 * TIMES))
 
 
 def two_private_meshes(rank: int, world_size: int) -> None:

@@ -124,16 +124,6 @@ def test_tasks_of_the_block_are_inside_and_others_arent():
     assert asyncio.run(run()) == [True, True, True]
 
 
-def test_nested_blocks():
-    with torch_overlay.private_groups():
-        with torch_overlay.private_groups():
-            assert is_private()
-        assert is_private()
-        with pytest.warns(UserWarning, match=SAYS):
-            assert not in_thread(is_private)
-    assert not is_private() and not in_thread(is_private)
-
-
 def test_a_block_that_fails_is_closed():
     with pytest.raises(KeyError), torch_overlay.private_groups():
         raise KeyError

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dims_twin import RECIPE, Twin, fake_world, group_ranks, overlay
+from dims_twin import RECIPE, fake_world, group_ranks, overlay
 from torch_overlay.parallel_dims import ParallelDims
 
 # The recipe's inner degrees; pp and dp_replicate grow with the world.
@@ -116,10 +116,3 @@ def test_memory_follows_the_own_groups_not_the_world():
     """Peak bytes for each rank of the groups that this rank is in: 16 times the world, and no more for each."""
     small, large = kept_by_build(4096), kept_by_build(65536)
     assert large <= 1.25 * small
-
-
-def test_twin_counts_the_recipe_too():
-    """Nine sets of ranks beside the world and the rank alone: the number above is the degrees', not the code's."""
-    twin = Twin(**{name: getattr(RECIPE, name) for name in RECIPE.__dataclass_fields__})
-    sets = {next(ranks for ranks in twin.groups(*axis) if 37 in ranks) for axis in twin.axes()}
-    assert len(sets - {(37,), tuple(range(64))}) == 9

@@ -19,9 +19,7 @@ BESIDE = (  # two threads, each with a mesh or a group of its own
     "metric_beside_redistribution",
     "two_private_meshes",
     "equal_meshes_in_two_threads",
-    "barrier_beside_redistribution",
     "two_meshes_two_axes",
-    "two_meshes_one_axis",
     "a_view_made_in_a_private_block",
 )
 
