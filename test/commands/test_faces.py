@@ -85,12 +85,6 @@ def test_overlaid_is_the_mesh_itself():
         _ = ours.Mesh
 
 
-def test_explain_and_draw_are_called_alike():
-    for call in (torch_overlay.explain, torch_overlay.draw):
-        parameters = inspect.signature(call).parameters
-        assert inspect.isfunction(call) and parameters["out"].default is None
-
-
 def test_the_face_has_nothing_else():
     with pytest.raises(AttributeError, match="has no attribute 'explian'"):
         _ = torch_overlay.explian
