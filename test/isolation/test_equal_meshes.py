@@ -229,14 +229,6 @@ def test_a_view_made_anew_in_the_same_universe(world):
         dist.destroy_process_group(view.get_group("b"))
 
 
-def test_meshes_of_given_groups_go_by_their_groups(world):
-    given = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-    meshes = [DeviceMesh.from_group(group, "cpu", mesh_dim_names=("a",)) for group in (*given, given[1])]
-    assert meshes[0] == meshes[1] == meshes[2]
-    results = [placed(mesh, [S(0)]) + 1 for mesh in meshes]
-    assert [groups(result.device_mesh)[0] is group for result, group in zip(results, (*given, given[1]))] == [True] * 3
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_code_is_compiled_for_each(world, backend):
     """With its groups in it; and only once for each, however often it is called, forward and backward."""

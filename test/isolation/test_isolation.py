@@ -24,7 +24,6 @@ SHORT = {
     cases.views_of_a_private_mesh: 8,
     cases.a_view_made_in_a_private_block: 4,
     cases.one_replica_gathers: 8,
-    cases.one_replica_gathers_beside_a_flattened_view: 8,
     cases.an_empty_last_batch: 8,
     cases.one_owner_destroys_its_groups: 4,
     cases.groups_of_size_1_are_destroyed: 4,
@@ -42,7 +41,7 @@ def named(value):
 def ranks():
     ranks = Ranks(seconds=900) if NIGHTLY else Ranks()  # 240 rounds take minutes
     yield ranks
-    ranks.close()
+    ranks.stop()
 
 
 def chosen(cases):

@@ -51,11 +51,6 @@ def in_loop(work):
     return asyncio.run(run())
 
 
-def in_new_pool(work):
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
-
-
 @pytest.fixture
 def pool():
     """One whose thread runs already."""
@@ -64,7 +59,7 @@ def pool():
         yield pool
 
 
-THREADS = [in_thread, in_new_pool, in_loop]
+THREADS = [in_thread, in_loop]
 
 
 @pytest.mark.parametrize("through", [*THREADS, "pool"])

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import WORLD, all_views, make_root
@@ -54,19 +54,6 @@ class CollectiveCases:
                 self.assertEqual(sharded.full_tensor(), whole, label)
                 again = sharded.redistribute(placements=placements[::-1]).redistribute(placements=placements)
                 self.assertEqual(again.to_local(), mine, label)
-
-    def test_partial_sums_reduce_and_scatter_on_every_view(self):
-        """P -> R and P -> S on all axes at once: sums over the tile, scattered by coordinate."""
-        for name, (mesh, twin) in sorted_views().items():
-            tile = twin.tile(self.rank)
-            local = torch.arange(16.0) * (self.rank + 1)
-            total = torch.arange(16.0) * sum(rank + 1 for rank in tile)
-            partial = DTensor.from_local(local, mesh, [Partial()] * mesh.ndim, run_check=False)
-            self.assertEqual(partial.full_tensor(), total, name)
-            placements = [Shard(0)] * mesh.ndim
-            self.assertEqual(
-                partial.redistribute(placements=placements).to_local(), shard_of(total, placements, twin, self.rank)
-            )
 
     def test_a_broadcast_starts_at_the_rank_that_was_named(self):
         """distribute_tensor from the first rank of the mesh: its data is everyone's."""

@@ -53,25 +53,6 @@ class GroupCases:
                 self.assertEqual(len(set(names)), 1)
 
     @needs_overlay
-    def test_ranks_outside_a_mesh_get_answers_about_it(self):
-        """Sizes, names, the ranks, slices and flattened views everywhere; groups only inside, with a clear word."""
-        mesh = DeviceMesh("cpu", [[0, 2], [4, 6]], mesh_dim_names=("x", "y"))
-        inside = self.rank in (0, 2, 4, 6)
-        piece, flat = mesh["x"], mesh._flatten("xy")
-        self.assertEqual((mesh.shape, piece.shape, flat.shape, mesh.size()), ((2, 2), (2,), (4,), 4))
-        self.assertEqual(mesh.mesh.tolist(), [[0, 2], [4, 6]])
-        self.assertEqual(piece.mesh.tolist(), [0, 4] if self.rank not in (2, 6) else [2, 6])
-        self.assertEqual(repr(piece), "DeviceMesh((x=2), 'cpu', stride=(2,))")
-        self.assertEqual(mesh.get_coordinate() is None, not inside)
-        self.assertEqual(mesh._unflatten("y", (2, 1), ("p", "q")).shape, (2, 2, 1))
-        for ask in (lambda: mesh.get_group("x"), piece.get_group, flat.get_local_rank, lambda: mesh.get_group("xy")):
-            if inside:
-                ask()
-            else:
-                with self.assertRaisesRegex(Exception, f"(?i)rank {self.rank} .*(n't|not) (in|part of)"):
-                    ask()
-
-    @needs_overlay
     def test_the_user_s_groups_stay_the_user_s(self):
         """new_group between two mesh builds: neither taken nor disturbed."""
         own = [dist.new_group([0, 1, 2, 3]), dist.new_group([4, 5, 6, 7])][self.rank // 4]

@@ -28,6 +28,24 @@ def world():
         yield
 
 
+@needs_overlay  # 2.11 and 2.12 refuse these
+@pytest.mark.parametrize(
+    ("flattened", "asked", "ranks"),
+    [
+        (("o",), ("f", "c"), [[5, 7]]),
+        (("a", "o", "b"), ("f", "c"), [[1, 3], [5, 7], [9, 11], [13, 15]]),
+        (("a", "c"), ("f",), [5, 7, 13, 15]),
+        (("a", "o", "c"), ("f", "d"), [[4, 5], [6, 7], [12, 13], [14, 15]]),
+        (("b", "d"), ("a", "f"), [[0, 1, 4, 5], [8, 9, 12, 13]]),
+    ],
+)
+def test_slices_hold_flattened_views_of_any_axes(flattened, asked, ranks):
+    """Of one rank, and of axes that don't lie side by side."""
+    mesh = init_device_mesh("cpu", (2, 1, 2, 2, 2), mesh_dim_names=("a", "o", "b", "c", "d"))
+    mesh[flattened]._flatten("f")
+    assert mesh[asked].mesh.tolist() == ranks
+
+
 @needs_overlay
 def test_a_flattened_view_may_have_a_letter_of_another_s_name():
     """Names are compared whole. Torch once looked for one name in the text of all."""

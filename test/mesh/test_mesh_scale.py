@@ -78,17 +78,6 @@ class TestAMillionRanks:
         assert million["tp"].get_group().size() == 8 and million.get_group("dp").size() == 16384
         assert million.submesh_at("tp", at={"dp": 16383, "cp": 7}).mesh.tolist() == list(range(MILLION - 8, MILLION))
 
-    @pytest.mark.parametrize("what", [*VIEWS, "root", "flattened"])
-    def test_the_tensor_of_a_million_ranks_is_a_view(self, million, what):
-        """Nothing is copied, so asking again costs what it costs at 64; the root's is the shared tensor, shaped."""
-        views = VIEWS | {"root": lambda mesh: mesh, "flattened": lambda mesh: mesh["cp", "tp"]._flatten("inner")}
-        mesh = views[what](million)
-        assert memory_of(lambda: mesh.mesh)[1] <= KEPT
-        shared = mesh._get_root_mesh()._rank_map
-        assert mesh.mesh.untyped_storage().data_ptr() == shared.untyped_storage().data_ptr()
-        assert mesh.mesh.shape == mesh.shape and mesh.mesh.dtype == torch.int32
-        assert mesh.mesh.is_contiguous() or what not in ("root", "flattened")
-
 
 def test_a_permuted_million_is_stored_once():
     """A rank map that is no identity: one copy for the root and all views."""

@@ -54,8 +54,6 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_privacy_is_kept_by_views_copies_and_pickles(form):
     """Their value tells them from the same of a mesh that isn't private, and what they make is their own."""
-    import torch_overlay
-
     public = FORMS[form](grid())
     with torch_overlay.private_groups():
         mesh, other = grid(), grid()
@@ -68,10 +66,9 @@ def test_privacy_is_kept_by_views_copies_and_pickles(form):
     assert not set(map(id, view.get_all_groups())) & set(map(id, plain))
 
 
+@needs_package
 def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_mesh():
     """Nor do its slices and copies; another thread may redistribute over the whole of another view."""
-    import torch_overlay
-
     root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
     plain = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
     with torch_overlay.private_groups():
@@ -79,6 +76,8 @@ def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_
     assert joint_axes(plain) and not set(own._dim_group_names) & set(plain._dim_group_names)
     for view in (own, own["a", "b"], copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         assert not joint_axes(view)
+    with pytest.raises(RuntimeError, match="prepare makes groups that all views of a mesh share"):
+        torch_overlay.prepare(own)
 
 
 def test_ranks_compare_whether_a_view_is_made_in_a_private_block():
@@ -91,21 +90,8 @@ def test_ranks_compare_whether_a_view_is_made_in_a_private_block():
 
 
 @needs_package
-def test_a_view_made_in_a_private_block_gets_no_joint_groups_when_asked():
-    import torch_overlay
-
-    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
-    with torch_overlay.private_groups():
-        own = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
-    with pytest.raises(RuntimeError, match="prepare makes groups that all views of a mesh share"):
-        torch_overlay.prepare(own)
-
-
-@needs_package
 def test_an_answer_about_joint_groups_changes_when_its_reasons_do():
     """A later view with other options of the same names, and groups that were there and are asked for now."""
-    import torch_overlay
-
     root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
     first = root._unflatten(0, (2, 4), ("x", "y"))
     assert joint_axes(first) == {(0, 1)}

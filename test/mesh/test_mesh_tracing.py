@@ -1,4 +1,6 @@
-"""Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, threads, subclasses."""
+"""Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, subclasses."""
+
+import contextlib
 
 import pytest
 import torch
@@ -38,31 +40,32 @@ OPERATIONS = {
 OURS = ("permute", "submesh_at")
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=needs_overlay) for what in OPERATIONS])
-def test_all_operations_work_under_fake_tensors(world, what):
-    """Ranks are plain numbers, so a mode that fakes tensors has nothing to fake (stock raises on most)."""
-    before = cube()
-    call, ranks = OPERATIONS[what]
-    with FakeTensorMode():
-        mesh = call(before)
-        assert mesh.mesh.tolist() == ranks and type(mesh.mesh) is torch.Tensor
-        assert hash(mesh) == hash(call(before)) and mesh == call(before)
-        assert what == "submesh_at" or [group.size() for group in mesh.get_all_groups()] == list(mesh.shape)
-    assert call(before).mesh.tolist() == ranks, "and the same outside"
-    assert mesh.get_coordinate() is None or mesh.mesh[tuple(mesh.get_coordinate())].item() == 3
+@contextlib.contextmanager
+def float_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+MODES = {"meta": lambda: torch.device("meta"), "inference": torch.inference_mode, "float64": float_default}
+MODES |= {} if STOCK else {"fake": FakeTensorMode}  # where stock raises on most
 
 
 @pytest.mark.parametrize("what", [what for what in OPERATIONS if not STOCK or what not in OURS])
-@pytest.mark.parametrize("mode", ["meta", "inference", "float64"])
-def test_all_operations_ignore_the_defaults_for_tensors(world, what, mode):
-    """A default device, inference mode, a default type: a mesh is a mesh."""
+@pytest.mark.parametrize("mode", MODES)
+def test_all_operations_ignore_the_mode_of_tensors(world, what, mode):
+    """A default device, inference mode, a default type, fake tensors: a mesh is a mesh."""
+    before = cube()
     call, ranks = OPERATIONS[what]
-    around = {"meta": lambda: torch.device("meta"), "inference": torch.inference_mode, "float64": FloatDefault}[mode]
-    with around():
-        mesh = call(cube())
-        assert mesh.mesh.tolist() == ranks
+    with MODES[mode]():
+        mesh, again = call(before), call(cube())
+        assert mesh.mesh.tolist() == again.mesh.tolist() == ranks and type(mesh.mesh) is torch.Tensor
+        assert hash(mesh) == hash(call(before)) and mesh == call(before)
     assert mesh.mesh.dtype == torch.int32 and mesh.mesh.device.type == "cpu"
-    assert all(3 in group_ranks(mesh, axis) for axis in range(mesh.ndim) if mesh.get_coordinate())
+    assert call(before).mesh.tolist() == ranks, "and the same outside"
+    for axis in range(mesh.ndim if mesh.get_coordinate() else 0):
+        group = group_ranks(mesh, axis)
+        assert 3 in group and len(group) == mesh.size(axis)
 
 
 def test_ranks_that_were_first_asked_for_in_inference_mode_are_plain_tensors_after(world):
@@ -70,16 +73,6 @@ def test_ranks_that_were_first_asked_for_in_inference_mode_are_plain_tensors_aft
     with torch.inference_mode():
         assert mesh.mesh.tolist() == [[3, 1], [2, 0]]
     assert not mesh.mesh.is_inference() and not mesh["b"].mesh.is_inference()
-
-
-class FloatDefault:
-    """The default type is float64 inside."""
-
-    def __enter__(self):
-        torch.set_default_dtype(torch.float64)
-
-    def __exit__(self, *exc):
-        torch.set_default_dtype(torch.float32)
 
 
 def compiled(function, *args):
@@ -269,51 +262,6 @@ def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
         for _ in range(20):
             for name in mesh.mesh_dim_names:
                 assert str(mesh[name].get_local_rank()) == str(mesh.get_local_rank(name)), name
-
-
-class Managed(DeviceMesh):
-    """A mesh that others manage, as torchft's: a subclass with state of its own and none of the base's."""
-
-    def __init__(self, inner: DeviceMesh, lent) -> None:
-        self.inner, self.lent = inner, lent
-
-    @property
-    def mesh(self):
-        return self.inner.mesh
-
-    @property
-    def ndim(self):
-        return self.inner.ndim
-
-    @property
-    def shape(self):
-        return self.inner.shape
-
-    def get_group(self, mesh_dim=None):
-        return self.lent
-
-    def size(self, mesh_dim=None):
-        return self.inner.size(mesh_dim)
-
-    def __getitem__(self, names):
-        return self.inner[names]
-
-    def __hash__(self):
-        return hash(self.inner)
-
-    def __eq__(self, other):
-        return self is other
-
-
-def test_a_subclass_with_state_of_its_own_stays_as_it_is(world):
-    """What it overrides is its own; what it doesn't have is an AttributeError, as on stock, not our state."""
-    inner = cube()
-    managed = Managed(inner, inner.get_group("a"))
-    assert isinstance(managed, DeviceMesh) and managed.get_group() is inner.get_group("a")
-    assert (managed.size(), managed.ndim, managed["a"]) == (8, 3, inner["a"])
-    assert sorted(vars(managed)) == ["inner", "lent"] and managed == managed and inner != managed
-    with pytest.raises(AttributeError):
-        managed.get_coordinate()
 
 
 class Filled(DeviceMesh):

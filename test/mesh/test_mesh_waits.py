@@ -288,11 +288,6 @@ def pair(monkeypatch):
     return waits
 
 
-def test_a_store_of_threads_serves(pair):
-    (said,) = pair(dist.HashStore())
-    assert "rank 0 builds (a=2); rank 1 came to no mesh yet" in said
-
-
 def test_in_a_large_world_few_are_asked_those_first_that_are_waited_for(pair, monkeypatch):
     monkeypatch.setattr(waiting, "MOST", 3)
     (said,) = pair(dist.HashStore(), [8, 9, *range(10_000)])

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from dims_twin import Twin, all_degrees, fake_world, group_ranks, overlay
+from dims_twin import Twin, all_degrees, overlay
+from mesh_harness import fake_world, group_ranks
 from torch_overlay.parallel_dims import ParallelDims
 from width import sample
 

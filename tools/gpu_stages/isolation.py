@@ -9,7 +9,6 @@ from . import RANKS, Check, Found, Run, asked
 
 ALONE = (  # one thread on each rank, of which others know nothing
     "one_replica_gathers",
-    "one_replica_gathers_beside_a_flattened_view",
     "an_empty_last_batch",
     "one_owner_destroys_its_groups",
     "one_pair_destroys_its_group",
