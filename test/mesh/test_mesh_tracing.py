@@ -4,10 +4,12 @@ import contextlib
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 import torch_overlay
 from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
@@ -262,6 +264,21 @@ def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
         for _ in range(20):
             for name in mesh.mesh_dim_names:
                 assert str(mesh[name].get_local_rank()) == str(mesh.get_local_rank(name)), name
+
+
+class TestThreadsAsRanks(MultiThreadedTestCase):
+    """Torch's threaded test backend: two ranks in one process, one world a thread."""
+
+    world_size, made = 2, {}
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_meshes_of_different_threads_are_different_meshes(self):
+        self.made[self.rank] = init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        dist.barrier()
+        self.assertNotEqual(self.made[0], self.made[1])
 
 
 class Filled(DeviceMesh):

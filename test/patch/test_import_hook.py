@@ -19,6 +19,15 @@ def arrived(tree):
     hook.remove()
 
 
+def test_by_then_the_package_is_whole(tree):
+    whole = []
+    hook = AfterImport(["fakelib.late.inner"], lambda _: whole.append(hasattr(sys.modules["fakelib.late"], "friend")))
+    hook.install()
+    importlib.import_module("fakelib.late")
+    hook.remove()
+    assert whole == [True]
+
+
 def test_a_hook_that_is_removed_while_its_module_runs_is_silent(arrived, tree, monkeypatch):
     hook = AfterImport(["fakelib.user"], arrived.extend)
     hook.install()
