@@ -70,8 +70,3 @@ def test_overlaid_is_the_mesh_itself():
         ours.overlaid(3)
     with pytest.raises(AttributeError, match="has no attribute 'Mesh'"):
         _ = ours.Mesh
-
-
-def test_the_face_has_nothing_else():
-    with pytest.raises(AttributeError, match="has no attribute 'explian'"):
-        _ = torch_overlay.explian

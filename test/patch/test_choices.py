@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from torch_overlay import choices, series
+from torch_overlay import choices
 from torch_overlay.choices import DEFAULT
 from torch_overlay.errors import OptionError, OverlayError
 
@@ -71,7 +71,3 @@ def test_an_unknown_variable_warns_and_the_engines_own_do_not(recwarn):
 )
 def test_what_is_left_out_is_a_set_of_words(given):
     assert choices.choose(DEFAULT, {"leave_out": given}).leave_out == ("cross_mesh", "clip_grad_norm")
-
-
-def test_what_can_be_left_out_are_units_of_the_series():
-    assert set(choices.OPTIONAL) <= {patch.unit for patch in series.PATCHES}
