@@ -6,8 +6,6 @@ import dataclasses
 import inspect
 import pathlib
 import re
-import subprocess
-import sys
 import typing
 
 import pytest
@@ -27,17 +25,6 @@ def words_of(option):
     with pytest.raises(OptionError) as caught:
         choices.choose(DEFAULT, {option: "~"})
     return re.findall(r"'(\w+)'", str(caught.value)) if " is one of " in str(caught.value) else []
-
-
-def test_help_and_dir_show_what_is_public_and_dir_imports_no_torch():
-    code = "import sys, pydoc, torch_overlay as t\n"
-    code += "print(sorted(set(t.__all__) - set(dir(t))), 'torch' in sys.modules, pydoc.plain(pydoc.render_doc(t)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("[] False "), done.stderr
-    for name in torch_overlay.__all__:
-        if name != "parallel_dims":  # a module
-            assert re.search(rf"^ {{4}}(class )?{name}\(", done.stdout, re.MULTILINE), f"help() shows no {name}"
-    assert "parallel_dims" in done.stdout
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -83,14 +70,3 @@ def test_overlaid_is_the_mesh_itself():
         ours.overlaid(3)
     with pytest.raises(AttributeError, match="has no attribute 'Mesh'"):
         _ = ours.Mesh
-
-
-def test_explain_and_draw_are_called_alike():
-    for call in (torch_overlay.explain, torch_overlay.draw):
-        parameters = inspect.signature(call).parameters
-        assert inspect.isfunction(call) and parameters["out"].default is None
-
-
-def test_the_face_has_nothing_else():
-    with pytest.raises(AttributeError, match="has no attribute 'explian'"):
-        _ = torch_overlay.explian

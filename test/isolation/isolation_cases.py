@@ -53,22 +53,10 @@ def metric_beside_redistribution(rank: int, world_size: int) -> None:
     at_once(lambda: reduce(mesh, (P, P), 1, TIMES), lambda: reduce_metric(2, TIMES))
 
 
-def barrier_beside_redistribution(rank: int, world_size: int) -> None:
-    """The same with barriers."""
-    mesh = square()
-    at_once(lambda: reduce(mesh, (P, P), 1, TIMES), lambda: [dist.barrier() for _ in range(TIMES)])
-
-
 def two_meshes_two_axes(rank: int, world_size: int) -> None:
     """Two meshes of the same ranks, each used by its own thread, over both axes."""
     one, other = square(), square()
     at_once(lambda: reduce(one, (P, P), 1, TIMES), lambda: reduce(other, (P, P), 2, TIMES))
-
-
-def two_meshes_one_axis(rank: int, world_size: int) -> None:
-    """The same over one axis."""
-    one, other = square(), square()
-    at_once(lambda: reduce(one, (R, P), 1, 2 * TIMES), lambda: reduce(other, (R, P), 2, 2 * TIMES))
 
 
 def two_private_meshes(rank: int, world_size: int) -> None:
@@ -104,24 +92,18 @@ def views_of_a_private_mesh(rank: int, world_size: int) -> None:
 
 
 def one_replica_gathers(rank: int, world_size: int) -> None:
-    """Replica 0 alone asks for the full tensor, as to evaluate; the other waits at a barrier of all."""
-    gather_on_replica_0(cube("dp_replicate", "dp_shard", "tp"))
-
-
-def one_replica_gathers_beside_a_flattened_view(rank: int, world_size: int) -> None:
-    """The same where somebody flattened the whole mesh."""
+    """Replica 0 alone asks for the full tensor, as to evaluate; the other waits at a barrier of all. Then again where
+    somebody flattened the whole mesh."""
     mesh = cube("dp_replicate", "dp_shard", "tp")
-    mesh._flatten("everybody")
-    gather_on_replica_0(mesh)
-
-
-def gather_on_replica_0(mesh: DeviceMesh) -> None:
     replica, row, column = mesh.get_coordinate()
     whole = torch.arange(24.0, device=isolation_tools.DEVICE).reshape(4, 6)
     local = whole.chunk(2)[row].chunk(mesh.size(2), 1)[column].contiguous()
-    for step in range(3 if replica == 0 else 0):
-        placed = DTensor.from_local(local + step, mesh, (R, S(0), S(1)), run_check=False)
-        assert torch.equal(placed.full_tensor(), whole + step)
+    for _ in range(2):
+        for step in range(3 if replica == 0 else 0):
+            placed = DTensor.from_local(local + step, mesh, (R, S(0), S(1)), run_check=False)
+            assert torch.equal(placed.full_tensor(), whole + step)
+        dist.barrier()
+        mesh._flatten("everybody")
 
 
 def an_empty_last_batch(rank: int, world_size: int) -> None:

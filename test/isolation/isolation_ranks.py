@@ -13,9 +13,7 @@ import faulthandler
 import gc
 import logging
 import os
-import pathlib
 import signal
-import tempfile
 import time
 import traceback
 import warnings
@@ -29,7 +27,7 @@ START_SECONDS = 120
 CASE_SECONDS = 45  # then a rank that hasn't answered hangs
 GRACE_SECONDS = 4  # for the others, once one has failed
 WORLD_TIMEOUT = datetime.timedelta(seconds=20)
-STACK_LINES, MOST_SHOWN = 12, 3
+MOST_SHOWN = 3
 
 
 class Ranks:
@@ -44,7 +42,6 @@ class Ranks:
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._worlds = 0
-        self._folder = tempfile.TemporaryDirectory()
 
     def ask(self, case: Any, size: int, options: dict[str, object]) -> str:
         """Run `case(rank, size)` on `size` ranks under these options; what went wrong on which rank, or nothing."""
@@ -58,7 +55,10 @@ class Ranks:
         silent = [rank for rank in range(size) if rank not in answers]
         if not silent and not any(answers.values()):
             return ""
-        answers.update(self._stacks(silent))
+        for rank in silent:
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+            answers[rank] = "didn't answer; the calls of its threads are on standard error"
+        time.sleep(0.5 if silent else 0)
         self.stop(kill=True)
         found = [f"rank {rank} of {size}: {text}" for rank, text in answers.items() if text]
         more = [f"and {len(found) - MOST_SHOWN} more ranks"] if len(found) > MOST_SHOWN else []
@@ -74,11 +74,6 @@ class Ranks:
             process.kill()
             process.join()
         self._processes, self._pipes = [], []
-
-    def close(self) -> None:
-        """End the processes, and remove what they wrote."""
-        self.stop()
-        self._folder.cleanup()
 
     def _answers(self, size: int) -> dict[int, str]:
         """What each rank said in time; of one that died, how. Who died comes first, then who was first."""
@@ -97,23 +92,11 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return answers
 
-    def _stacks(self, ranks: list[int]) -> dict[int, str]:
-        """Where these ranks hang: the innermost calls of each of their threads."""
-        for rank in ranks:
-            os.kill(self._processes[rank].pid, signal.SIGUSR1)
-        time.sleep(0.5 if ranks else 0)
-        stacks = {}
-        for rank in ranks:
-            threads = _stack_file(self._folder.name, rank).read_text().strip().split("\n\n")
-            calls = [line for thread in threads for line in thread.split("\n")[:STACK_LINES]]
-            stacks[rank] = "\n".join(["didn't answer", *calls])
-        return stacks
-
     def _start(self) -> None:
         context = forks.context()
         for rank in range(RANKS):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there, self._folder.name), daemon=True)
+            process = context.Process(target=_serve, args=(rank, there), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)
@@ -132,11 +115,7 @@ class Ranks:
         return ports
 
 
-def _stack_file(folder: str, rank: int) -> pathlib.Path:
-    return pathlib.Path(folder, f"stack_of_{rank}")
-
-
-def _serve(rank: int, pipe: Connection, folder: str) -> None:
+def _serve(rank: int, pipe: Connection) -> None:
     """One rank: case after case, until it is told to end."""
     import torch
     import torch.distributed as dist
@@ -146,7 +125,7 @@ def _serve(rank: int, pipe: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    faulthandler.register(signal.SIGUSR1, file=open(_stack_file(folder, rank), "w"), all_threads=True)  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     patience = datetime.timedelta(seconds=START_SECONDS)
     port = 0 if rank == 0 else pipe.recv()
     store = dist.TCPStore("127.0.0.1", port, None, rank == 0, patience, wait_for_workers=False)

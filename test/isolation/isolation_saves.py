@@ -15,25 +15,10 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from isolation_cases import square
-from isolation_tools import JOIN_SECONDS, P, reduce, shared_folder
+from isolation_tools import JOIN_SECONDS, shared_folder
 
-SAVES, STEPS_PER_SAVE = 3, 60
 STEPS, SAVE_EVERY, WIDTH = 24, 4, 16
 METRICS = 3  # logged each step
-
-
-def save_beside_loss(rank: int, world_size: int) -> None:
-    """A CPU state is saved while the loop reduces its loss over both axes; then it is read back."""
-    mesh = square()
-    with shared_folder() as folder:
-        for turn in range(SAVES):
-            state = {f"weight {i}": torch.arange(100.0) + i + turn for i in range(20)}
-            saving = dcp.async_save(state, checkpoint_id=os.path.join(folder, str(turn)))
-            reduce(mesh, (P, P), turn, STEPS_PER_SAVE)
-            saving.result(JOIN_SECONDS)
-            found = {name: torch.zeros(100) for name in state}
-            dcp.load(found, checkpoint_id=os.path.join(folder, str(turn)))
-            assert all(torch.equal(found[name], state[name]) for name in state)
 
 
 def training_beside_saves(rank: int, world_size: int) -> None:

@@ -51,11 +51,6 @@ def in_loop(work):
     return asyncio.run(run())
 
 
-def in_new_pool(work):
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
-
-
 @pytest.fixture
 def pool():
     """One whose thread runs already."""
@@ -64,7 +59,7 @@ def pool():
         yield pool
 
 
-THREADS = [in_thread, in_new_pool, in_loop]
+THREADS = [in_thread, in_loop]
 
 
 @pytest.mark.parametrize("through", [*THREADS, "pool"])
@@ -122,16 +117,6 @@ def test_tasks_of_the_block_are_inside_and_others_arent():
         return await task
 
     assert asyncio.run(run()) == [True, True, True]
-
-
-def test_nested_blocks():
-    with torch_overlay.private_groups():
-        with torch_overlay.private_groups():
-            assert is_private()
-        assert is_private()
-        with pytest.warns(UserWarning, match=SAYS):
-            assert not in_thread(is_private)
-    assert not is_private() and not in_thread(is_private)
 
 
 def test_a_block_that_fails_is_closed():

@@ -7,11 +7,10 @@ must pass on stock too, so that what we call stock's behaviour is stock's.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 
 import torch.distributed as dist
-from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -63,55 +62,20 @@ def open_groups() -> list:
     return list(distributed_c10d._world.pg_map)
 
 
-@dataclasses.dataclass
-class Calls:
-    """Group creations seen: the ranks asked for in each, in call order, and whether this rank was among them."""
-
-    ranks: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def of(self, rank: int) -> list[tuple[int, ...]]:
-        return [ranks for ranks in self.ranks if rank in ranks]
-
-
 @contextlib.contextmanager
 def counted_groups():
-    """Counts the calls of ``new_group`` and the groups of ``split_group``, whoever makes them."""
-    calls, undo = Calls(), []
+    """The ranks of every group that torch is asked for, whoever asks: all ways lead through one function."""
+    asked, create = [], distributed_c10d._new_group_with_tag
 
-    def count(name, seen):
-        original = getattr(distributed_c10d, name)
+    def counting(ranks=None, *arguments, **named):
+        asked.append(tuple(map(int, ranks)))  # before 2.12 they come as a class of ours
+        return create(ranks, *arguments, **named)
 
-        def counting(*args, **kwargs):
-            calls.ranks.extend(seen(*args, **kwargs))
-            return original(*args, **kwargs)
-
-        homes = [distributed_c10d, dist, device_mesh, *overlay_rooms()]
-        for home in homes:
-            if vars(home).get(name) is original:
-                undo.append((home, name, original))
-                setattr(home, name, counting)
-
-    count("new_group", lambda ranks=None, *a, **k: [tuple(map(int, ranks)) if ranks is not None else all_ranks()])
-    count("split_group", lambda parent_pg=None, split_ranks=None, *a, **k: list(map(tuple, split_ranks or ())))
+    distributed_c10d._new_group_with_tag = counting
     try:
-        yield calls
+        yield asked
     finally:
-        for home, name, original in undo:
-            setattr(home, name, original)
-
-
-def all_ranks() -> tuple[int, ...]:
-    return tuple(range(dist.get_world_size()))
-
-
-def overlay_rooms() -> list:
-    """The overlay's modules that are loaded: one may hold ``new_group`` by name."""
-    import sys
-
-    return [module for name, module in list(sys.modules.items()) if name.startswith("torch_overlay.") and module]
+        distributed_c10d._new_group_with_tag = create
 
 
 @contextlib.contextmanager

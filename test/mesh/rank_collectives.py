@@ -3,9 +3,8 @@
 import itertools
 
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import WORLD, all_views, make_root
@@ -41,15 +40,6 @@ class CollectiveCases:
                 swapped = funcol.all_to_all_single(pieces, one, one, (mesh, axis)).tolist()
                 self.assertEqual(swapped, [10 * rank + where for rank in line], f"{name}, axis {axis}")
 
-    @needs_overlay
-    def test_a_group_counts_as_the_mesh_does(self):
-        """Rank in the group, local rank and coordinate are one number; the group's ranks come in mesh order."""
-        for name, (mesh, twin) in all_views().items():
-            for axis, group in enumerate(mesh.get_all_groups()):
-                where = twin.coordinate(self.rank)[axis]
-                self.assertEqual((dist.get_rank(group), mesh.get_local_rank(axis)), (where, where), name)
-                self.assertEqual(dist.get_process_group_ranks(group), list(twin.line(self.rank, axis)), name)
-
     def test_dtensors_shard_and_gather_on_every_view(self):
         """distribute, replicate again, shard again: shards by coordinate, the whole tensor back."""
         whole = torch.arange(16 * 24, dtype=torch.float64).reshape(16, 24)
@@ -64,19 +54,6 @@ class CollectiveCases:
                 self.assertEqual(sharded.full_tensor(), whole, label)
                 again = sharded.redistribute(placements=placements[::-1]).redistribute(placements=placements)
                 self.assertEqual(again.to_local(), mine, label)
-
-    def test_partial_sums_reduce_and_scatter_on_every_view(self):
-        """P -> R and P -> S on all axes at once: sums over the tile, scattered by coordinate."""
-        for name, (mesh, twin) in sorted_views().items():
-            tile = twin.tile(self.rank)
-            local = torch.arange(16.0) * (self.rank + 1)
-            total = torch.arange(16.0) * sum(rank + 1 for rank in tile)
-            partial = DTensor.from_local(local, mesh, [Partial()] * mesh.ndim, run_check=False)
-            self.assertEqual(partial.full_tensor(), total, name)
-            placements = [Shard(0)] * mesh.ndim
-            self.assertEqual(
-                partial.redistribute(placements=placements).to_local(), shard_of(total, placements, twin, self.rank)
-            )
 
     def test_a_broadcast_starts_at_the_rank_that_was_named(self):
         """distribute_tensor from the first rank of the mesh: its data is everyone's."""

@@ -1,7 +1,6 @@
 """Meshes and DTensors through files: stock to overlay, overlay to stock, and into processes that made other groups."""
 
 import contextlib
-import copy
 import io
 import pickle
 import shutil
@@ -113,50 +112,6 @@ class PickleCases:
                 total = torch.ones(1)
                 dist.all_reduce(total, group=there.get_group(axis))
                 self.assertEqual(total.item(), len(line))
-
-    @needs_overlay
-    def test_a_mesh_loaded_before_its_groups_says_so_and_finds_them_later(self):
-        """No group with these ranks yet: an error that says which, then a mesh over them is built, and all is well."""
-        data = pickle.dumps(init_device_mesh("cpu", (4, 2), mesh_dim_names=("x", "y")))
-        self.reopen_world()
-        early = pickle.loads(data)
-        self.assertEqual((early.shape, early.mesh.tolist()), ((4, 2), torch.arange(8).reshape(4, 2).tolist()))
-        with self.assertRaisesRegex(RuntimeError, "(?i)no process group"):
-            early.get_group("y")
-        built = init_device_mesh("cpu", (4, 2), mesh_dim_names=("x", "y"))
-        self.assertTrue(early.get_group("y") is built.get_group("y"))
-        self.assertEqual(
-            distribute_tensor(torch.arange(8.0), early, [Shard(0), Shard(0)]).full_tensor(), torch.arange(8.0)
-        )
-
-    @needs_overlay
-    def test_a_mesh_from_another_rank_is_this_rank_s(self):
-        """Rank 0 writes, all read: each sees its own coordinate and its own groups."""
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-        sent = [mesh["tp"], mesh, mesh._flatten("all")]
-        dist.broadcast_object_list(sent, src=0)
-        self.assertEqual(sent[1].get_coordinate(), (self.rank // 4, self.rank % 4))
-        self.assertEqual(
-            [group_ranks(sent[1], axis) for axis in ["dp", "tp"]], [group_ranks(mesh, "dp"), group_ranks(mesh, "tp")]
-        )
-        self.assertEqual(group_ranks(sent[0], 0), group_ranks(mesh, "tp"))
-        self.assertEqual(group_ranks(sent[2], 0), tuple(range(8)))
-
-    @needs_overlay
-    def test_a_copy_shares_what_the_original_has(self):
-        """deepcopy: equal, the same groups, and views flattened later are seen by both."""
-        mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-        copied = copy.deepcopy(mesh)
-        self.same(copied, mesh, "deepcopy")
-        self.assertTrue(all(x is y for x, y in zip(copied.get_all_groups(), mesh.get_all_groups(), strict=True)))
-        flat = mesh["a", "b"]._flatten("ab")
-        self.assertEqual(copied["ab"], flat)
-        self.assertTrue(copied.get_group("ab") is flat.get_group())
-        piece, root = copy.deepcopy([mesh["b", "c"], mesh])
-        self.assertEqual(piece, mesh["b", "c"])
-        self.assertTrue(piece._get_root_mesh() is root and root is not mesh, "as on stock: copied together")
-        self.assertTrue(piece._flatten("bc").get_group() is mesh["bc"].get_group() is root["bc"].get_group())
-        self.assertTrue(copy.copy(mesh["b"])._get_root_mesh() is mesh)
 
     def test_checkpoints_load_on_other_meshes_and_in_the_other_state(self):
         """DCP: saved from a 2 x 4 mesh, loaded on a flattened one and on another shape; stock and overlay mixed."""

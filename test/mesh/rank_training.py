@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from mesh_ranks import WORLD, make_root
 
@@ -80,12 +79,3 @@ class TrainingCases:
             fully_shard(net[0], mesh=mesh)
             fully_shard(net, mesh=mesh)
             self.losses_agree(net, mesh, label)
-
-    def test_tensor_parallel_beside_fsdp(self):
-        """TP on one axis, FSDP on the other, and on the flattened rest."""
-        root = make_root(range(WORLD), (2, 2, 2), ("dp", "cp", "tp"))
-        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        for label, data in {"dp": root["dp"], "dp_cp": root["dp", "cp"]._flatten("dp_cp")}.items():
-            net = parallelize_module(model(), root["tp"], plan)
-            fully_shard(net, mesh=data)
-            self.losses_agree(net, data, label)

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, overlay_rooms, quiet
+from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, quiet
 from way import needs_package
 
 WORLD = 12
@@ -36,14 +36,7 @@ def state(mesh: DeviceMesh) -> dict:
         "registered": sorted(root._pg_registry),
         "mesh": (mesh.mesh.tolist(), mesh._dim_group_names[:], hash(mesh), repr(mesh)),
         "attributes": sorted(vars(mesh)),  # after what is made on request
-        "stack": len(stack()),
     }
-
-
-def stack() -> list:
-    from torch.distributed.device_mesh import _mesh_resources
-
-    return _mesh_resources.mesh_stack
 
 
 @contextlib.contextmanager
@@ -56,6 +49,14 @@ def changes_nothing(mesh):
 
 def grid(*sizes, **how):
     return init_device_mesh("cpu", sizes, **how)
+
+
+def overridden(backends):
+    return grid(12, mesh_dim_names=("a",), backend_override=backends)
+
+
+def given(groups, ranks=None, names=None):
+    return DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=names)
 
 
 # What stock refuses, and its words (found by running 2.13.0 and 2.15.0): the call, the kind, a piece of the message.
@@ -71,63 +72,30 @@ STOCK_REFUSES = {
     "flatten to a taken name": (lambda m: m["a", "b"]._flatten("ac"), ValueError, "ac has been created before"),
     "flatten to an axis": (lambda m: m["a", "b"]._flatten("c"), ValueError, "c already exists for submesh of the"),
     "unflatten axis 5": (lambda m: m._unflatten(5, (2, 3), ("x", "y")), ValueError, "dim 5 .* is out of range 3"),
+    "unflatten axis -4": (
+        lambda m: m._unflatten(-4, (2, 1), ("x", "y")),
+        (IndexError, ValueError),
+        "3 dims|out of range",
+    ),
     "unflatten axis q": (lambda m: m._unflatten("q", (3,), ("x",)), ValueError, "dim q .* is not in"),
-    "unflatten, names missing": (
-        lambda m: m._unflatten("c", (3, 1), ("x",)),
-        RuntimeError,
-        "mesh_dim_names must have same length as mesh_sizes",
-    ),
-    "unflatten to other sizes": (
-        lambda m: m._unflatten("c", (2, 2), ("x", "y")),
-        ValueError,
-        r"The product of mesh_sizes=\(2, 2\) is 4, but the original dimension at dim=2 has size 3",
-    ),
+    "unflatten, names missing": (lambda m: m._unflatten("c", (3, 1), ("x",)), RuntimeError, "must have same length as"),
+    "unflatten to 4": (lambda m: m._unflatten("c", (2, 2), ("x", "y")), ValueError, "is 4, but .* dim=2 has size 3"),
     "unflatten to nothing": (lambda m: m._unflatten("c", (0,), ("x",)), ValueError, r"mesh_sizes=\(0,\) is 0"),
-    "concatenate overlapping": (
-        lambda m: DeviceMesh._concatenate([m["a"], m["a", "b"]]),
-        RuntimeError,
-        "Cannot concatenate overlapping meshes",
-    ),
-    "concatenate of two roots": (
-        lambda m: DeviceMesh._concatenate([m["a"], DeviceMesh("cpu", [[3, 4]], mesh_dim_names=("x", "y"))["y"]]),
-        RuntimeError,
-        "Cannot concatenate DeviceMeshes derived from different device mesh",
-    ),
     "submeshes of no axis": (lambda m: m._get_all_submeshes("q"), KeyError, "Mesh dimension 'q' does not exist"),
     "rank 99": (lambda m: DeviceMesh("cpu", [0, 99]), ValueError, "Rank 99 is out of range. Valid ranks are 0 to 11"),
     "rank -1": (lambda m: DeviceMesh("cpu", [-1, 0]), ValueError, "Rank -1 is out of range. Valid ranks are 0 to 11"),
-    "too many ranks": (
-        lambda m: DeviceMesh("cpu", torch.arange(16)),
-        RuntimeError,
-        "Mesh should not be bigger than default world size 12, but found 16 ranks!",
-    ),
+    "too many ranks": (lambda m: DeviceMesh("cpu", torch.arange(16)), RuntimeError, "size 12, but found 16 ranks!"),
     "too many by shape": (lambda m: grid(13), RuntimeError, "Mesh should not be bigger than default world size 12"),
     "no mesh": (lambda m: DeviceMesh("cpu", None), TypeError, "The mesh argument is required"),
     "ragged lists": (lambda m: DeviceMesh("cpu", [[0, 1], [2]]), ValueError, "expected sequence of length 2 at dim 1"),
-    "a device with an index": (
-        lambda m: init_device_mesh("cpu:0", (12,)),
-        RuntimeError,
-        "Device type with index is not supported but got cpu:0",
-    ),
-    "a name twice": (
-        lambda m: grid(2, 6, mesh_dim_names=("a", "a")),
-        RuntimeError,
-        "Each mesh_dim_name must be unique",
-    ),
-    "too few names": (
-        lambda m: grid(2, 6, mesh_dim_names=("a",)),
-        RuntimeError,
-        "mesh_shape and mesh_dim_names should have same length",
-    ),
-    "override of no axis": (
-        lambda m: grid(12, mesh_dim_names=("a",), backend_override={"z": "gloo"}),
-        RuntimeError,
-        "Found invalid keys in backend_override: got .'z'.",
-    ),
+    "a device with an index": (lambda m: init_device_mesh("cpu:0", (12,)), RuntimeError, "index is not supported"),
+    "a name twice": (lambda m: grid(2, 6, mesh_dim_names=("a", "a")), RuntimeError, "mesh_dim_name must be unique"),
+    "too few names": (lambda m: grid(2, 6, mesh_dim_names=("a",)), RuntimeError, "should have same length"),
+    "override of no axis": (lambda m: overridden({"z": "gloo"}), RuntimeError, "invalid keys in .*: got .'z'."),
     "override by both": (
-        lambda m: grid(12, mesh_dim_names=("a",), backend_override={"a": "gloo", 0: "fake"}),
+        lambda m: overridden({"a": "gloo", 0: "fake"}),
         RuntimeError,
-        "Found redundant dim index 0 and name a",
+        "redundant dim index 0 and name a",
     ),
     "which group": (lambda m: m.get_group(), RuntimeError, "Optional kwarg `mesh_dim` needs to be specified"),
     "which local rank": (lambda m: m.get_local_rank(), RuntimeError, "Optional kwarg `mesh_dim` needs to be specified"),
@@ -137,26 +105,14 @@ STOCK_REFUSES = {
     "size 7": (lambda m: m.size(7), IndexError, "out of range"),
     "group 0.5": (lambda m: m.get_group(0.5), AssertionError, "mesh_dim must be an int"),
     "no groups": (lambda m: DeviceMesh.from_group([], "cpu"), ValueError, "Expects at least one ProcessGroup"),
-    "groups, no mesh": (
-        lambda m: DeviceMesh.from_group(m.get_all_groups(), "cpu"),
-        ValueError,
-        "Must pass mesh if passing multiple ProcessGroups",
-    ),
+    "groups, no mesh": (lambda m: given(m.get_all_groups()), ValueError, "Must pass mesh if passing multiple"),
     "groups, no names": (
-        lambda m: DeviceMesh.from_group(m.get_all_groups(), "cpu", m.mesh),
+        lambda m: given(m.get_all_groups(), m.mesh),
         ValueError,
-        "Must pass mesh_dim_names if passing multiple",
+        "Must pass mesh_dim_names if passing",
     ),
-    "groups, wrong axes": (
-        lambda m: DeviceMesh.from_group(m.get_all_groups(), "cpu", [0, 1], mesh_dim_names=("a",)),
-        ValueError,
-        "Expects mesh with ndim equal to number of ProcessGroups",
-    ),
-    "group, wrong ranks": (
-        lambda m: DeviceMesh.from_group(m.get_group("a"), "cpu", [0, 1]),
-        ValueError,
-        r"Invalid mesh \[0, 1\] for ProcessGroup with ranks \[3, 9\]",
-    ),
+    "groups, wrong axes": (lambda m: given(m.get_all_groups(), [0, 1], ("a",)), ValueError, "Expects mesh with ndim"),
+    "group, wrong ranks": (lambda m: given(m.get_group("a"), [0, 1]), ValueError, r"\[0, 1\] for .* ranks \[3, 9\]"),
     "text": (lambda m: DeviceMesh("cpu", "0,1"), TypeError, "invalid data type 'str'"),
 }
 
@@ -172,19 +128,13 @@ CLEARER = {
     "a rank twice": (lambda m: DeviceMesh("cpu", [[0, 1], [1, 2]]), "1"),
     "a rank twice, apart": (lambda m: DeviceMesh("cpu", [[0, 1], [2, 0]]), "0"),
     "half ranks": (lambda m: DeviceMesh("cpu", [0.5, 1.7]), "whole ranks .* got rank 0.5"),
-    "a rank of 33 bits": (
-        lambda m: DeviceMesh("cpu", [2**32, 1]),
-        "whole ranks from 0 to 2147483647, got rank 4294967296",
-    ),
+    "a rank of 33 bits": (lambda m: DeviceMesh("cpu", [2**32, 1]), "from 0 to 2147483647, got rank 4294967296"),
     "33 bits in a tensor": (lambda m: DeviceMesh("cpu", torch.tensor([[1, 2**32]])), "got rank 4294967296"),
     "negative, 33 bits": (lambda m: DeviceMesh("cpu", torch.tensor([3, 1 - 2**32])), "got rank -4294967295"),
     "33 bits, no groups": (lambda m: DeviceMesh("cpu", [2**31], _init_backend=False), "got rank 2147483648"),
     "rank 99, no axes": (lambda m: DeviceMesh("cpu", torch.tensor(99)), "Rank 99 is out of range"),
     "negative in a tensor": (lambda m: DeviceMesh("cpu", torch.tensor([-1, 0])), "Rank -1 is out of range"),
-    "64 bits unsigned": (
-        lambda m: DeviceMesh("cpu", np.array([2**64 - 1, 0], dtype=np.uint64)),
-        "-1|18446744073709551615",
-    ),
+    "64 bits unsigned": (lambda m: DeviceMesh("cpu", np.array([2**64 - 1], np.uint64)), "-1|18446744073709551615"),
     "33 bits as a float": (lambda m: DeviceMesh("cpu", [2.0**32, 1.0]), "4294967296"),
     "names missing": (lambda m: DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a",)), "mesh_dim_names|names"),
     "a name that is a list": (lambda m: DeviceMesh("cpu", [[0], [1]], mesh_dim_names=([], "b")), r"hashed, .*got \[\]"),
@@ -194,37 +144,10 @@ CLEARER = {
 }
 
 
-# What only ours has, `permute` and `submesh_at`: what was needed and what came.
-OURS_REFUSES = {
-    "permute, an axis twice": (lambda m: m.permute(("a", "b", "b")), r"each name .* once; .* got \('a', 'b', 'b'\)"),
-    "permute, an axis missing": (lambda m: m.permute(("a", "b")), r"each name .* once; .* got \('a', 'b'\)"),
-    "shown twice": (lambda m: m.submesh_at(("b", "b"), at={}), r"no ranks in common, each once, got \['b', 'b'\]"),
-    "shown twice, once flattened": (lambda m: m.submesh_at(("ac", "a"), at={"b": 1}), r"got \['ac', 'a'\]"),
-    "size 1 shown twice": (lambda m: grid(1, 12, mesh_dim_names=("x", "y")).submesh_at(("x", "x"), at={}), "each once"),
-    "shown and fixed": (lambda m: m.submesh_at("a", at={"a": 1}), "Axis 'a' is shown, so it can't sit at one"),
-    "shown flattened, fixed": (lambda m: m.submesh_at("ac", at={"a": 1}), r"Axis 'a' is shown, .*: give \['ac'\]"),
-    "shown flattened, two fixed": (lambda m: m.submesh_at("ac", at={"b": 1, "c": 0}), "Axis 'c' is shown"),
-    "fixed outside": (lambda m: m.submesh_at("a", at={"c": 3}), "'c' has coordinates 0 to 2, got 3"),
-}
-
-
-@needs_overlay
-@pytest.mark.parametrize("what", OURS_REFUSES)
-def test_what_only_ours_has_says_what_it_needs(mesh, what):
-    call, words = OURS_REFUSES[what]
-    if what == "size 1 shown twice":  # it makes a good mesh first
-        with pytest.raises(ValueError, match=words):
-            call(mesh)
-        return
-    with changes_nothing(mesh), pytest.raises(ValueError, match=words):
-        call(mesh)
-    assert mesh.submesh_at("ac", at={"b": 0}).mesh.tolist() == [0, 1, 2, 6, 7, 8]  # what is right still works
-
-
 @pytest.mark.parametrize("what", STOCK_REFUSES)
 def test_what_stock_refuses_is_refused_in_its_words(mesh, what):
     call, kind, words = STOCK_REFUSES[what]
-    extra = {"slice without names", "flatten without names", "concatenate of two roots", "group without names"}
+    extra = {"slice without names", "flatten without names", "group without names"}
     if what in extra:  # these make a good mesh first
         with pytest.raises(kind, match=words):
             call(mesh)
@@ -247,12 +170,6 @@ def test_what_stock_lets_pass_or_mumbles_is_refused_clearly(mesh, what):
         call(mesh)
 
 
-@pytest.mark.parametrize("dim", [-4, 3])
-def test_a_dim_that_is_not_there_is_not_another_one(mesh, dim):
-    with changes_nothing(mesh), pytest.raises((IndexError, ValueError), match=r"3 dims|out of range"):
-        mesh._unflatten(dim, (2, 1), ("x", "y"))
-
-
 @needs_overlay
 def test_all_axes_have_names_or_none(mesh):
     """Else a mesh of three axes had two names, and the second one was the third axis's."""
@@ -266,27 +183,17 @@ def test_all_axes_have_names_or_none(mesh):
         DeviceMesh._concatenate([named["x"], line])
 
 
-@pytest.mark.parametrize("ranks", [[4, 5, 3], (4, 5, 3), np.array([4, 5, 3]), torch.tensor([4, 5, 3]), range(3, 6)])
+GRID = torch.arange(12).reshape(3, 4)
+TYPES = [torch.tensor([4, 3], dtype=kind) for kind in (torch.int64, torch.int16, torch.uint8, torch.float32)]
+VIEWS = [GRID.t(), GRID[:, ::2], GRID[:1].expand(1, 4), GRID[0, 2]]
+
+
+@pytest.mark.parametrize("ranks", [[4, 5, 3], (4, 5, 3), np.array([4, 5, 3]), range(3, 6), *TYPES, *VIEWS])
 def test_ranks_come_in_any_container(mesh, ranks):
-    """Lists, tuples, arrays, ranges, tensors of any integer type: the ranks in their order."""
-    made = DeviceMesh("cpu", ranks)
-    assert made.mesh.tolist() == [int(rank) for rank in ranks]
+    """Lists, tuples, arrays, ranges, tensors of any type and stride: what counts is what it shows."""
+    made, shown = DeviceMesh("cpu", ranks), torch.as_tensor(ranks)
+    assert made.mesh.tolist() == shown.tolist() and made.shape == tuple(shown.shape)
     assert made.mesh.dtype == torch.int32 and made.mesh.device.type == "cpu"
-
-
-@pytest.mark.parametrize("kind", [torch.int64, torch.int16, torch.uint8, torch.float32])
-def test_whole_numbers_of_any_type_are_ranks(mesh, kind):
-    assert DeviceMesh("cpu", torch.tensor([4, 3], dtype=kind)).mesh.tolist() == [4, 3]
-
-
-@pytest.mark.parametrize(
-    "view", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:1].expand(1, 4), lambda t: t[0, 2]]
-)
-def test_tensors_that_are_views_read_as_their_values(mesh, view):
-    """Transposed, strided, of no axes: what counts is what the tensor shows."""
-    ranks = view(torch.arange(12).reshape(3, 4))
-    made = DeviceMesh("cpu", ranks)
-    assert made.mesh.tolist() == ranks.tolist() and made.shape == tuple(ranks.shape)
 
 
 def test_the_mesh_does_not_follow_a_tensor_that_the_caller_changes_later(mesh):
@@ -296,40 +203,6 @@ def test_the_mesh_does_not_follow_a_tensor_that_the_caller_changes_later(mesh):
     ranks += 5
     assert hash(made) == number and made == DeviceMesh("cpu", [3, 4])
     assert made.mesh.tolist() == [3, 4] or STOCK
-
-
-def flattened_first(root):
-    """The name is a flattened view's first, and then an axis of an unflattened mesh."""
-    flat = root._flatten("dp")
-    return flat, root._unflatten(0, (2, 6), ("dp", "tp"))
-
-
-def unflattened_first(root):
-    unflattened = root._unflatten(0, (2, 6), ("dp", "tp"))
-    return root._flatten("dp"), unflattened
-
-
-def flattened_from_there(root):
-    """What is flattened has an axis of the name itself."""
-    unflattened = root._unflatten(0, (2, 6), ("dp", "tp"))
-    return unflattened._flatten("dp"), unflattened
-
-
-@pytest.mark.parametrize("order", [flattened_first, unflattened_first, flattened_from_there])
-def test_a_meshs_own_axis_comes_before_a_flattened_view_of_that_name(mesh, order):
-    """By every way of asking for it; who has no such axis gets the view. Stock's get_group, alone, took the view."""
-    with quiet():
-        flat, made = order(grid(WORLD, mesh_dim_names=("world",)))
-        own, everybody, root = (3, 9), tuple(range(WORLD)), made._get_root_mesh()
-        assert made["dp"].mesh.tolist() == list(own) and made.mesh_dim_names == ("dp", "tp")
-        assert made["dp"].get_group() is made.get_group(0) and group_ranks(made["dp"], 0) == own
-        assert flat.get_group() is flat.get_group(0) and group_ranks(flat, None) == group_ranks(flat, "dp") == everybody
-        assert root["dp"] == flat and group_ranks(root, "dp") == group_ranks(made["tp"], "dp") == everybody
-        if not STOCK:
-            assert group_ranks(made, "dp") == group_ranks(made["dp"], "dp") == own
-            assert made.permute(("tp", "dp")).get_group("dp") is made.get_group(0)
-            assert made.submesh_at("dp", at={"tp": 0}).mesh.tolist() == [0, 6]
-            assert made["tp"]["dp"] == flat
 
 
 def test_of_two_axes_of_one_name_every_look_up_takes_the_first(mesh):
@@ -355,16 +228,11 @@ def test_a_name_need_not_be_a_string(mesh, names):
     assert made.mesh_dim_names == names and made == grid(3, 4, mesh_dim_names=names)
     assert made[(names[1],)].mesh.tolist() == [0, 1, 2, 3] and made[names] is made
     assert group_ranks(made, 1) == (0, 1, 2, 3) and group_ranks(made[(names[1],)], 0) == (0, 1, 2, 3)
+    assert STOCK or made.permute(names[::-1]).shape == (4, 3)
     if isinstance(names[1], str):
         assert made.get_group(names[1]) is made.get_group(1) and made[names[1]] == made[(names[1],)]
     flat = mesh["a", "b"]._flatten(names[1])
     assert flat.mesh_dim_names == (names[1],) and mesh[(names[1],)] == flat
-
-
-@needs_overlay
-def test_names_to_permute_need_no_order_of_their_own(mesh):
-    made = grid(3, 4, mesh_dim_names=(Axis.DP, 1))
-    assert made.permute((1, Axis.DP)).shape == (4, 3)
 
 
 @pytest.mark.parametrize("names", [(0, 1), (Axis.DP, Axis.TP), (None, "q")], ids=repr)
@@ -388,4 +256,3 @@ def test_refused_calls_do_not_close_the_way_for_right_ones(mesh):
     assert init_device_mesh("cpu", (2, 2, 3), mesh_dim_names=("a", "b", "c")) == mesh
     assert len(distributed_c10d._world.pg_map) == groups + 4, "one an axis, one for the whole"
     assert mesh._unflatten("c", (3, 1), ("x", "y")).shape == (2, 2, 3, 1)
-    assert overlay_rooms()

@@ -1,7 +1,5 @@
 """What `status()` says of groups: who has which, who shares, what wider sharing or one more group would save."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import torch_overlay
-from mesh_harness import fake_world, overlay
+from mesh_harness import fake_world
 from way import needs_package
 
 pytestmark = needs_package
@@ -45,42 +43,6 @@ def test_the_groups_of_a_mesh_are_listed():
         '  share_groups="ranks" would save 1 communicator: cp with ring',
     ]
     assert "\ngroups\n  mesh 1 over ranks 0-15\n    the default group" in torch_overlay.status().all()
-
-
-def test_axes_that_share_are_listed_together():
-    with overlay(share_groups="ranks"):
-        mesh = cube()
-        mesh["cp"]._flatten("ring")
-        assert "  axes cp, ring: ranks 1, 5" in listed()
-
-
-def test_private_meshes_are_called_that():
-    with torch_overlay.private_groups():
-        init_device_mesh("cpu", (16,), mesh_dim_names=("world",))
-    assert listed() == ["private mesh 1 over ranks 0-15", "  axis world: ranks 0-15"]
-
-
-def test_six_lines_say_what_there_is_to_do():
-    mesh = cube()
-    mesh["cp"]._flatten("ring")
-    said = torch_overlay.status().summary()
-    assert [line.split(" ")[0] for line in said] == [
-        "torch_overlay",
-        "redistributions:",
-        "groups:",
-        "missing",
-        "options:",
-        "more:",
-    ]
-    assert said[0].startswith(f"torch_overlay is on (torch {torch.__version__}): ")
-    assert said[2].endswith('; share_groups="ranks" would save 1') and said[4] == "options: as by default"
-    with overlay(flatten="existing"):
-        counts = (("collectives that more groups would save", {'mesh["cp", "tp"].flatten("cp_tp")': 1, "another": 0}),)
-        said = dataclasses.replace(torch_overlay.status(), counts=counts, groups=None).summary()
-    assert said[3:5] == [
-        'missing groups: mesh["cp", "tp"].flatten("cp_tp") would have saved 1 collective, and others more',
-        "options: flatten=existing",
-    ]
 
 
 def test_without_a_world_there_is_nothing_to_list():

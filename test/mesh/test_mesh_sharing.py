@@ -1,22 +1,19 @@
 """What shares a group and what does not; on the fake backend, where only the bookkeeping is real."""
 
-import contextlib
 import copy
-import gc
 import pickle
 import threading
-import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
-from mesh_harness import fake_world, group_ranks, joint_group, needs_overlay, open_groups, overlay
+from mesh_harness import fake_world, joint_group, needs_overlay, open_groups, overlay
 from torch_overlay.distributed._groups.finding import _describe
 from torch_overlay.distributed._groups.making import Request, _default_serves
 from torch_overlay.distributed._groups.table import find_group
@@ -37,60 +34,8 @@ def world():
         yield
 
 
-@contextlib.contextmanager
-def fake_world_as(rank):
-    """The test's world, in which this process is another rank."""
-    dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
-    yield
-
-
 def grid(*names: str, **how) -> DeviceMesh:
     return init_device_mesh("cpu", (2, 4), mesh_dim_names=names or ("dp", "tp"), **how)
-
-
-def test_names_differ_and_the_group_is_one():
-    """Within a universe the same groups, which carry all their names; another universe has its own."""
-    with overlay(share_groups="ranks"):
-        mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
-        one, other = (mesh._unflatten(0, (2, 4), names) for names in (("dp", "tp"), ("rows", "columns")))
-        apart = grid("p", "q")
-    assert one.get_group("tp") is other.get_group("columns")
-    assert one != other, "sharing a group doesn't make meshes equal"
-    described = one.get_group("tp").group_desc
-    assert "tp" in described and "columns" in described
-    assert apart.get_group("q") is not one.get_group("tp")
-
-
-@pytest.mark.parametrize("share", ["names", "ranks", "off"])
-def test_the_world_serves_the_axis_that_is_the_whole_world(share):
-    """In rank order, whatever the way to it; in another order it is another group. It serves no other axis."""
-    with overlay(share_groups=share):
-        mesh = grid()
-        assert mesh._flatten("all").get_group() is dist.group.WORLD
-        assert init_device_mesh("cpu", (8,)).get_group() is dist.group.WORLD
-        joint = joint_group(mesh, (0, 1)) if joint_axes(mesh) else None
-        assert joint is None or share == "off" or joint.name != dist.group.WORLD.group_name
-        backwards = DeviceMesh("cpu", list(range(7, -1, -1)))
-        assert backwards.get_group() is not dist.group.WORLD
-        assert group_ranks(backwards, 0) == tuple(range(7, -1, -1))
-        assert backwards.get_local_rank() == backwards.get_coordinate()[0] == 6
-
-
-@pytest.mark.parametrize("share", ["names", "ranks", "off"])
-def test_private_groups_are_shared_with_nobody(share):
-    """Made anew inside the block, not found later, and not the default group even for the whole world."""
-    import torch_overlay
-
-    with overlay(share_groups=share):
-        before = grid()
-        with torch_overlay.private_groups():
-            own, also_own, world = grid(), grid(), init_device_mesh("cpu", (8,))
-        later = grid()
-        groups = [mesh.get_group("tp") for mesh in (before, own, also_own)]
-        assert len(set(map(id, groups))) == 3
-        assert later.get_group("tp") is not groups[0]
-        assert world.get_group() is not dist.group.WORLD
 
 
 FORMS = {
@@ -109,8 +54,6 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_privacy_is_kept_by_views_copies_and_pickles(form):
     """Their value tells them from the same of a mesh that isn't private, and what they make is their own."""
-    import torch_overlay
-
     public = FORMS[form](grid())
     with torch_overlay.private_groups():
         mesh, other = grid(), grid()
@@ -123,22 +66,9 @@ def test_privacy_is_kept_by_views_copies_and_pickles(form):
     assert not set(map(id, view.get_all_groups())) & set(map(id, plain))
 
 
-def test_a_sharding_is_not_kept_for_an_equal_mesh_that_is_private():
-    """DTensor's caches go by the mesh: a result of a private mesh lives on that mesh."""
-    import torch_overlay
-
-    meshes = [grid()]
-    with torch_overlay.private_groups():
-        meshes.append(grid())
-    for mesh in (*meshes, *meshes[::-1]):
-        given = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), Shard(0)], run_check=False)
-        assert (given + given).device_mesh._dim_group_names == mesh._dim_group_names
-
-
+@needs_package
 def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_mesh():
     """Nor do its slices and copies; another thread may redistribute over the whole of another view."""
-    import torch_overlay
-
     root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
     plain = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
     with torch_overlay.private_groups():
@@ -146,6 +76,8 @@ def test_an_unflattened_view_made_in_a_private_block_uses_no_joint_group_of_its_
     assert joint_axes(plain) and not set(own._dim_group_names) & set(plain._dim_group_names)
     for view in (own, own["a", "b"], copy.deepcopy(own), copy.copy(own), pickle.loads(pickle.dumps(own))):
         assert not joint_axes(view)
+    with pytest.raises(RuntimeError, match="prepare makes groups that all views of a mesh share"):
+        torch_overlay.prepare(own)
 
 
 def test_ranks_compare_whether_a_view_is_made_in_a_private_block():
@@ -158,21 +90,8 @@ def test_ranks_compare_whether_a_view_is_made_in_a_private_block():
 
 
 @needs_package
-def test_a_view_made_in_a_private_block_gets_no_joint_groups_when_asked():
-    import torch_overlay
-
-    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
-    with torch_overlay.private_groups():
-        own = root._unflatten(0, (2, 2, 2), ("a", "b", "c"))
-    with pytest.raises(RuntimeError, match="prepare makes groups that all views of a mesh share"):
-        torch_overlay.prepare(own)
-
-
-@needs_package
 def test_an_answer_about_joint_groups_changes_when_its_reasons_do():
     """A later view with other options of the same names, and groups that were there and are asked for now."""
-    import torch_overlay
-
     root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
     first = root._unflatten(0, (2, 4), ("x", "y"))
     assert joint_axes(first) == {(0, 1)}
@@ -182,12 +101,6 @@ def test_an_answer_about_joint_groups_changes_when_its_reasons_do():
         torch_overlay.prepare(first)
         assert joint_axes(first) == {(0, 1)}
     assert joint_axes(first["x"]._unflatten("x", (2, 1), ("p", "q"))) == set() and joint_axes(first) == {(0, 1)}
-
-
-def test_groups_of_the_user_are_never_taken():
-    """A group from ``new_group`` with the very same ranks stays the user's."""
-    own = [dist.new_group([0, 1, 2, 3]), dist.new_group([4, 5, 6, 7])][0]
-    assert grid().get_group("tp") is not own
 
 
 def test_meshes_from_groups_neither_take_nor_give():
@@ -225,75 +138,6 @@ def test_no_stale_group_after_the_world_is_made_anew():
         assert tuple(dist.get_process_group_ranks(group)) == {"dp": (1, 5), "tp": (0, 1, 2, 3)}[axis]
 
 
-@pytest.mark.parametrize("given", ["fake", ("fake", None), ["fake", None]])
-def test_a_backend_may_be_given_in_a_tuple_or_a_list(given):
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"), backend_override={"tp": given})
-    assert mesh.get_group("tp").size() == 4 and dist.get_backend(mesh.get_group("tp")) == "fake"
-
-
-def test_a_part_that_another_rank_sees_ends_no_group():
-    mesh = grid()
-    for part in (mesh.submesh_at("tp", {}), mesh.submesh_at("tp", {"dp": 1}), *mesh._get_all_submeshes("tp")):
-        with pytest.raises(RuntimeError, match="not supported on a submesh"):
-            part.abort()
-    assert set(map(id, mesh.get_all_groups())) <= set(map(id, open_groups()))
-
-
-def test_groups_that_are_destroyed_are_freed():
-    """Of meshes that redistributed, too: what plans remember goes with the mesh. The joint group goes a turn later."""
-    seen = []
-    for _ in range(5):
-        mesh = grid()
-        given = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
-        given.full_tensor(), given.redistribute(placements=[Shard(1), Shard(0)])
-        seen += [weakref.ref(group) for group in mesh.get_all_groups()]
-        for group in mesh.get_all_groups():
-            dist.destroy_process_group(group)
-        del mesh, given, group
-        gc.collect()
-    assert [ref() for ref in seen] == [None] * 10 and len(open_groups()) == 2
-
-
-def test_a_view_made_again_after_its_groups_were_destroyed_works():
-    """Whatever else is built in between."""
-    root = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
-    for _ in range(3):
-        mesh = root._unflatten(0, (2, 4), ("dp", "tp"))
-        total = DTensor.from_local(torch.ones(2), mesh, [Partial(), Partial()], run_check=False)
-        total.redistribute(placements=[Replicate(), Replicate()])
-        for group in mesh.get_all_groups():
-            dist.destroy_process_group(group)
-        grid()
-        gc.collect()
-
-
-def destroyed(mesh):
-    for group in mesh.get_all_groups():
-        dist.destroy_process_group(group)
-    return mesh
-
-
-@pytest.mark.parametrize(("flatten", "used"), [("whole", set()), ("existing", {(0, 1)})])
-def test_redistributions_over_a_flattened_world_leave_the_default_group_alone(flatten, used):
-    """Metrics and barriers run there from other threads. Stock merges no steps over different dims, and so doesn't use
-    it; with "existing" its owner says that we may."""
-    with overlay(flatten=flatten, share_groups="off"):
-        mesh = grid()
-        assert mesh._flatten("all").get_group() is dist.group.WORLD
-        assert joint_axes(mesh) == used
-        if used:
-            name = joint_group(mesh, (0, 1)).name
-            assert (name == dist.group.WORLD.group_name) == (flatten == "existing")
-
-
-def test_a_name_that_means_other_ranks_here_says_nothing():
-    saved = pickle.dumps(DeviceMesh.from_group(dist.new_group([0, 1, 2]), "cpu", mesh_dim_names=("x",)))
-    with fake_world_as(1):
-        dist.new_group([1, 2, 3])
-        with pytest.raises(RuntimeError, match=r"no process group here has the ranks \[0, 1, 2\]"):
-            pickle.loads(saved).get_group()
-
-
 def test_a_mesh_that_was_loaded_first_plans_as_those_that_were_not_looked_at():
     """Before the mesh that it came from is here again."""
     saved = pickle.dumps(grid())
@@ -303,35 +147,6 @@ def test_a_mesh_that_was_loaded_first_plans_as_those_that_were_not_looked_at():
     assert early.mesh.shape == (2, 4)
     built = grid()
     assert joint_axes(early) == joint_axes(late) == joint_axes(built) != set()
-
-
-@pytest.mark.parametrize("share", ["names", "ranks", "off"])
-def test_destroying_the_groups_of_one_mesh_ends_nothing_else(share):
-    """In a loop over all groups, as on stock, axes of one rank included; then the mesh is built again."""
-
-    def build():
-        return init_device_mesh("cpu", (2, 1, 4, 1), mesh_dim_names=("dp", "pp", "tp", "cp"))
-
-    with overlay(share_groups=share):
-        mesh, neighbour = build(), build()
-        mesh["dp", "tp"]._flatten("all")
-        for group in mesh.get_all_groups():
-            dist.destroy_process_group(group)
-        assert set(map(id, neighbour.get_all_groups())) <= set(map(id, open_groups()))
-        again = build()
-        assert set(map(id, again.get_all_groups())) <= set(map(id, open_groups()))
-        with pytest.raises(RuntimeError, match="is gone"):
-            DTensor.from_local(torch.ones(2), mesh, [Shard(0), *[Replicate()] * 3], run_check=False).full_tensor()
-
-
-def test_a_loop_that_builds_and_destroys_keeps_no_group():
-    """The joint group has no name that its owner could find it by; it goes with the others."""
-    counts = []
-    for _ in range(4):
-        for group in grid().get_all_groups():
-            dist.destroy_process_group(group)
-        counts.append((len(open_groups()), len(current_world().universes)))
-    assert [groups for groups, _ in counts] == [2] * 4, "the world's, and the joint group of the last turn"
 
 
 @pytest.mark.parametrize("axes, sizes, names", [((0,), (2, 4), "dp"), ((0, 1), (2, 4), "dp, tp")])
@@ -399,17 +214,6 @@ def test_an_order_that_must_be_kept_is_part_of_what_ranks_compare():
     plain, kept = (DeviceMesh("cpu", range(8), preserve_rank_order=order) for order in (False, True))
     said = {_describe(mesh, view_of(mesh).layout, None, [(None, None)]) for mesh in (plain, kept)}
     assert len(said) == 2 and plain._stable_hash() != kept._stable_hash()
-
-
-@pytest.mark.parametrize("kind", [RuntimeError, dist.DistBackendError])
-def test_a_group_that_cannot_be_made_is_an_error_of_the_same_kind(kind, monkeypatch):
-    def fails(*args, **options):
-        raise kind("no way")
-
-    monkeypatch.setattr(distributed_c10d, "new_group", fails)
-    with pytest.raises(kind, match=r"Rank 1 could not make the process group of mesh .*: no way") as caught:
-        init_device_mesh("cpu", (2, 4))
-    assert type(caught.value) is kind
 
 
 def test_two_threads_that_ask_a_loaded_mesh_first_find_one_state(monkeypatch):

@@ -1,7 +1,6 @@
-"""Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, threads, subclasses."""
+"""Meshes where nothing real is at hand: fake tensors, the meta device, compile, LocalTensor, subclasses."""
 
-import copy
-import threading
+import contextlib
 
 import pytest
 import torch
@@ -9,10 +8,11 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 import torch_overlay
-from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay, open_groups, overlay
+from mesh_harness import STOCK, fake_world, group_ranks, needs_overlay
 from way import WAY, needs_package
 
 
@@ -42,31 +42,32 @@ OPERATIONS = {
 OURS = ("permute", "submesh_at")
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=needs_overlay) for what in OPERATIONS])
-def test_all_operations_work_under_fake_tensors(world, what):
-    """Ranks are plain numbers, so a mode that fakes tensors has nothing to fake (stock raises on most)."""
-    before = cube()
-    call, ranks = OPERATIONS[what]
-    with FakeTensorMode():
-        mesh = call(before)
-        assert mesh.mesh.tolist() == ranks and type(mesh.mesh) is torch.Tensor
-        assert hash(mesh) == hash(call(before)) and mesh == call(before)
-        assert what == "submesh_at" or [group.size() for group in mesh.get_all_groups()] == list(mesh.shape)
-    assert call(before).mesh.tolist() == ranks, "and the same outside"
-    assert mesh.get_coordinate() is None or mesh.mesh[tuple(mesh.get_coordinate())].item() == 3
+@contextlib.contextmanager
+def float_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+MODES = {"meta": lambda: torch.device("meta"), "inference": torch.inference_mode, "float64": float_default}
+MODES |= {} if STOCK else {"fake": FakeTensorMode}  # where stock raises on most
 
 
 @pytest.mark.parametrize("what", [what for what in OPERATIONS if not STOCK or what not in OURS])
-@pytest.mark.parametrize("mode", ["meta", "inference", "float64"])
-def test_all_operations_ignore_the_defaults_for_tensors(world, what, mode):
-    """A default device, inference mode, a default type: a mesh is a mesh."""
+@pytest.mark.parametrize("mode", MODES)
+def test_all_operations_ignore_the_mode_of_tensors(world, what, mode):
+    """A default device, inference mode, a default type, fake tensors: a mesh is a mesh."""
+    before = cube()
     call, ranks = OPERATIONS[what]
-    around = {"meta": lambda: torch.device("meta"), "inference": torch.inference_mode, "float64": FloatDefault}[mode]
-    with around():
-        mesh = call(cube())
-        assert mesh.mesh.tolist() == ranks
+    with MODES[mode]():
+        mesh, again = call(before), call(cube())
+        assert mesh.mesh.tolist() == again.mesh.tolist() == ranks and type(mesh.mesh) is torch.Tensor
+        assert hash(mesh) == hash(call(before)) and mesh == call(before)
     assert mesh.mesh.dtype == torch.int32 and mesh.mesh.device.type == "cpu"
-    assert all(3 in group_ranks(mesh, axis) for axis in range(mesh.ndim) if mesh.get_coordinate())
+    assert call(before).mesh.tolist() == ranks, "and the same outside"
+    for axis in range(mesh.ndim if mesh.get_coordinate() else 0):
+        group = group_ranks(mesh, axis)
+        assert 3 in group and len(group) == mesh.size(axis)
 
 
 def test_ranks_that_were_first_asked_for_in_inference_mode_are_plain_tensors_after(world):
@@ -74,16 +75,6 @@ def test_ranks_that_were_first_asked_for_in_inference_mode_are_plain_tensors_aft
     with torch.inference_mode():
         assert mesh.mesh.tolist() == [[3, 1], [2, 0]]
     assert not mesh.mesh.is_inference() and not mesh["b"].mesh.is_inference()
-
-
-class FloatDefault:
-    """The default type is float64 inside."""
-
-    def __enter__(self):
-        torch.set_default_dtype(torch.float64)
-
-    def __exit__(self, *exc):
-        torch.set_default_dtype(torch.float32)
 
 
 def compiled(function, *args):
@@ -108,18 +99,6 @@ def test_compiled_code_slices_and_asks_a_mesh(world):
         return x + piece.size(1) + local_rank(mesh, "b") + piece.get_coordinate()[1] + mesh.ndim + mesh["c"].size()
 
     assert torch.equal(compiled(asks, torch.zeros(2), mesh), torch.full((2,), 2.0 + 1 + 1 + 3 + 2))
-
-
-def test_compiled_code_uses_the_groups_of_a_mesh(world):
-    """A functional collective over a mesh axis, and over a group that a slice gives."""
-    import torch.distributed._functional_collectives as funcol
-
-    mesh = cube()
-
-    def reduces(x):
-        return funcol.all_gather_tensor(x, 0, mesh["a"].get_group()) + 1
-
-    assert compiled(reduces, torch.ones(2)).shape == (4,)
 
 
 traces_meshes = pytest.mark.skipif(
@@ -156,18 +135,6 @@ def test_dynamos_lists_are_its_own_again():
     torch_overlay.disable()
     assert lists == [trace_rules.get_mod_inlinelist, trace_rules.get_mod_skiplist]
     assert before == [known() for known in lists]
-
-
-def test_compiled_code_redistributes_on_a_flattened_mesh(world):
-    """DTensors of a view in, DTensors out."""
-    mesh = cube()
-    for view in (mesh["a", "b"]._flatten("ab"), mesh["a", "b"], mesh):
-        placed = DTensor.from_local(torch.ones(4, 4), view, [Shard(0)] * view.ndim, run_check=False)
-
-        def moves(x):
-            return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local() * 2
-
-        assert compiled(moves, placed).shape == (4 * view.size(), 4)
 
 
 # What compiled code may make of a cube, by the public names.
@@ -214,24 +181,6 @@ def test_compiled_code_makes_views(world, what):
 
 @traces_meshes
 @needs_overlay
-def test_a_view_that_compiled_code_makes_is_made_once(world):
-    """A rank that compiles once more than its peers would wait for them in a group that they don't make."""
-
-    def uses(x, mesh):
-        return x + mesh.unflatten("c", (1, 2), ("d", "e")).get_local_rank("e")
-
-    with overlay(share_groups="off"):
-        mesh, made = cube(), []
-        assert callable(mesh.unflatten)  # dynamo doesn't say what is missing
-        for _ in range(3):
-            torch._dynamo.reset()
-            torch.compile(uses, backend="eager", fullgraph=True)(torch.zeros(2), mesh)
-            made.append(len(open_groups()))
-    assert made[0] == made[1] == made[2]
-
-
-@traces_meshes
-@needs_overlay
 @pytest.mark.parametrize("what", ["private", "order"])
 def test_code_compiled_for_one_mesh_does_not_run_for_an_unequal_one(world, what):
     first = cube()
@@ -266,32 +215,6 @@ def test_dynamo_knows_what_the_overlay_adds_while_it_is_on():
         assert members == before and "_traced_views" not in {*mesh.__dict__, *saved}
 
 
-def test_compiled_code_reduces_partial_sums(world):
-    """Partial to Shard on two axes of which the flattened one is known."""
-    mesh = cube()["a", "b"]
-    mesh._flatten("ab")
-    partial = DTensor.from_local(torch.ones(8), mesh, [Partial(), Partial()], run_check=False)
-    assert compiled(lambda x: x.redistribute(placements=[Shard(0), Shard(0)]).to_local(), partial).shape == (2,)
-
-
-def test_another_mesh_recompiles_and_a_copy_does_not(world):
-    """Guards see the mesh's value and its groups."""
-    graphs = []
-
-    def counting(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    torch._dynamo.reset()
-    fast = torch.compile(lambda x, mesh: x + mesh["a"].size() + local_rank(mesh, "c"), backend=counting, fullgraph=True)
-    mesh = cube()
-    fast(torch.ones(1), mesh)
-    fast(torch.ones(1), copy.deepcopy(mesh))
-    assert len(graphs) == 1
-    fast(torch.ones(1), init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "c")))
-    assert len(graphs) == 2
-
-
 @traces_meshes
 def test_a_collective_on_an_equal_mesh_uses_that_meshs_group(world):
     """Guards read the mesh's value and the names of its groups; of the ranks they compare one tuple with itself."""
@@ -312,18 +235,6 @@ def test_a_collective_on_an_equal_mesh_uses_that_meshs_group(world):
     assert STOCK or meshes[0]._flatten_rank_map is meshes[0]["a"]._flatten_rank_map
 
 
-def test_a_backward_through_compiled_dtensors(world):
-    """Autograd under compile on a view."""
-    view = cube()["b", "c"]._flatten("bc")
-    weight = DTensor.from_local(torch.ones(2, 8), view, [Shard(0)], run_check=False).requires_grad_()
-
-    def loss(w):
-        return (w.redistribute(placements=[Replicate()]) * 3).to_local().sum()
-
-    compiled(loss, weight).backward()
-    assert weight.grad.to_local().shape == (2, 8)
-
-
 def test_local_tensor_mode_plays_all_ranks_in_one_process():
     """torch's LocalTensorMode: every rank's shard at once, on slices, flattened and unflattened views."""
     local = pytest.importorskip("torch.distributed._local_tensor")
@@ -338,24 +249,6 @@ def test_local_tensor_mode_plays_all_ranks_in_one_process():
             assert torch.equal(tensor.full_tensor().reconcile(), whole)
             moved = tensor.redistribute(placements=[Shard(1)] * view.ndim)
             assert torch.equal(moved.full_tensor().reconcile(), whole)
-
-
-@pytest.mark.skipif(STOCK, reason="torch's mode takes the coordinates of a slice that is gone for a later one's")
-@needs_overlay
-@traces_meshes
-def test_numbers_that_a_compiler_leaves_open_make_views():
-    """From the second value on, dynamo takes a number for a symbol; each value is another view."""
-
-    def read(mesh, stage, parts):
-        rest = mesh.submesh_at("c", at={"b": stage})
-        return rest.size(), mesh.unflatten("a", (parts, 4 // parts), ("x", "y")).ndim, mesh.ndim + parts
-
-    with fake_world(0, 16):
-        mesh, twin = (init_device_mesh("cpu", (4, 2, 2), mesh_dim_names=("a", "b", "c")) for _ in range(2))
-        compiled = torch.compile(read, backend="eager", fullgraph=True)
-        for stage, parts in ((0, 1), (1, 2), (0, 4), (1, 1)):
-            expected = read(twin, stage, parts)  # first, since dynamo may not name a member that a short prefix lacks
-            assert compiled(mesh, stage, parts) == expected
 
 
 def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
@@ -373,85 +266,19 @@ def test_local_tensor_mode_tells_a_slice_from_one_that_is_gone():
                 assert str(mesh[name].get_local_rank()) == str(mesh.get_local_rank(name)), name
 
 
-def test_threads_as_ranks_have_meshes_of_their_own():
-    """torch's threaded test backend: 4 ranks in one process, one world a thread."""
-    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+class TestThreadsAsRanks(MultiThreadedTestCase):
+    """Torch's threaded test backend: two ranks in one process, one world a thread."""
 
-    dist.destroy_process_group() if dist.is_initialized() else None
-    threaded._install_threaded_pg()
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    store, failures, seen = dist.HashStore(), [], {}
+    world_size, made = 2, {}
 
-    def play(rank: int) -> None:
-        try:
-            dist.init_process_group("threaded", rank=rank, world_size=4, store=store)
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-            flat = mesh._flatten("all")
-            for view, axis, line in ((mesh, 1, rank // 2 * 2), (mesh, 0, rank % 2), (flat, 0, 0)):
-                total = torch.tensor([float(rank)])
-                dist.all_reduce(total, group=view.get_group(axis))
-                assert total.item() == sum(group_ranks(view, axis)) and line in group_ranks(view, axis)
-            assert tuple(mesh.get_coordinate()) == (rank // 2, rank % 2)
-            seen[rank] = mesh
-        except BaseException as error:  # reported by the thread that waits
-            failures.append(error)
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
 
-    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(4)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not failures and len(seen) == 4, failures
-        assert seen[0] != seen[1], "meshes of different threads are different meshes"
-    finally:
-        threaded._uninstall_threaded_pg()
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
-
-
-class Managed(DeviceMesh):
-    """A mesh that others manage, as torchft's: a subclass with state of its own and none of the base's."""
-
-    def __init__(self, inner: DeviceMesh, lent) -> None:
-        self.inner, self.lent = inner, lent
-
-    @property
-    def mesh(self):
-        return self.inner.mesh
-
-    @property
-    def ndim(self):
-        return self.inner.ndim
-
-    @property
-    def shape(self):
-        return self.inner.shape
-
-    def get_group(self, mesh_dim=None):
-        return self.lent
-
-    def size(self, mesh_dim=None):
-        return self.inner.size(mesh_dim)
-
-    def __getitem__(self, names):
-        return self.inner[names]
-
-    def __hash__(self):
-        return hash(self.inner)
-
-    def __eq__(self, other):
-        return self is other
-
-
-def test_a_subclass_with_state_of_its_own_stays_as_it_is(world):
-    """What it overrides is its own; what it doesn't have is an AttributeError, as on stock, not our state."""
-    inner = cube()
-    managed = Managed(inner, inner.get_group("a"))
-    assert isinstance(managed, DeviceMesh) and managed.get_group() is inner.get_group("a")
-    assert (managed.size(), managed.ndim, managed["a"]) == (8, 3, inner["a"])
-    assert sorted(vars(managed)) == ["inner", "lent"] and managed == managed and inner != managed
-    with pytest.raises(AttributeError):
-        managed.get_coordinate()
+    def test_meshes_of_different_threads_are_different_meshes(self):
+        self.made[self.rank] = init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        dist.barrier()
+        self.assertNotEqual(self.made[0], self.made[1])
 
 
 class Filled(DeviceMesh):
@@ -513,16 +340,3 @@ def test_such_a_subclass_lives_through_enable_and_disable(world):
     finally:
         torch_overlay.enable()
     assert says(inside, ranks) and says(before, ranks)
-
-
-def test_a_mesh_is_a_context_that_nests(world):
-    """The current mesh, innermost first."""
-    from torch.distributed.device_mesh import _mesh_resources
-
-    outer, inner = cube(), init_device_mesh("cpu", (8,))
-    with outer:
-        with inner:
-            assert _mesh_resources.get_current_mesh() is inner
-        assert _mesh_resources.get_current_mesh() is outer
-    with pytest.raises(RuntimeError, match="No device mesh is currently active"):
-        _mesh_resources.get_current_mesh()

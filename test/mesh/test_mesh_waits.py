@@ -1,7 +1,12 @@
-"""A rank that waits long for the groups of its mesh says once who builds what, whatever is set; else it is silent."""
+"""Ranks that build different meshes, stay away or die, where stock hangs in silence.
+
+A rank that waits long for the groups of its mesh says once who builds what, whatever is set. Where meshes are compared
+(`check_mesh`), all ranks raise at once.
+"""
 
 import datetime
 import logging
+import os
 import threading
 import time
 from unittest import mock
@@ -10,11 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import forks
+import torch_overlay
+from torch_overlay.distributed import config
 from torch_overlay.distributed._groups import waits as waiting
-from way import needs_overlay
+from way import needs_overlay, needs_package
 
 pytestmark = needs_overlay
 RANKS, WAIT, LIMIT = 4, 0.5, 4  # seconds of waiting, and until a world gives up
@@ -39,8 +46,6 @@ def one_stays_away_from_the_second(rank: int) -> None:
 
 
 def one_stays_away_while_meshes_are_compared(rank: int) -> None:
-    import torch_overlay
-
     with torch_overlay.enabled(check_mesh=True):
         one_stays_away(rank)
 
@@ -64,9 +69,40 @@ def all_build_the_same_slowly(rank: int) -> None:
         grid(2, 2)
 
 
+def other_shape(rank: int) -> None:
+    grid(*((4, 1) if rank == 2 else (2, 2)))
+
+
+def other_names(rank: int) -> None:
+    init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "c" if rank in (1, 3) else "b"))
+
+
+def other_order(rank: int) -> None:
+    DeviceMesh("cpu", [0, 1, 3, 2] if rank == 3 else [0, 1, 2, 3])
+
+
+def other_options(rank: int) -> None:
+    if rank == 1:
+        torch_overlay.enable(flatten="existing")
+    grid(2, 2)
+
+
+def other_version(rank: int) -> None:
+    with mock.patch.object(config, "build", config.build + ".1" * (rank == 0)):
+        grid(2, 2)
+
+
+def one_dies(rank: int) -> None:
+    if rank == 3:
+        os._exit(0)
+    grid(2, 2)
+
+
 WAITS = [one_builds_another, one_stays_away, one_stays_away_from_the_second, one_stays_away_while_meshes_are_compared]
 SCENES = [*WAITS, all_build_the_same, all_build_the_same_slowly]
 PLAYED = [(scene, "tcp") for scene in SCENES] + [(scene, "file") for scene in (one_builds_another, all_build_the_same)]
+COMPARED = [other_shape, other_names, other_order, other_options, other_version]
+PLAYED += [(scene, "tcp") for scene in (*COMPARED, one_dies)]  # the last of its part
 PARTS = 4  # as many sets of ranks, each with every fourth scene: most of the time they wait
 
 
@@ -84,8 +120,7 @@ def noted_keys() -> list[str]:
 
 def play(rank: int, part: int, port: int, folder: str, said) -> None:
     """One rank through scenes, each in a world of its own: what it logged and set, and which threads it left."""
-    import torch_overlay
-
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     logged: list[str] = []
     keys = noted_keys()
@@ -105,14 +140,18 @@ def play(rank: int, part: int, port: int, folder: str, said) -> None:
         dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=world, timeout=limit)
         logged.clear()
         keys.clear()
-        error = ""
+        error, start = "", time.monotonic()
         try:
-            scene(rank)
+            with torch_overlay.enabled(check_mesh=scene in COMPARED):
+                scene(rank)
         except Exception as met:
-            error = str(met)
-        found = [*logged], error, [*keys], [*map(type, threading.enumerate())].count(threading.Timer)
+            error = f"{type(met).__name__}: {met}"
+        seconds, timers = time.monotonic() - start, [*map(type, threading.enumerate())].count(threading.Timer)
+        found = [*logged], error, [*keys], seconds, timers
         meeting.add(f"done/{number}", 1)
-        while meeting.add(f"done/{number}", 0) < RANKS:  # nobody's world goes while others wait in it
+        while meeting.add(f"done/{number}", 0) < RANKS - (
+            scene is one_dies
+        ):  # nobody's world goes while others wait in it
             time.sleep(0.02)
         said.put(((scene.__name__, kind, rank), found))
         dist.destroy_process_group()
@@ -121,7 +160,7 @@ def play(rank: int, part: int, port: int, folder: str, said) -> None:
 
 @pytest.fixture(scope="module")
 def met(tmp_path_factory):
-    """(scene, store, rank) to what the rank logged, its error, the keys that it set and its threads."""
+    """(scene, store, rank) to what the rank logged, its error, the keys that it set, its seconds and its threads."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     context = forks.context()
     said = context.Queue()
@@ -131,7 +170,7 @@ def met(tmp_path_factory):
     for rank in ranks:
         rank.start()
     try:
-        return dict(said.get(timeout=120) for _ in range(RANKS * len(PLAYED)))
+        return dict(said.get(timeout=120) for _ in range(RANKS * len(PLAYED) - 1))  # the one that dies says nothing
     finally:
         for rank in ranks:
             rank.join(10)
@@ -154,13 +193,41 @@ def test_who_waits_says_once_who_builds_what(met, scene, kind):
     for rank in range(RANKS):
         logged, error, *_ = met[scene, kind, rank]
         assert bool(error) == (rank in waiting), (rank, error)
+        assert "rank 3 didn" in error or rank == 3 or "compared" not in scene
         assert len(logged) == (rank in waiting), (rank, logged)
         assert all(f"Rank {rank} has waited 0.5 s for other ranks to " in line for line in logged), logged
         assert all(SAID[scene] in line for line in logged), logged
         assert all("TORCH_OVERLAY_CHECK_MESH=1, a mesh that differs is an error at once" in line for line in logged)
 
 
-@pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if scene not in WAITS])
+@pytest.mark.parametrize(
+    "scene, who",
+    [
+        ("other_shape", "rank 2 builds"),
+        ("other_names", "ranks 1, 3 build"),
+        ("other_order", "rank 3 builds"),
+        pytest.param("other_options", "rank 1 runs torch", marks=needs_package),
+        pytest.param("other_version", "rank 0 runs torch", marks=needs_package),
+    ],
+)
+def test_where_meshes_are_compared_every_rank_is_told_at_once_who_builds_another(met, scene, who):
+    """Or runs another release, version of the package or option."""
+    for rank in range(RANKS):
+        _, error, _, seconds, _ = met[scene, "tcp", rank]
+        assert error.startswith("RuntimeError") and who in error, error
+        assert seconds < LIMIT, seconds
+
+
+def test_the_others_hear_of_a_rank_that_died(met):
+    """Without the check: the axis and its ranks are named, and nobody waits longer than the timeouts of two groups."""
+    for rank in range(3):
+        _, error, _, seconds, _ = met["one_dies", "tcp", rank]
+        # where a store waits in vain, torch has an error of its own
+        assert error.startswith(("RuntimeError", "DistStoreError")) and ("axis 'a'" in error or "axis 'b'" in error)
+        assert "If some of them were out of reach" in error and seconds <= 2 * LIMIT + 2, (error, seconds)
+
+
+@pytest.mark.parametrize("scene, kind", [(scene.__name__, kind) for scene, kind in PLAYED if "same" in scene.__name__])
 def test_ranks_that_build_the_same_are_told_nothing(met, scene, kind):
     assert all(met[scene, kind, rank][:2] == ([], "") for rank in range(RANKS))
 
@@ -219,11 +286,6 @@ def pair(monkeypatch):
         return logged
 
     return waits
-
-
-def test_a_store_of_threads_serves(pair):
-    (said,) = pair(dist.HashStore())
-    assert "rank 0 builds (a=2); rank 1 came to no mesh yet" in said
 
 
 def test_in_a_large_world_few_are_asked_those_first_that_are_waited_for(pair, monkeypatch):

@@ -50,9 +50,3 @@ def test_a_command_runs(command, tmp_path, capsys):
     assert said
     if " run " in command:
         assert re.findall("True|False", said) == 2 * ["True", str("TORCH_OVERLAY_CHECK_MESH" in command)], said
-
-
-def test_the_tables_name_benchmarks_that_there_are():
-    commands = re.findall(r"`python (tools/\S+\.py) (\w+)`", TEXT)
-    assert commands == [("tools/bench.py", "weights"), ("tools/bench.py", "full_state")]
-    assert all((ROOT / "tools" / "benchmarks" / f"{name}.py").is_file() for _, name in commands)

@@ -1,13 +1,10 @@
-"""What the tests of parallel dims share: a slow twin of nested loops, worlds of one process, all degrees there are."""
+"""What the tests of parallel dims share: a slow twin of nested loops, and all degrees there are."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Iterator
-
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from torch_overlay.parallel_dims import ParallelDims
@@ -72,16 +69,6 @@ def _products(total: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def fake_world(rank: int, size: int) -> Iterator[None]:
-    """A world of which this process plays one rank; its collectives move nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextlib.contextmanager
 def overlay(on: bool, **options: str) -> Iterator[None]:
     """The overlay on inside, with these options, or torch as released."""
     if on:
@@ -90,8 +77,3 @@ def overlay(on: bool, **options: str) -> Iterator[None]:
         return
     assert not torch_overlay.is_enabled(), "stock torch is asked for, but the overlay is on"
     yield
-
-
-def group_ranks(mesh, axis: str) -> tuple[int, ...]:
-    """The ranks of this rank's group on an axis, in group order."""
-    return tuple(dist.get_process_group_ranks(mesh.get_group(axis)))

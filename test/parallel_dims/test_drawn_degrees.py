@@ -1,31 +1,21 @@
-"""`draw --degrees`: all meshes of a run, their groups against the twin, and pictures by what is in them."""
+"""`draw --degrees`: all meshes of a run, their groups against the twin."""
 
 import pytest
 
 import torch_overlay
-from dims_twin import RECIPE, Twin, all_degrees, fake_world, overlay
+from dims_twin import RECIPE, Twin, all_degrees, overlay
+from mesh_harness import fake_world
 from torch_overlay.__main__ import main
 from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.show.drawing import of_degrees
-from torch_overlay.show.pictures import INK, group_color
 from torch_overlay.show.typed import degrees as parse
-from width import NIGHTLY
-
-RUNS = {
-    "8": "dp_shard=2,cp=2,tp=2,ep=4",
-    "64": "pp=2,dp_replicate=2,dp_shard=4,cp=2,tp=2,ep=8",
-    "512": "pp=4,dp_replicate=2,dp_shard=8,cp=2,tp=4,ep=16,etp=2",
-}
-
-
-def drawn(degrees, gpus_per_host=8):
-    return str(torch_overlay.draw(of_degrees(parse(degrees, None)), gpus_per_host=gpus_per_host))
+from width import sample
 
 
 @pytest.mark.parametrize("size", [8, 24])
 def test_groups_are_the_twins(size):
     """Every axis of every mesh is there by its name, once, with the groups that nested loops give."""
-    for degrees in all_degrees(size):
+    for degrees in sample(all_degrees(size), 15 if size > 8 else 1):
         shown, twin = of_degrees(ParallelDims(**degrees)), Twin(**degrees)
         by_name = {name: axis for axis in shown.axes for name in axis.label.split(" = ")}
         assert sorted(by_name) == sorted({axis for _, axis in twin.axes()})
@@ -35,33 +25,10 @@ def test_groups_are_the_twins(size):
             assert sorted(by_name[axis].groups) == sorted(twin.groups(mesh, axis))
 
 
-@pytest.mark.parametrize("run", [*RUNS][: None if NIGHTLY else 2])  # large ones by day: those of explain's
-def test_picture_shows_each_group_in_its_colour(run, tmp_path):
-    image = pytest.importorskip("matplotlib.image")
-    numpy = pytest.importorskip("numpy")
-    shown = of_degrees(parse(RUNS[run], None))
-    assert len(shown.ranks) == int(run)
-    torch_overlay.draw(shown, str(tmp_path / "run.png"))
-    pixels = (image.imread(tmp_path / "run.png")[..., :3] * 255).round().astype(int)
-    assert min(pixels.shape[:2]) >= 500 and max(pixels.shape[:2]) <= 4000
-    packed, counts = numpy.unique(pixels @ (1 << 16, 1 << 8, 1), return_counts=True)
-    packed, counts = packed[counts > 20], counts[counts > 20]  # the others are rims and letters
-    colors = numpy.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1)
-
-    def seen(color):
-        return counts[abs(colors - [255 * value for value in color]).max(axis=1) <= 1].sum()
-
-    panels = shown.telling()
-    groups = range(1, max(len(axis.groups) for axis in panels))
-    assert [number for number in groups if seen(group_color(number)) < 20] == []
-    box = sum(seen(group_color(number)) for number in groups) / sum(int(run) - axis.size for axis in panels)
-    ink = [int(INK[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    assert seen(ink) > 0.7 * box * sum(axis.size for axis in panels)  # rank 0's group is dark in every panel
-
-
 def test_meshes_that_were_built_are_drawn_as_their_degrees():
     with overlay(True), fake_world(37, 64):
-        assert str(torch_overlay.draw(RECIPE.build("cpu"))) == drawn(RUNS["64"])
+        drawn = str(torch_overlay.draw(RECIPE.build("cpu")))
+    assert drawn == str(torch_overlay.draw(of_degrees(RECIPE), gpus_per_host=8))
 
 
 def test_degrees_as_they_are_typed():

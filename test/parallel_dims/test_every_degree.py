@@ -1,16 +1,15 @@
-"""Every combination of degrees of worlds of 8, 16, 24 and 64 ranks, against the twin of nested loops."""
+"""Every combination of degrees of worlds of 8, 24 and 64 ranks, against the twin of nested loops."""
 
 import itertools
 
 import pytest
-import torch.distributed as dist
 
-from dims_twin import Twin, all_degrees, fake_world, group_ranks, overlay
+from dims_twin import Twin, all_degrees, overlay
+from mesh_harness import fake_world, group_ranks
 from torch_overlay.parallel_dims import ParallelDims
 from width import sample
 
-COUNTS = {8: 203, 16: 574, 24: 2233, 64: 2982}
-WORLDS = tuple(COUNTS)
+WORLDS = (8, 24, 64)
 NAMES = {
     "world": ("world",),
     "dense": ("pp", "dp_replicate", "fsdp", "tp"),
@@ -47,16 +46,16 @@ def test_all_degrees_under_the_overlay(size):
     """Each named mesh has the twin's ranks, each axis's groups partition the world, equal rank sets share one group.
 
     The tables of the meshes are checked for all ranks at once; the rank that looks changes from one to the next. Of the
-    large worlds it is every seventh combination, and all of them at night.
+    large worlds it is every 15th combination, and all of them at night.
     """
     for turn, rank in enumerate((0, size // 3, size - 1)):
         with overlay(True, share_groups="ranks"), fake_world(rank, size):
-            combinations = sample(all_degrees(size), 7 if size > 16 else 1)
+            combinations = sample(all_degrees(size), 15 if size > 8 else 1)
             for degrees in itertools.islice(combinations, turn, None, 3):
                 check(ParallelDims(**degrees).build("cpu"), Twin(**degrees), rank, shared=True)
 
 
-@pytest.mark.parametrize("size, every", [(8, 1), (24, 20), (64, 100)])
+@pytest.mark.parametrize("size, every", [(8, 4), (24, 40), (64, 100)])
 def test_degrees_on_stock_torch(size, every):
     """The same meshes without the overlay; what differs is only that equal rank sets have several groups."""
     for number, degrees in enumerate(itertools.islice(all_degrees(size), 0, None, every)):
@@ -89,18 +88,3 @@ def test_any_one_degree_is_inferred(size):
                 assert found.sizes()["efsdp"] == 1
             else:
                 assert found == whole
-
-
-def test_twin_disagrees_with_other_degrees():
-    """The check is one that can fail: wrong degrees, or groups that aren't shared, are noticed."""
-    degrees = dict(pp=1, dp_replicate=1, dp_shard=2, cp=2, tp=2, ep=2, etp=1)
-    with overlay(True, share_groups="ranks"), fake_world(3, 8):
-        dims = ParallelDims(**degrees).build("cpu")
-        check(dims, Twin(**degrees), 3, shared=True)
-        for other in ({"ep": 4}, {"ep": 1, "etp": 2}, {"cp": 1, "dp_shard": 4}, {"cp": 4, "dp_shard": 1}):
-            with pytest.raises(AssertionError):
-                check(dims, Twin(**degrees | other), 3, shared=True)
-    with overlay(False), fake_world(3, 8):
-        with pytest.raises(AssertionError):
-            check(ParallelDims(**degrees).build("cpu"), Twin(**degrees), 3, shared=True)
-    assert not dist.is_initialized()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dims_twin import all_degrees, fake_world, overlay
+from dims_twin import all_degrees, overlay
+from mesh_harness import fake_world
 from torch_overlay.parallel_dims import ParallelDims
 
 PAGE = Path(__file__).parents[2] / "docs" / "parallel_dims.md"

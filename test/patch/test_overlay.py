@@ -33,15 +33,10 @@ def test_every_kind_takes_effect_and_goes_back(tree):
     assert tree.get("fakebody").calls == ["on", 7]
 
 
-def test_enable_imports_the_library_and_no_more(tree):
-    tree.rows(*ALL)
-    torch_overlay.enable()
-    assert "fakelib.core" in sys.modules and "fakelib.late" not in sys.modules
-
-
 def test_a_late_module_is_patched_when_its_package_is_there(tree):
     tree.rows(*ALL)
-    assert states(torch_overlay.enable())["work"] == "waiting"
+    finders = list(sys.meta_path)
+    assert states(torch_overlay.enable())["work"] == "waiting" and "fakelib.late" not in sys.modules
     late = tree.get("fakelib.late")
     assert late.work() == late.inner.work() == late.friend.work() == "our work"
     assert states(torch_overlay.status())["work"] == "on"
@@ -49,16 +44,7 @@ def test_a_late_module_is_patched_when_its_package_is_there(tree):
     assert loaders == {"SourceFileLoader"}
     torch_overlay.disable()
     assert late.work() == late.inner.work() == ("stock", ("stock", 1)) and late.friend.work is late.inner.work
-
-
-def test_disable_takes_the_import_hook_away(tree):
-    tree.rows(*ALL)
-    finders = list(sys.meta_path)
-    torch_overlay.enable()
-    assert sys.meta_path != finders
-    torch_overlay.disable()
     assert sys.meta_path == finders
-    assert tree.get("fakelib.late").work() == ("stock", ("stock", 1))
 
 
 def test_a_changed_late_module_refuses_from_its_file(tree):
@@ -85,13 +71,6 @@ def test_a_changed_body_changes_nothing_and_is_named(tree, row):
     assert {name for name, state in left.items() if state == "left out"} == {row.qualname}
 
 
-def test_white_space_comments_and_documentation_are_no_change(tree):
-    tree.rows(*ALL)
-    tree.edit("fakelib.core", "  # a comment", "\n\n        # another")
-    tree.edit("fakelib.core", "Its documentation.", "Better documentation.")
-    assert states(torch_overlay.enable())["Mesh.size"] == "on"
-
-
 def test_somebodys_own_patch_is_noticed_and_named(tree):
     tree.rows(*ALL)
     core = tree.get("fakelib.core")
@@ -111,9 +90,9 @@ def test_an_added_name_must_be_free(tree):
         torch_overlay.enable()
 
 
-@pytest.mark.parametrize("release", ["2.9.1", "2.10.0", "2.10.0+cu128", "2.16.0"])
+@pytest.mark.parametrize("release", ["2.9.1", "2.10.0+cu128", "2.16.0", "2.13.7rc1", "2.13.0a0+git12"])
 def test_an_unknown_release_is_refused_unless_its_bodies_are_known(tree, release):
-    """Those that were given up, and the next. The error names the releases to install instead."""
+    """Those that were given up, the next, and pre-releases. The error names the releases to install instead."""
     tree.rows(*ALL)
     tree.running(release)
     known = r"\(2\.11\.0, 2\.12\.1, 2\.13\.0, 2\.14\.1, 2\.15\.0\)"
@@ -132,14 +111,6 @@ def test_a_patch_release_is_recognised_by_its_code(tree, release):
         assert states(status)["make"] == "on"
     tree.edit("fakelib.late.inner", "'stock'", "'other'")
     with pytest.raises(errors.ChangedTarget, match=r"1 of .* targets.*\n.*inner:work.*another body"):
-        torch_overlay.enable()
-
-
-@pytest.mark.parametrize("release", ["2.13.7rc1", "2.13.0a0+git12", "2.13.1.dev20260101"])
-def test_a_pre_release_is_refused_though_its_code_is_known(tree, release):
-    tree.rows(*ALL)
-    tree.running(release)
-    with pytest.raises(errors.UnknownRelease, match="isn't one of the releases"):
         torch_overlay.enable()
 
 
@@ -240,9 +211,6 @@ def test_a_wrong_option_changes_nothing(tree):
     tree.rows(*ALL)
     with pytest.raises(errors.OptionError, match="did you mean 'flatten'"):
         torch_overlay.enable(flaten="whole")
-    for gone in ({"flatten": "create"}, {"share_groups": "world"}, {"cost": "plan"}, {"topology": None}):
-        with pytest.raises(errors.OptionError, match=r"one of 'whole', 'existing'|'names', 'ranks', 'off'|any more\."):
-            torch_overlay.enable(**gone)
     assert not torch_overlay.is_enabled() and "fakelib" not in sys.modules
 
 
@@ -376,27 +344,6 @@ def test_threads_that_enable_and_disable_leave_the_library_whole(tree):
         thread.join()
     assert not failures and not torch_overlay.is_enabled()
     assert fake_tree.same(before, tree.snapshot())
-
-
-def test_status_reads_as_text(tree, monkeypatch):
-    from torch_overlay import report
-
-    monkeypatch.setattr(report, "COUNTERS", [lambda: {"groups": {"made": 2, "shared": 7}}, "no.such.module:counters"])
-    tree.rows(*ALL)
-    torch_overlay.enable(leave_out="cross_mesh")
-    text = torch_overlay.status().all()
-    torch_overlay.disable()
-    assert str(torch_overlay.status()) == "torch_overlay is off (torch 2.13.0): enable() turns it on"
-    for line in (
-        "torch_overlay is on (torch 2.13.0): 6 patches in place, 1 waiting",
-        "    Mesh.size   replaced",
-        "    Mesh.note   added",
-        "    work        waiting: until the module is imported",
-        "  groups: made 2, shared 7",
-        "  share_groups: names",
-        "  leave_out: cross_mesh",
-    ):
-        assert line in text.splitlines(), f"{line!r} isn't in\n{text}"
 
 
 def test_an_undo_that_fails_still_turns_the_overlay_off(tree):

@@ -82,13 +82,3 @@ def test_live_objects_are_compared_by_code(tree):
     assert "test_recognise.py" in stranger("make", wrapper)
     core.make.__code__ = wrapper.__code__.replace(co_freevars=())
     assert "test_recognise.py" in stranger("make", core.make)
-
-
-def test_a_module_that_is_not_imported_is_found_on_disk(tree):
-    import sys
-
-    tree.get("fakelib")
-    assert recognise.find("fakelib.late.inner").path == str(tree.path("fakelib.late.inner"))
-    assert recognise.find("fakelib.late").path == str(tree.path("fakelib.late"))
-    assert recognise.find("fakelib.nothing.inner").path is None
-    assert "fakelib.late" not in sys.modules

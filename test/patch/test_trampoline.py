@@ -7,7 +7,6 @@ import types
 
 import pytest
 
-from torch_overlay.patching.errors import PatchError
 from torch_overlay.patching.trampoline import trampoline
 
 
@@ -87,9 +86,3 @@ def test_tools_that_go_by_files_see_the_bodys():
 def test_it_is_the_same_code_each_time():
     """Compilers keep what they made by the identity of the code, so enable() must not make it anew."""
     assert trampoline(plain, f"{__name__}:plain") is trampoline(plain, f"{__name__}:plain")
-
-
-def test_it_refuses_what_it_cannot_stand_for():
-    for path, kind in ((f"{__name__}:Class.plain", 0), (f"{__name__}:plain", inspect.CO_COROUTINE)):
-        with pytest.raises(PatchError, match="a trampoline calls a function of a module"):
-            trampoline(plain, path, kind)

@@ -1,6 +1,7 @@
 """What pip is told: which releases of torch, which extras the commands of the README name, where links lead."""
 
 import importlib.util
+import pathlib
 import re
 import shutil
 import subprocess
@@ -8,9 +9,10 @@ import sys
 
 import pytest
 
-import house
 from torch_overlay import versions
 
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = "torch_overlay"
 # Of torch, around those that are supported.
 RELEASED = ("2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")
 
@@ -21,7 +23,7 @@ def setup(monkeypatch):
     setuptools = pytest.importorskip("setuptools")
     given = {}
     monkeypatch.setattr(setuptools, "setup", lambda **what: given.update(what))
-    spec = importlib.util.spec_from_file_location("setup_py", house.ROOT / "setup.py")
+    spec = importlib.util.spec_from_file_location("setup_py", ROOT / "setup.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.given = given
@@ -39,26 +41,26 @@ def test_pip_lets_in_the_releases_that_are_recognised_and_no_other(setup):
 
 
 def test_a_wheel_has_the_files_that_are_no_python(setup):
-    folder = house.ROOT / house.PACKAGE
+    folder = ROOT / PACKAGE
     others = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     others = {path for path in others if not path.endswith((".py", ".pyc"))}
-    assert others == {"py.typed", "fingerprints.json"} == {*setup.given["package_data"][house.PACKAGE]}
+    assert others == {"py.typed", "fingerprints.json"} == {*setup.given["package_data"][PACKAGE]}
 
 
 def test_extras_that_are_named_exist(setup):
     named = set()
     for name in ("README.md", "noxfile.py", ".lintrunner.toml", "CONTRIBUTING.md"):
-        path = house.ROOT / name
+        path = ROOT / name
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         named |= {extra for extras in re.findall(r"\.\[([\w,]+)\]", text) for extra in extras.split(",")}
-    for source in house.sources(house.PACKAGE):
-        named |= set(re.findall(r"torch-overlay\[(\w+)\]", source.text))
+    for path in (ROOT / PACKAGE).rglob("*.py"):
+        named |= set(re.findall(r"torch-overlay\[(\w+)\]", path.read_text(encoding="utf-8")))
     assert {"demo", "plot", "test", "dev"} <= named <= set(setup.given["extras_require"])
 
 
 def test_a_zip_of_the_package_has_its_data(tmp_path):
     """As Spark and others bring code to their hosts."""
-    made = shutil.make_archive(str(tmp_path / "made"), "zip", house.ROOT, house.PACKAGE)
+    made = shutil.make_archive(str(tmp_path / "made"), "zip", ROOT, PACKAGE)
     code = "from torch_overlay import versions; print(versions.__file__, *versions.fingerprints())"
     told = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": made}, cwd=tmp_path, capture_output=True, text=True

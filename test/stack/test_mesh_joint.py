@@ -73,14 +73,14 @@ class TestJointNames(TestCase):
             inside = self.mesh["bc"]._unflatten(0, (2, 2), ("x", "y"))
         self.assertIsNone(joint_group_name(inside, (0, 1)))
 
+    def test_a_rank_outside_knows_the_backends_that_were_given(self) -> None:
+        given = (("gloo", None), (None, None))
+        mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=given)
+        mesh._unflatten("b", (2,), ("c",), backend_override={"c": "gloo"})
+        universe = universe_of(shared_state(mesh))
+        self.assertEqual(tuple(override_of(mesh, universe, axis) for axis in (0, 1)), given)
 
-class TestJointRequests(TestCase):
-    """In a world of 8 of which this process plays one; no bytes move."""
-
-    @config.patch(mesh_share_groups="names")
     def test_a_joint_group_is_neither_an_axis_nor_the_default_group(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
-        self.addCleanup(dist.destroy_process_group)
         ranks = RankMap.identity(8)
         universe = current_world().open_universe(ranks)
 
@@ -93,20 +93,6 @@ class TestJointRequests(TestCase):
         self.assertIsNot(asked(8, "a,b,c", True), dist.group.WORLD)
         self.assertFalse(any(entry.serves_axis for entry in universe.table.entries.values()))
         self.assertNotEqual(asked(4, "b,c", False), group)
-
-
-class TestJointOutside(TestCase):
-    """As rank 5 of 8 sees it, which is in no mesh here; no bytes move."""
-
-    def test_it_knows_the_backends_that_were_given(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
-        self.addCleanup(dist.destroy_process_group)
-        given = (("gloo", None), (None, None))
-        with config.patch(mesh_share_groups="names"):
-            mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"), backend_override=given)
-            mesh._unflatten("b", (2,), ("c",), backend_override={"c": "gloo"})
-        universe = universe_of(shared_state(mesh))
-        self.assertEqual(tuple(override_of(mesh, universe, axis) for axis in (0, 1)), given)
 
 
 SETS = [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]
@@ -198,11 +184,18 @@ instantiate_parametrized_tests(TestJointGroups)
 
 
 class TestJointClosed(TestCase):
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
-    @parametrize("destroyed, held, there", [(2, False, False), (1, False, True), (2, True, True)])
-    def test_they_go_with_the_mesh_and_its_groups(self, destroyed, held, there) -> None:
+    """In a world of 16 of which this process plays one; no bytes move."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        chosen = config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
+        chosen.__enter__()
+        self.addCleanup(chosen.__exit__, None, None, None)
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
         self.addCleanup(dist.destroy_process_group)
+
+    @parametrize("destroyed, held, there", [(2, False, False), (1, False, True), (2, True, True)])
+    def test_they_go_with_the_mesh_and_its_groups(self, destroyed, held, there) -> None:
         mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
         name = joint_group_name(mesh, (0, 1))
         for axis in ("a", "b")[:destroyed]:
@@ -214,10 +207,7 @@ class TestJointClosed(TestCase):
         init_device_mesh("cpu", (4, 4), mesh_dim_names=("a", "b"))
         self.assertEqual(find_group(name) is not None, there, msg=str(holder))
 
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     def test_they_stay_where_ranks_end_a_communicator_together(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
-        self.addCleanup(dist.destroy_process_group)
         mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
         name = joint_group_name(mesh, (0, 1))
         for group in mesh.get_all_groups():
@@ -228,10 +218,7 @@ class TestJointClosed(TestCase):
             init_device_mesh("cpu", (4, 4))
         self.assertIsNotNone(find_group(name))
 
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     def test_groups_may_be_destroyed_after_the_next_mesh(self) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
-        self.addCleanup(dist.destroy_process_group)
         mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
         name, groups = joint_group_name(mesh, (0, 1)), mesh.get_all_groups()
         del mesh
@@ -243,11 +230,8 @@ class TestJointClosed(TestCase):
         init_device_mesh("cpu", (4, 4))
         self.assertIsNone(find_group(name))
 
-    @config.patch(mesh_share_groups="names", mesh_joint_groups="whole")
     @parametrize("create", ["members", "world"])
     def test_a_mesh_that_is_loaded_later_gets_a_live_one(self, create) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=16)
-        self.addCleanup(dist.destroy_process_group)
         with config.patch(mesh_create_groups=create):
             mesh = init_device_mesh("cpu", (2, 8), mesh_dim_names=("a", "b"))
             saved = pickle.dumps(mesh)

@@ -239,6 +239,12 @@ class TestCompareRanks(MultiThreadedTestCase):
         with self.assertRaisesRegex(RuntimeError, said):
             check._compare("second", line, check.MESH)
 
+    @config.patch(mesh_check=True)
+    def test_ranks_that_build_different_meshes_are_told(self) -> None:
+        check.check_same_mesh(lambda: "(dp=2)")
+        with self.assertRaisesRegex(RuntimeError, r"rank 0 builds \(0\); rank 1 builds \(1\)"):
+            check.check_same_mesh(lambda: f"({dist.get_rank()})")
+
 
 class TestMeshCheck(TestCase):
     def test_a_mesh_says_what_it_is_before_it_makes_groups(self) -> None:
@@ -251,22 +257,6 @@ class TestMeshCheck(TestCase):
             DeviceMesh("cpu", [3, 2, 1, 0])
         self.assertRegex(said[0], r"^\(dp=2, tp=4\) on cpu over ranks 0 to 7 as .*2.*4.*4.*1")
         self.assertRegex(said[1], r"^\(4\) on cpu over ranks .*3.*0.* #[0-9a-f]{8} as .*4.*1")
-
-
-class TestMeshCheckRanks(MultiThreadedTestCase):
-    @property
-    def world_size(self) -> int:
-        return 2
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_threads()
-
-    @config.patch(mesh_check=True)
-    def test_ranks_that_build_different_meshes_are_told(self) -> None:
-        check.check_same_mesh(lambda: "(dp=2)")
-        with self.assertRaisesRegex(RuntimeError, r"rank 0 builds \(0\); rank 1 builds \(1\)"):
-            check.check_same_mesh(lambda: f"({dist.get_rank()})")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class TestMeshSavedState(TestCase):
         self.assertEqual(view_of(again).ranks(13), [*range(24)])
 
 
-class SavedMeshTest(TestCase):
+class TestMeshPickling(TestCase):
     """Saved as one rank of a world, loaded as another; no bytes move."""
 
     def setUp(self) -> None:
@@ -63,8 +63,6 @@ class SavedMeshTest(TestCase):
             dist.destroy_process_group()
         super().tearDown()
 
-
-class TestMeshPickling(SavedMeshTest):
     def test_coordinates_and_ranks_are_the_loaders(self) -> None:
         self._join(rank=10)
         mesh, row = torch.load(self.saved, weights_only=False)
@@ -151,8 +149,6 @@ class TestMeshPickling(SavedMeshTest):
         with self.assertRaisesRegex(RuntimeError, r"no process group here has the ranks \[8, 9, 10, 11\]"):
             mesh.get_group("tp")
 
-
-class TestMeshEarlyLoads(SavedMeshTest):
     def test_loaded_early_it_waits_for_the_world(self) -> None:
         mesh, row = torch.load(self.saved, weights_only=False)
         self.assertEqual(mesh.get_coordinate(), [1, 1], "of rank 5, which saved it")
@@ -230,7 +226,7 @@ class TestMeshLateGroups(TestCase):
         self.assertEqual(row.get_group(), here.get_group("tp"))
 
 
-class SavedUniverseTest(TestCase):
+class TestSavedGroups(TestCase):
     """In a world of 64 of which this process plays one; no bytes move."""
 
     def setUp(self) -> None:
@@ -253,8 +249,6 @@ class SavedUniverseTest(TestCase):
         saved.seek(0)
         return saved
 
-
-class TestSavedGroups(SavedUniverseTest):
     def test_each_of_two_equal_meshes_has_its_own_groups(self) -> None:
         meshes = self._meshes()
         saved = self._saved(*meshes)
@@ -276,8 +270,6 @@ class TestSavedGroups(SavedUniverseTest):
         with self.assertRaises(RuntimeError):
             loaded.get_group("b")
 
-
-class TestSavedUniverse(SavedUniverseTest):
     def test_views_that_are_made_later_share_groups_too(self) -> None:
         mesh, _ = self._meshes()
         saved = self._saved(mesh)
@@ -297,8 +289,6 @@ class TestSavedUniverse(SavedUniverseTest):
         self.assertIs(find_universe(ranks, private.private, 3), private)
         self.assertIsNone(find_universe(RankMap([1, 0]), None, 1))
 
-
-class TestSharedPickles(SavedUniverseTest):
     def test_a_mesh_that_is_not_here_has_groups_of_an_equal_one(self) -> None:
         """Not that of another axis over these ranks, which may even have the name that was saved."""
         mesh = self._meshes()[1]

@@ -59,21 +59,6 @@ class TestPrivateMesh(TestCase):
         self.assertEqual([plain.number, private.number], [1, 2])
         self.assertNotEqual(private.private, world.next_private(ranks))
 
-
-class TestPrivateView(TestCase):
-    """In a world of 64 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        switched_on = config.patch(mesh_share_groups="names")
-        switched_on.__enter__()
-        self.addCleanup(switched_on.__exit__, None, None, None)
-        dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=64)
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
-
     def test_a_view_made_inside_has_groups_of_its_own(self) -> None:
         mesh = init_device_mesh("cpu", (64,), mesh_dim_names=("world",))
         outside = mesh._unflatten(0, (4, 16), ("a", "b"))

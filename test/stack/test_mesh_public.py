@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_overlay.distributed._groups.universe import private_groups
 
 
-class TestMeshPermute(TestCase):
+class TestMeshPublic(TestCase):
     """In a world of 64 of which this process plays one; no bytes move."""
 
     def setUp(self) -> None:
@@ -49,19 +49,6 @@ class TestMeshPermute(TestCase):
         with self.assertRaisesRegex(ValueError, "it has none"):
             init_device_mesh("cpu", (64,)).permute(("a",))
 
-
-class TestSubmeshAt(TestCase):
-    """In a world of 64 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
-        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
-
     def test_a_view_at_another_coordinate(self) -> None:
         whole = torch.arange(64).reshape(4, 4, 4)
         for pp, dp in itertools.product(range(4), repeat=2):
@@ -92,19 +79,6 @@ class TestSubmeshAt(TestCase):
         ):
             with self.assertRaisesRegex(error, text):
                 self.mesh.submesh_at(shown, at=at)
-
-
-class TestTracedViews(TestCase):
-    """In a world of 64 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
-        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
 
     def test_one_graph(self) -> None:
         def ask(x, mesh):
@@ -158,19 +132,6 @@ class TestTracedViews(TestCase):
             self.assertEqual(graphs.frame_count, count)
             self.assertIn(mesh.get_group("tp").group_name, str(graphs.graphs[-1].code))
 
-
-class TestTracedAt(TestCase):
-    """In a world of 64 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
-        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
-
     def test_each_coordinate_is_a_view(self) -> None:
         def ask(x, mesh, stage):
             part = mesh.submesh_at(("dp", "tp"), at={"pp": stage})
@@ -184,19 +145,6 @@ class TestTracedAt(TestCase):
         self.assertEqual(graphs.frame_count, 2)
         views = vars(self.mesh._traced_views).values()
         self.assertEqual(sorted(int(view.mesh[0, 0]) for view in views), [32, 48])
-
-
-class TestMeshPublic(TestCase):
-    """In a world of 64 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=37, world_size=64)
-        self.mesh = init_device_mesh("cpu", (4, 4, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
 
     def test_flatten(self) -> None:
         one = self.mesh["dp", "tp"].flatten("model")

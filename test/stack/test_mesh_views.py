@@ -20,7 +20,7 @@ from torch_overlay.distributed._mesh.state import shared_state, view_of
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 
 
-class TestMeshState(TestCase):
+class TestMeshViews(TestCase):
     """In a world of 24 of which this process plays one; no bytes move."""
 
     RANK = 13
@@ -59,26 +59,11 @@ class TestMeshState(TestCase):
             self.assertEqual(view_of(other).ranks(self.RANK), [self.RANK, 7])
             self.assertIs(shared_state(other).registry, shared_state(other._root_mesh).registry)
 
-
-class TestMeshViews(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
     def test_slices_have_their_roots_tensor_and_tuple(self) -> None:
         self.assertEqual(self.mesh._rank_map.tolist(), list(range(24)))
         self.assertEqual(self.mesh._flatten_rank_map, tuple(range(24)))
         for name in ("_rank_map", "_flatten_rank_map"):
             self.assertIs(getattr(self.mesh["tp"], name), getattr(self.mesh, name))
-
-    def test_ranks_that_are_no_ranks_are_refused(self) -> None:
-        for wrong in ([0, 0], [0, 1.5], []):
-            with self.assertRaises(ValueError):
-                DeviceMesh("cpu", wrong)
 
     def test_coordinates_under_fake_tensors(self) -> None:
         """Where a tensor of ranks would be fake."""
@@ -119,14 +104,114 @@ class TestMeshViews(TestCase):
         bare._flatten_rank_map = (0, 1)  # and no layout
         self.assertEqual(copy.copy(bare).purpose, bare.purpose)
 
+    def test_each_dim_has_a_group_and_a_rank_outside_none(self) -> None:
+        ranks = [dist.get_process_group_ranks(group) for group in self.mesh.get_all_groups()]
+        self.assertEqual(ranks, [[1, 13], [13, 17, 21], [12, 13, 14, 15]])
+        self.assertEqual(DeviceMesh("cpu", [[0, 1], [2, 3]])._dim_group_names, [])
 
-class TestMeshChecks(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
+    def test_a_mesh_of_another_rank_map_has_its_groups_where_its_root_has(self) -> None:
+        """Compiled code looks for them there."""
+        for root in (self.mesh, self.mesh["tp"]):
+            other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=root)
+            self.assertIs(other._get_root_mesh(), self.mesh)
+            self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
 
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
+    def test_an_axis_is_cut(self) -> None:
+        cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
+        self.assertEqual(names, ["pp", "dp", "cp", "sp"])
+        shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
+        self.assertEqual(shown, [[13, 15], [12, 13]])
+        with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
+            cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
+        with self.assertRaisesRegex(ValueError, "at least 1"):
+            cut_axis(self.mesh, 2, (-2, -2), ("cp", "sp"))
+
+    def test_new_axes_have_groups_and_the_others_keep_theirs(self) -> None:
+        cut = self.mesh._unflatten(2, (2, 2), ("cp", "sp"))
+        self.assertEqual(cut.shape, (2, 3, 2, 2))
+        self.assertEqual(cut.get_group("dp"), self.mesh.get_group("dp"))
+        self.assertEqual(
+            [dist.get_process_group_ranks(cut.get_group(name)) for name in ("cp", "sp")], [[13, 15], [12, 13]]
+        )
+        flat = self.mesh["pp", "tp"]._flatten("model")
+        self.assertEqual(dist.get_process_group_ranks(flat.get_group()), [0, 1, 2, 3, 12, 13, 14, 15])
+        self.assertEqual(self.mesh["pp", "tp"]._flatten("model"), flat)
+
+    def test_a_name_that_another_dim_has_is_refused(self) -> None:
+        with self.assertRaisesRegex(ValueError, "no other axis"):
+            self.mesh._unflatten(2, (2, 2), ("dp", "sp"))
+
+    def test_axes_keep_their_ranks_and_groups(self) -> None:
+        both = DeviceMesh._concatenate([self.mesh["pp"], self.mesh["tp"]])
+        self.assertEqual(both, self.mesh["pp", "tp"])
+        self.assertEqual(both.mesh.tolist(), [[0, 1, 2, 3], [12, 13, 14, 15]])
+        self.assertEqual(both.get_group("tp"), self.mesh.get_group("tp"))
+
+    def test_meshes_without_names_can_be_concatenated(self) -> None:
+        cut = init_device_mesh("cpu", (24,))
+        self.assertIsNone(DeviceMesh._concatenate([cut]).mesh_dim_names)
+
+    def test_what_does_not_go_together_is_refused(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "overlapping"):
+            DeviceMesh._concatenate([self.mesh["tp"], self.mesh["dp", "tp"]])
+        with self.assertRaisesRegex(RuntimeError, "different device meshes"):
+            DeviceMesh._concatenate([self.mesh["dp"], DeviceMesh("cpu", range(23, -1, -1), mesh_dim_names=("tp",))])
+        with self.assertRaisesRegex(ValueError, "at least one mesh"):
+            DeviceMesh._concatenate([])
+
+    def test_all_copies_of_an_axis_are_listed(self) -> None:
+        every = self.mesh._get_all_submeshes("dp")
+        self.assertEqual(every[5].mesh.tolist(), [13, 17, 21])
+        self.assertEqual(every[5].get_group(), self.mesh.get_group("dp"))
+        self.assertEqual([len(every), every[0].get_coordinate()], [8, None])
+        self.assertEqual([one._dim_group_names for one in every if one is not every[5]], [[]] * 7)
+
+    def test_a_mesh_that_does_not_say_its_rank_has_copies(self) -> None:
+        del self.mesh._rank  # as of a subclass that makes its own state
+        self.assertEqual(self.mesh._get_all_submeshes("dp")[5].get_group(), self.mesh.get_group("dp"))
+
+    def test_a_copy_is_a_mesh_over_the_same_groups(self) -> None:
+        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh["dp", "tp"])):
+            self.assertEqual(made, self.mesh if made.ndim == 3 else self.mesh["dp", "tp"])
+            self.assertEqual(made.get_group("tp"), self.mesh.get_group("tp"))
+
+    def test_what_is_copied_together_has_one_root(self) -> None:
+        mesh, view = copy.deepcopy([self.mesh, self.mesh["tp"]])
+        self.assertIs(view._get_root_mesh(), mesh)
+        self.assertIsNot(mesh, self.mesh)
+        self.mesh["dp", "tp"]._flatten("model")
+        self.assertEqual(mesh["model"], self.mesh["model"])
+
+    def test_what_users_put_on_a_mesh_comes_along(self) -> None:
+        self.mesh.notes = self.mesh._notes = ["kept"]
+        for name in ("notes", "_notes"):
+            self.assertIs(getattr(copy.copy(self.mesh), name), self.mesh.notes)
+            copied = getattr(copy.deepcopy(self.mesh), name)
+            self.assertEqual(copied, ["kept"])
+            self.assertIsNot(copied, self.mesh.notes)
+        self.mesh.get_rank = lambda: 3
+        self.assertEqual(copy.copy(self.mesh).get_rank(), 3)
+
+    def test_own_axes_come_before_flattened_views(self) -> None:
+        self.mesh["pp", "tp"]._flatten("model")
+        cut = self.mesh._unflatten(2, (2, 2), ("model", "sp"))
+        self.assertEqual(dist.get_process_group_ranks(cut.get_group("model")), [13, 15])
+        self.assertEqual(cut.get_group("model"), cut["model"].get_group())
+        self.assertEqual(self.mesh.get_group("model"), self.mesh["model"].get_group())
+        named = self.mesh._unflatten(2, (2, 2), ("all", "sp"))
+        flat = named._flatten("all")
+        self.assertEqual(dist.get_process_group_ranks(named.get_group("all")), [13, 15])
+        self.assertEqual(flat.get_group("all").size(), 24)
+        self.assertEqual(self.mesh["all"], flat)
+
+    def test_a_rank_outside_is_told(self) -> None:
+        outside = DeviceMesh("cpu", torch.arange(8), mesh_dim_names=("dp",))
+        with self.assertRaisesRegex(RuntimeError, "Rank 13 isn't in the mesh"):
+            outside.get_group("dp")
+
+    def test_a_mesh_without_dims_has_no_group(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "without dims has no process group"):
+            DeviceMesh("cpu", torch.tensor(self.RANK)).get_group()
 
     def test_ranks_that_the_world_lacks_are_refused_where_groups_are_made(self) -> None:
         """Without the check, the last mesh, as long as the world, would have the default group."""
@@ -148,34 +233,14 @@ class TestMeshChecks(TestCase):
             DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("dp"))
 
 
-class TestMeshMakingGroups(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def test_each_dim_has_a_group_and_a_rank_outside_none(self) -> None:
-        ranks = [dist.get_process_group_ranks(group) for group in self.mesh.get_all_groups()]
-        self.assertEqual(ranks, [[1, 13], [13, 17, 21], [12, 13, 14, 15]])
-        self.assertEqual(DeviceMesh("cpu", [[0, 1], [2, 3]])._dim_group_names, [])
-
-    def test_a_mesh_of_another_rank_map_has_its_groups_where_its_root_has(self) -> None:
-        """Compiled code looks for them there."""
-        for root in (self.mesh, self.mesh["tp"]):
-            other = DeviceMesh("cpu", [7, 13], mesh_dim_names=("q",), _root_mesh=root)
-            self.assertIs(other._get_root_mesh(), self.mesh)
-            self.assertIn(other.get_group().group_name, self.mesh._pg_registry)
-
-
-class TestMeshTensor(TestCase):
+class TestLargeMesh(TestCase):
     """In a world of 4,096 of which this process plays one; no bytes move."""
 
+    WORLD, RANK = 4096, 1234
+
     def setUp(self) -> None:
         super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=1234, world_size=4096)
+        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=self.WORLD)
         self.addCleanup(dist.destroy_process_group)
         self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
 
@@ -194,16 +259,6 @@ class TestMeshTensor(TestCase):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         self.assertEqual(mesh["tp"].mesh.tolist(), [0, 1])
 
-
-class TestMeshEquality(TestCase):
-    """In a world of 4,096 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=1234, world_size=4096)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
-
     def test_equal_meshes_are_equal_and_hash_alike(self) -> None:
         again = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
         self.assertEqual(again, self.mesh)
@@ -220,21 +275,6 @@ class TestMeshEquality(TestCase):
         meshes = [DeviceMesh("cpu", given, _init_backend=False) for given in (ranks, ranks.clone(), ranks.flip(0))]
         self.assertEqual(meshes[0], meshes[1])
         self.assertNotEqual(meshes[0], meshes[2])
-
-
-class TestMeshSlices(TestCase):
-    """In a world of 4,096 of which this process plays one; no bytes move."""
-
-    WORLD, RANK = 4096, 1234
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=self.WORLD)
-        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
 
     def _ranks(self, names) -> list[int]:
         """The ranks of this rank's copy of these axes, picked from the whole array."""
@@ -261,21 +301,6 @@ class TestMeshSlices(TestCase):
     def test_a_mesh_without_groups_can_be_sliced(self) -> None:
         mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False)
         self.assertEqual(mesh["tp"].shape, (2,))
-
-
-class TestMeshSliceNames(TestCase):
-    """In a world of 4,096 of which this process plays one; no bytes move."""
-
-    WORLD, RANK = 4096, 1234
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=self.WORLD)
-        self.mesh = init_device_mesh("cpu", (64, 8, 8), mesh_dim_names=("pp", "dp", "tp"))
-
-    def tearDown(self) -> None:
-        dist.destroy_process_group()
-        super().tearDown()
 
     def test_a_slice_of_a_flattened_axis_keeps_its_name(self) -> None:
         self.mesh["dp", "tp"]._flatten("model")
@@ -311,101 +336,6 @@ class TestMeshSliceNames(TestCase):
         with self.assertRaisesRegex(KeyError, "Invalid mesh_dim_names"):
             select(self.mesh, ("cp",))
 
-
-class TestMeshReshape(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    RANK = 13
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def test_an_axis_is_cut(self) -> None:
-        cut, names = cut_axis(self.mesh, 2, (2, 2), ("cp", "sp"))
-        self.assertEqual(names, ["pp", "dp", "cp", "sp"])
-        shown = [view_of(self.mesh).show(_MeshLayout((axis,))).ranks(self.RANK) for axis in cut.axes]
-        self.assertEqual(shown, [[13, 15], [12, 13]])
-        with self.assertRaisesRegex(ValueError, "product of mesh_sizes"):
-            cut_axis(self.mesh, 2, (3, 2), ("cp", "tp"))
-        with self.assertRaisesRegex(ValueError, "at least 1"):
-            cut_axis(self.mesh, 2, (-2, -2), ("cp", "sp"))
-
-    def test_new_axes_have_groups_and_the_others_keep_theirs(self) -> None:
-        cut = self.mesh._unflatten(2, (2, 2), ("cp", "sp"))
-        self.assertEqual(cut.shape, (2, 3, 2, 2))
-        self.assertEqual(cut.get_group("dp"), self.mesh.get_group("dp"))
-        self.assertEqual(
-            [dist.get_process_group_ranks(cut.get_group(name)) for name in ("cp", "sp")], [[13, 15], [12, 13]]
-        )
-        flat = self.mesh["pp", "tp"]._flatten("model")
-        self.assertEqual(dist.get_process_group_ranks(flat.get_group()), [0, 1, 2, 3, 12, 13, 14, 15])
-        self.assertEqual(self.mesh["pp", "tp"]._flatten("model"), flat)
-
-    def test_a_name_that_another_dim_has_is_refused(self) -> None:
-        with self.assertRaisesRegex(ValueError, "no other axis"):
-            self.mesh._unflatten(2, (2, 2), ("dp", "sp"))
-
-
-class TestMeshConcatenate(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def test_axes_keep_their_ranks_and_groups(self) -> None:
-        both = DeviceMesh._concatenate([self.mesh["pp"], self.mesh["tp"]])
-        self.assertEqual(both, self.mesh["pp", "tp"])
-        self.assertEqual(both.mesh.tolist(), [[0, 1, 2, 3], [12, 13, 14, 15]])
-        self.assertEqual(both.get_group("tp"), self.mesh.get_group("tp"))
-
-    def test_meshes_without_names_can_be_concatenated(self) -> None:
-        cut = init_device_mesh("cpu", (24,))
-        self.assertIsNone(DeviceMesh._concatenate([cut]).mesh_dim_names)
-
-    def test_what_does_not_go_together_is_refused(self) -> None:
-        with self.assertRaisesRegex(RuntimeError, "overlapping"):
-            DeviceMesh._concatenate([self.mesh["tp"], self.mesh["dp", "tp"]])
-        with self.assertRaisesRegex(RuntimeError, "different device meshes"):
-            DeviceMesh._concatenate([self.mesh["dp"], DeviceMesh("cpu", range(23, -1, -1), mesh_dim_names=("tp",))])
-        with self.assertRaisesRegex(ValueError, "at least one mesh"):
-            DeviceMesh._concatenate([])
-
-
-class TestMeshWindows(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=13, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def test_all_copies_of_an_axis_are_listed(self) -> None:
-        every = self.mesh._get_all_submeshes("dp")
-        self.assertEqual(every[5].mesh.tolist(), [13, 17, 21])
-        self.assertEqual(every[5].get_group(), self.mesh.get_group("dp"))
-        self.assertEqual([len(every), every[0].get_coordinate()], [8, None])
-        self.assertEqual([one._dim_group_names for one in every if one is not every[5]], [[]] * 7)
-
-    def test_a_mesh_that_does_not_say_its_rank_has_copies(self) -> None:
-        del self.mesh._rank  # as of a subclass that makes its own state
-        self.assertEqual(self.mesh._get_all_submeshes("dp")[5].get_group(), self.mesh.get_group("dp"))
-
-
-class TestMeshRankOrder(TestCase):
-    """In a world of 4,096 of which this process plays one; no bytes move."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=1234, world_size=4096)
-        self.addCleanup(dist.destroy_process_group)
-
     def _mesh(self, kept: bool) -> DeviceMesh:
         ranks = torch.arange(4096).flip(0).reshape(1024, 4)
         return DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"), preserve_rank_order=kept)
@@ -427,67 +357,6 @@ class TestMeshRankOrder(TestCase):
         self.assertEqual(self._mesh(kept=True), self._mesh(kept=True))
         with self.assertRaisesRegex(RuntimeError, "with and without preserve_rank_order"):
             DeviceMesh._concatenate([self._mesh(kept=True)["dp"], self._mesh(kept=False)["tp"]])
-
-
-class TestMeshCopies(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    RANK = 13
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def test_a_copy_is_a_mesh_over_the_same_groups(self) -> None:
-        for made in (copy.copy(self.mesh), copy.deepcopy(self.mesh["dp", "tp"])):
-            self.assertEqual(made, self.mesh if made.ndim == 3 else self.mesh["dp", "tp"])
-            self.assertEqual(made.get_group("tp"), self.mesh.get_group("tp"))
-
-    def test_what_is_copied_together_has_one_root(self) -> None:
-        mesh, view = copy.deepcopy([self.mesh, self.mesh["tp"]])
-        self.assertIs(view._get_root_mesh(), mesh)
-        self.assertIsNot(mesh, self.mesh)
-        self.mesh["dp", "tp"]._flatten("model")
-        self.assertEqual(mesh["model"], self.mesh["model"])
-
-    def test_what_users_put_on_a_mesh_comes_along(self) -> None:
-        self.mesh.notes = ["kept"]
-        self.assertIs(copy.copy(self.mesh).notes, self.mesh.notes)
-        copied = copy.deepcopy(self.mesh).notes
-        self.assertEqual(copied, ["kept"])
-        self.assertIsNot(copied, self.mesh.notes)
-        self.mesh.get_rank = lambda: 3
-        self.assertEqual(copy.copy(self.mesh).get_rank(), 3)
-
-
-class TestMeshGetGroup(TestCase):
-    """In a world of 24 of which this process plays one; no bytes move."""
-
-    RANK = 13
-
-    def setUp(self) -> None:
-        super().setUp()
-        dist.init_process_group("fake", store=FakeStore(), rank=self.RANK, world_size=24)
-        self.addCleanup(dist.destroy_process_group)
-        self.mesh = init_device_mesh("cpu", (2, 3, 4), mesh_dim_names=("pp", "dp", "tp"))
-
-    def test_own_axes_come_before_flattened_views(self) -> None:
-        self.mesh["pp", "tp"]._flatten("model")
-        cut = self.mesh._unflatten(2, (2, 2), ("model", "sp"))
-        self.assertEqual(dist.get_process_group_ranks(cut.get_group("model")), [13, 15])
-        self.assertEqual(cut.get_group("model"), cut["model"].get_group())
-        self.assertEqual(self.mesh.get_group("model"), self.mesh["model"].get_group())
-
-    def test_a_rank_outside_is_told(self) -> None:
-        outside = DeviceMesh("cpu", torch.arange(8), mesh_dim_names=("dp",))
-        with self.assertRaisesRegex(RuntimeError, "Rank 13 isn't in the mesh"):
-            outside.get_group("dp")
-
-    def test_a_mesh_without_dims_has_no_group(self) -> None:
-        with self.assertRaisesRegex(RuntimeError, "without dims has no process group"):
-            DeviceMesh("cpu", torch.tensor(self.RANK)).get_group()
 
 
 class TestEqualMeshes(TestCase):

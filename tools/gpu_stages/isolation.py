@@ -9,7 +9,6 @@ from . import RANKS, Check, Found, Run, asked
 
 ALONE = (  # one thread on each rank, of which others know nothing
     "one_replica_gathers",
-    "one_replica_gathers_beside_a_flattened_view",
     "an_empty_last_batch",
     "one_owner_destroys_its_groups",
     "one_pair_destroys_its_group",
@@ -19,9 +18,7 @@ BESIDE = (  # two threads, each with a mesh or a group of its own
     "metric_beside_redistribution",
     "two_private_meshes",
     "equal_meshes_in_two_threads",
-    "barrier_beside_redistribution",
     "two_meshes_two_axes",
-    "two_meshes_one_axis",
     "a_view_made_in_a_private_block",
 )
 

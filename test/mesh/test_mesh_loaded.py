@@ -1,4 +1,4 @@
-"""A mesh that is loaded before there is a world: what it says of this rank waits for the world. On the fake backend."""
+"""A mesh that is loaded before its world or its groups are there, and the groups that it finds. On the fake backend."""
 
 import copy
 import pickle
@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
-from mesh_harness import fake_world, group_ranks, needs_overlay
+from mesh_harness import fake_world, needs_overlay
+from torch_overlay.distributed._groups.universe import private_groups
 from torch_overlay.distributed._mesh.state import RANK_ATTRIBUTES
 from torch_overlay.distributed.tensor._plans.groups import Site
 from way import needs_package
@@ -36,13 +37,6 @@ def loaded():
 def as_rank_six() -> DeviceMesh:
     dist.init_process_group("fake", store=FakeStore(), rank=6, world_size=8)
     return grid()
-
-
-def test_it_knows_who_it_is_in(loaded):
-    made = as_rank_six()
-    assert group_ranks(loaded, "tp") == group_ranks(made, "tp") == (4, 5, 6, 7)
-    assert list(loaded.get_coordinate()) == list(made.get_coordinate()) == [1, 2] and loaded.get_local_rank("tp") == 2
-    assert loaded == made and hash(loaded) == hash(made)
 
 
 ASKED = {
@@ -114,6 +108,31 @@ def reduces(mesh: DeviceMesh) -> bool:
     return True
 
 
-def test_a_mesh_without_a_rank_shows_its_ranks():
-    """One for XLA, which never asks c10d for a rank."""
-    assert DeviceMesh("xla", [[0, 1], [2, 3]]).mesh.tolist() == [[0, 1], [2, 3]]
+def from_elsewhere(mesh: DeviceMesh, **state) -> DeviceMesh:
+    """As a process saved it whose groups have other names, and which made other meshes before."""
+    state = {**mesh.__getstate__(), "_dim_group_names": ["elsewhere"] * mesh.ndim, **state}
+    state["_universe"] = state["_universe"][0] + 9, state["_universe"][1]
+    loaded = object.__new__(DeviceMesh)
+    loaded.__setstate__(state)
+    return loaded
+
+
+def test_a_mesh_of_all_ranks_finds_the_default_group_or_those_of_a_mesh_that_is_as_private():
+    with fake_world(5, 8):
+        assert from_elsewhere(init_device_mesh("cpu", (8,))).get_group() is dist.group.WORLD
+        with private_groups():
+            mesh = init_device_mesh("cpu", (8,))
+        assert from_elsewhere(mesh).get_group() is mesh.get_group() is not dist.group.WORLD
+        with pytest.raises(RuntimeError, match="no process group here has the ranks"):
+            from_elsewhere(mesh, _universe=(1, "private, and not here")).get_group()
+
+
+def test_a_group_that_no_mesh_has_is_taken_if_it_was_made_for_one():
+    with fake_world(5, 8):
+        with private_groups():
+            loaded = from_elsewhere(grid(), _universe=(1, None))
+        dist.new_group([4, 5, 6, 7], group_desc="mine")
+        with pytest.raises(RuntimeError, match="no process group here has the ranks"):
+            loaded.get_group(1)
+        theirs = dist.new_group([4, 5, 6, 7], group_desc="mesh_tp")
+        assert loaded.get_group(1) is theirs
