@@ -96,7 +96,7 @@ class MeshRecipe:
 def bytes_decide() -> Iterator[object]:
     """Plan as if a collective took no time without data, so that bytes decide on the smallest tensor."""
     from torch_overlay.distributed.tensor._planner import cost
-    from torch_overlay.distributed.tensor._plans.answers import forget_answers
+    from torch_overlay.distributed.tensor._runner.answers import forget_answers
 
     free, assumed = cost.Cost(latency=0.0, bandwidth=1e9), cost._ASSUMED
     forget_answers()  # plans are remembered, by their questions alone

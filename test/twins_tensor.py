@@ -15,8 +15,8 @@ from fractions import Fraction
 
 from torch_overlay.distributed.tensor._planner import steps as st
 from torch_overlay.distributed.tensor._planner.cost import Cost, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.forms import shared_plan, step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.sizes import shared_plan, step_on_shape
 
 REDUCE = {
     "sum": lambda a, b: a + b,

@@ -58,7 +58,7 @@ class _Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def carries(file):
-    """Whether torch has this file of ours, as ``_mesh.check``: the first patches of the stack don't bring them all."""
+    """Whether torch has this file of ours, as ``_mesh.compare``: the first patches don't bring them all."""
     folder = file.rpartition(".")[0]
     return (not folder or carries(folder)) and importlib.util.find_spec(f"torch.distributed.{file}") is not None
 
@@ -86,10 +86,10 @@ def set_options(**options):
 
 def _carry() -> None:
     """On such a torch the package's switch, and its options, set torch's settings."""
-    if not carries("_groups.settings"):
+    if not carries("_mesh.universe"):
         return
     face = importlib.import_module("torch_overlay.overlay")
-    settings = importlib.import_module("torch_overlay.distributed._groups.settings")
+    settings = importlib.import_module("torch_overlay.distributed._mesh.universe")
     face.enable = lambda strict=None, **options: set_options(**ON | options)
     face.disable = lambda force=False: set_options(**OFF)
     face.is_enabled = lambda: True

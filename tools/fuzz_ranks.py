@@ -202,7 +202,7 @@ def _open(rank: int, size: int, file: str, backend: str, own: str, bound: bool) 
 
 def _plan_nothing() -> None:
     from torch_overlay.distributed.tensor import _redistribute
-    from torch_overlay.distributed.tensor._plans.answers import Fallback
+    from torch_overlay.distributed.tensor._runner.answers import Fallback
 
     _redistribute.find_answer = lambda *_: Fallback("the search asks for torch's own steps")
 
@@ -265,7 +265,7 @@ def _beside(mesh: Any, work: Callable[[], str | None]) -> str | None:
 
 
 def _counted() -> dict[str, int]:
-    from torch_overlay.distributed.tensor._plans.answers import counters
+    from torch_overlay.distributed.tensor._runner.answers import counters
 
     found = counters()
     del found["plans in the cache"], found["collectives that more groups would save"]

@@ -230,7 +230,7 @@ def private_groups() -> AbstractContextManager[None]:
     ...     second = init_device_mesh("cpu", (8,))  # its all-gathers run beside those of the first mesh
     >>> pool.submit(torch_overlay.private_groups()(init_device_mesh), "cpu", (8,))  # doctest: +SKIP
     """
-    from .distributed._groups import universe
+    from .distributed._mesh import universe
 
     return universe.private_groups()
 
@@ -245,9 +245,9 @@ def prepare(mesh: DeviceMesh) -> None:
         RuntimeError: the mesh has no groups, is a private view of a mesh that isn't private, or a member didn't take
             part within the timeout.
     """
-    from .distributed._groups import finding
+    from .distributed._mesh import groups
 
-    finding.prepare(mesh)
+    groups.prepare(mesh)
 
 
 def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = None, timeout: float = 300.0) -> Place:

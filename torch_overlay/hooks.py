@@ -40,9 +40,9 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     let it compare all that makes two meshes unequal, and their groups, before it runs code of one with the other."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    from torch_overlay.distributed._groups.universe import making_private
     from torch_overlay.distributed._mesh.caches import whose_views
     from torch_overlay.distributed._mesh.state import whose_groups
+    from torch_overlay.distributed._mesh.universe import making_private
 
     try:
         from torch._library.opaque_object import _OPAQUE_TYPES as known

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .distributed._mesh.rank_map import short
+from .distributed._mesh.text import ranks_text
 from .show.words import aligned
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class ParallelMeshes:
             size = self[name].size()
             shared = [other for other in self.axes if other != name and groups[other] == groups[name]]
             ranks, stride = self[name].mesh.tolist(), str(self._stride(name)) if size > 1 else "-"
-            rows.append((name, ", ".join(homes), str(size), stride, short(ranks), ", ".join(shared) or "-"))
+            rows.append((name, ", ".join(homes), str(size), stride, ranks_text(ranks), ", ".join(shared) or "-"))
         degrees = " ".join(f"{each.name}={getattr(self.degrees, each.name)}" for each in fields(self.degrees))
         title = f"rank {dist.get_rank()} of {dist.get_world_size()}: {degrees}"
         count = f"{len(set(groups.values()))} process groups for {len(self.axes)} axes"

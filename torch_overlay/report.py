@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
 # An entry is ``module:function`` or the function itself.
 COUNTERS: tuple[str | Callable[[], Mapping[str, object]], ...] = (
-    "torch_overlay.distributed._groups.making:counters",
-    "torch_overlay.distributed.tensor._plans.answers:counters",
+    "torch_overlay.distributed._mesh.groups:counters",
+    "torch_overlay.distributed.tensor._runner.answers:counters",
 )
 
 
@@ -198,7 +198,7 @@ def _text(value: object) -> str:
 
 def groups() -> Listing | None:
     """The process groups of meshes, if there can be any yet; imports nothing."""
-    if "torch_overlay.distributed._groups.universe" not in sys.modules:
+    if "torch_overlay.distributed._mesh.universe" not in sys.modules:
         return None
     from .show.groups import listing
 

@@ -97,7 +97,7 @@ hook    all          -       mesh         hooks:meshes_need_nothing/hand_back_me
 
 [redistribute]
 # Caches that remember torch's answers.
-hook    all          -       redistribute distributed.tensor._plans.answers:forget_answers/forget_answers
+hook    all          -       redistribute distributed.tensor._runner.answers:forget_answers/forget_answers
 hook    all          -       api          distributed._mesh.caches:forget_shardings/forget_shardings
 
 replace all          #194457 redistribute:redistribute_local_tensor       ours

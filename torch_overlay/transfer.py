@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .distributed._mesh.rank_map import of_ranks
+from .distributed._mesh.text import of_ranks
 from .show.words import aligned
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def group_ranks(mesh: DeviceMesh, axis) -> tuple[int, ...]:
 
 def joint_group(mesh: DeviceMesh, axes):
     """This rank's group over some axes of the mesh, as a redistribution finds it."""
-    from torch_overlay.distributed.tensor._plans.groups import Site, at_hand
+    from torch_overlay.distributed.tensor._runner.at_hand import Site, at_hand
 
     return at_hand(mesh, Site.of(mesh)).find(mesh, axes)
 

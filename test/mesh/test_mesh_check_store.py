@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from torch_overlay.distributed._mesh import check
+from torch_overlay.distributed._mesh import compare
 from way import needs_overlay
 
 pytestmark = needs_overlay
@@ -29,12 +29,12 @@ class World:
 
 
 @pytest.fixture
-def compare(monkeypatch):
+def compared(monkeypatch):
     """Ranks compare these lines in a world on the one store; what each was told, or None."""
     here, store = threading.local(), dist.HashStore()
     monkeypatch.setattr(distributed_c10d, "_get_default_group", lambda: here.world)
     made = SimpleNamespace(store=store, seconds=10.0)
-    monkeypatch.setattr(check, "_timeout_seconds", lambda world: made.seconds)
+    monkeypatch.setattr(compare, "_timeout_seconds", lambda world: made.seconds)
     met = threading.Barrier(RANKS)
 
     def told(number: int, line: str | None) -> str | None:
@@ -44,7 +44,7 @@ def compare(monkeypatch):
             return "stayed away"
         distributed_c10d._world.pg_map[here.world] = "gloo", store
         try:
-            check._compare(f"mesh_check/{check._left_before()}/1", line, check.MESH)
+            compare._compare(f"mesh_check/{compare._left_before()}/1", line, compare.MESH)
         except RuntimeError as error:
             return str(error)
         finally:
@@ -59,25 +59,25 @@ def compare(monkeypatch):
     return made
 
 
-def test_what_a_world_compared_does_not_answer_the_next(compare):
+def test_what_a_world_compared_does_not_answer_the_next(compared):
     """A world after this one may be opened on its store, and begins to count again: a rank that found the verdict of
     before went on, and one that found no rank's new line raised."""
-    assert compare.run("(4)", "(4)", "(4)", "(4)") == [None] * RANKS
-    said = compare.run("(4)", "(4)", "(2, 2)", "(4)")
+    assert compared.run("(4)", "(4)", "(4)", "(4)") == [None] * RANKS
+    said = compared.run("(4)", "(4)", "(2, 2)", "(4)")
     assert all("ranks 0, 1, 3 build (4); rank 2 builds (2, 2)" in words for words in said)
-    assert compare.run("(4)", "(4)", "(4)", "(4)") == [None] * RANKS
-    assert compare.store.num_keys() == 0
+    assert compared.run("(4)", "(4)", "(4)", "(4)") == [None] * RANKS
+    assert compared.store.num_keys() == 0
 
 
 @pytest.mark.parametrize("away", [0, 3])
-def test_what_ranks_left_that_gave_up_does_not_answer_the_next(compare, away):
+def test_what_ranks_left_that_gave_up_does_not_answer_the_next(compared, away):
     """A rank read the verdict of before, and rank 0 waited in vain for the line that this rank took away again."""
     lines = ["(4)"] * RANKS
-    compare.seconds = 0.5
-    said = compare.run(*[None if rank == away else line for rank, line in enumerate(lines)])
+    compared.seconds = 0.5
+    said = compared.run(*[None if rank == away else line for rank, line in enumerate(lines)])
     wanted = "rank 0 didn't answer within 0.5 s" if away == 0 else "Not all ranks came: all 4 ranks"
     assert said.pop(away) == "stayed away" and all(wanted in words for words in said), said
-    compare.seconds = 10.0
-    assert compare.run(*lines) == [None] * RANKS
-    said = compare.run("(4)", "(2, 2)", "(4)", "(4)")
+    compared.seconds = 10.0
+    assert compared.run(*lines) == [None] * RANKS
+    said = compared.run("(4)", "(2, 2)", "(4)", "(4)")
     assert all("ranks 0, 2, 3 build (4); rank 1 builds (2, 2)" in words for words in said)

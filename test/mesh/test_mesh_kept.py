@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mesh_harness import fake_world, needs_overlay
-from torch_overlay.distributed._groups.finding import joint_group_name
-from torch_overlay.distributed._groups.table import find_group
+from torch_overlay.distributed._mesh.groups import joint_group_name
 from torch_overlay.distributed._mesh.pickling import OfTheRank, _groups_here, bind_groups
 from torch_overlay.distributed._mesh.state import OfSaver, lay_aside, wait_for_world
+from torch_overlay.distributed._mesh.universe import find_group
 from way import overlay
 
 pytestmark = needs_overlay

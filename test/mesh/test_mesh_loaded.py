@@ -12,9 +12,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, needs_overlay
-from torch_overlay.distributed._groups.universe import private_groups
 from torch_overlay.distributed._mesh.state import RANK_ATTRIBUTES
-from torch_overlay.distributed.tensor._plans.groups import Site
+from torch_overlay.distributed._mesh.universe import private_groups
+from torch_overlay.distributed.tensor._runner.at_hand import Site
 from way import needs_package
 
 pytestmark = needs_overlay

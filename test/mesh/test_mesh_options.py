@@ -102,7 +102,7 @@ def test_options_that_cant_be_copied_are_given_as_they_are(given_to_groups):
 @pytest.mark.parametrize(("kind", "splits"), [("cuda", True), ("cpu", False)])
 def test_what_the_mesh_is_for_decides_whether_its_groups_are_split(kind, splits, monkeypatch):
     """In a world that isn't bound, as of torchcomms; not what this host has, which may differ from host to host."""
-    from torch_overlay.distributed._groups import making as groups
+    from torch_overlay.distributed._mesh import groups as groups
 
     monkeypatch.setattr(groups, "makes_communicators", lambda world: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **how: torch.device("meta"), raising=False)
@@ -120,8 +120,8 @@ def test_what_the_mesh_is_for_decides_whether_its_groups_are_split(kind, splits,
 @pytest.mark.skipif(not hasattr(dist, "ProcessGroupNCCL"), reason="a build of torch without NCCL")
 def test_all_classes_of_nccl_are_torchs_own_and_their_options_are_copied_and_compared():
     """Those of 2.15, nccl2 and nccl-lazy, too. No GPU is needed to look at them."""
-    from torch_overlay.distributed._groups.making import _own
-    from torch_overlay.distributed._groups.table import Kind
+    from torch_overlay.distributed._mesh.groups import _own
+    from torch_overlay.distributed._mesh.universe import Kind
 
     names = [name for name in dir(dist.distributed_c10d) if name.startswith("ProcessGroupNCCL")]
     assert all(getattr(dist.distributed_c10d, name).__module__.startswith("torch.") for name in names)

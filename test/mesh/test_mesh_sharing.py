@@ -14,15 +14,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from mesh_harness import fake_world, joint_group, needs_overlay, open_groups, overlay
-from torch_overlay.distributed._groups.finding import _describe
-from torch_overlay.distributed._groups.making import Request, _default_serves
-from torch_overlay.distributed._groups.table import find_group
-from torch_overlay.distributed._groups.universe import current_world, universe_of
 from torch_overlay.distributed._mesh import state
+from torch_overlay.distributed._mesh.groups import Request, _default_serves, _describe
 from torch_overlay.distributed._mesh.rank_map import RankMap, View
 from torch_overlay.distributed._mesh.state import shared_state, view_of
+from torch_overlay.distributed._mesh.universe import current_world, find_group, universe_of
 from torch_overlay.distributed._mesh_layout import _MeshLayout
-from torch_overlay.distributed.tensor._plans.groups import joint_axes
+from torch_overlay.distributed.tensor._runner.at_hand import joint_axes
 from way import needs_package
 
 pytestmark = needs_overlay

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import forks
 import torch_overlay
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups import waits as waiting
+from torch_overlay.distributed._mesh import compare as waiting
 from way import needs_overlay, needs_package
 
 pytestmark = needs_overlay

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from torch_overlay.distributed.tensor._planner import forms as planner_forms
-from torch_overlay.distributed.tensor._planner import plan as planner_plan
+from torch_overlay.distributed.tensor._planner import search as planner_plan
+from torch_overlay.distributed.tensor._planner import sizes as planner_forms
 from torch_overlay.distributed.tensor._planner.cost import Cost, collectives
-from torch_overlay.distributed.tensor._planner.forms import shared_plan
-from torch_overlay.distributed.tensor._planner.plan import plan, plan_at_once
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
+from torch_overlay.distributed.tensor._planner.search import plan, plan_at_once
+from torch_overlay.distributed.tensor._planner.sizes import shared_plan
 from twins_tensor import Case
 
 R, P = ("R",), ("P", "sum")

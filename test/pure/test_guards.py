@@ -8,8 +8,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from torch_overlay.distributed.tensor._planner.cost import Cost
-from torch_overlay.distributed.tensor._planner.forms import guards, shared_plan
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.sizes import guards, shared_plan
 from twins_tensor import without_sizes
 
 MESHES = [(8,), (2, 2), (2, 4), (3, 2), (6, 4), (2, 2, 2), (2, 3, 2), (4, 2, 3), (2, 2, 2, 2)]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from flow_twin import least_sent
 from torch_overlay.distributed.tensor._planner.cost import Cost, leaving
-from torch_overlay.distributed.tensor._planner.senders import Exchange
-from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective
+from torch_overlay.distributed.tensor._planner.steps import AllToAll, Collective, Exchange
 from twins_tensor import Case, coordinates, gets, held, sends
 from width import sample
 

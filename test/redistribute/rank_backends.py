@@ -65,7 +65,7 @@ class BackendCases:
 
     @needs_package  # which counts
     def test_what_a_backend_has_is_planned(self):
-        from torch_overlay.distributed.tensor._plans.answers import counters
+        from torch_overlay.distributed.tensor._runner.answers import counters
 
         mesh, before = self.few_mesh(), counters()
         placed = distribute_tensor(torch.arange(24.0).reshape(8, 3), mesh, (Shard(0), Shard(0)), src_data_rank=None)

@@ -11,6 +11,7 @@ from mesh_harness import STOCK, needs_overlay
 from mesh_ranks import SHUFFLED
 from torch_overlay.distributed.tensor._planner.cost import Cost
 from torch_overlay.distributed.tensor._planner.steps import AllToAll
+from torch_overlay.distributed.tensor._runner import exchange
 from twins_ranks import Case, MeshRecipe, bytes_decide
 from twins_tensor import Case as Planned
 from way import needs_package
@@ -36,9 +37,8 @@ def runs_as_large(really: bool):
     """Small tensors run as those of a megabyte do; a rank chooses for itself, so some may and others not."""
     if STOCK or not really:
         return contextlib.nullcontext()
-    from torch_overlay.distributed.tensor._plans import packing
 
-    return mock.patch.object(packing, "LARGE", {"cpu": 0})
+    return mock.patch.object(exchange, "LARGE", {"cpu": 0})
 
 
 def in_rounds():

@@ -111,7 +111,7 @@ class ShapeCases:
     def test_torchs_own_steps_merge_only_where_that_is_exact(self):
         """The way of what isn't planned: lengths of every kind, ranks in any order, averages of whole numbers."""
         from torch_overlay.distributed.tensor import _redistribute
-        from torch_overlay.distributed.tensor._plans.answers import Fallback
+        from torch_overlay.distributed.tensor._runner.answers import Fallback
 
         recipes = CUBE, MeshRecipe(SHUFFLED, (2, 2, 2), flattened=("ab", "bc", "abc"))
         ends = (
@@ -159,7 +159,7 @@ class ShapeCases:
     @needs_package
     def test_an_uneven_strided_shard_is_left_to_torch(self):
         """And is right there, merging being off; the reason is counted."""
-        from torch_overlay.distributed.tensor._plans.answers import counters
+        from torch_overlay.distributed.tensor._runner.answers import counters
 
         case = Case(GRID, (("SS", 0, 4), ("S", 0)), (("R",), ("R",)), (10, 3))
         before = sum(counters()["redistributions by torch's own code"].values())

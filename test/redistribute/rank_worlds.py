@@ -30,7 +30,7 @@ def four_ranks():
 
 
 def counted() -> dict:
-    from torch_overlay.distributed.tensor._plans.answers import counters
+    from torch_overlay.distributed.tensor._runner.answers import counters
 
     return counters()
 

@@ -23,7 +23,7 @@ def test_constants_are_those_of_the_type_of_device(mesh, monkeypatch):
     from torch.distributed.tensor.debug import CommDebugMode
 
     from torch_overlay.distributed.tensor._planner import cost as planner_cost
-    from torch_overlay.distributed.tensor._plans import packing
+    from torch_overlay.distributed.tensor._runner import exchange
 
     rounds = planner_cost.Cost(round_bytes=1, latency=1e-9)
     monkeypatch.setattr(planner_cost, "_ASSUMED", {"cpu": planner_cost.Cost(), "meta": rounds})
@@ -37,5 +37,5 @@ def test_constants_are_those_of_the_type_of_device(mesh, monkeypatch):
             tensor.redistribute(placements=(Shard(1), Replicate()))
         counts[device] = mode.get_total_counts()
     assert counts["cpu"] == 1 < counts["meta"]
-    monkeypatch.setattr(packing, "LARGE", {"cpu": 1 << 20, "meta": 64})
-    assert packing.is_large(torch.ones(16, device="meta"), 16) and not packing.is_large(torch.ones(16), 16)
+    monkeypatch.setattr(exchange, "LARGE", {"cpu": 1 << 20, "meta": 64})
+    assert exchange.is_large(torch.ones(16, device="meta"), 16) and not exchange.is_large(torch.ones(16), 16)

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import torch_overlay
 from mesh_harness import fake_world, needs_overlay, overlay
-from torch_overlay.distributed.tensor._plans.answers import find_answer
-from torch_overlay.distributed.tensor._plans.program import Program
+from torch_overlay.distributed.tensor._runner.answers import find_answer
+from torch_overlay.distributed.tensor._runner.program import Program
 from way import WAY
 
 pytestmark = needs_overlay

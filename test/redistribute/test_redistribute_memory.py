@@ -24,9 +24,9 @@ def test_no_pair_takes_more_memory_than_stock(monkeypatch):
     """As large tensors run, on a small one: below a megabyte a second copy is cheaper than more calls, and a round has
     16 MB at least."""
     from torch_overlay.distributed.tensor._planner import cost
-    from torch_overlay.distributed.tensor._plans import packing
+    from torch_overlay.distributed.tensor._runner import exchange
 
-    monkeypatch.setattr(packing, "LARGE", {"cpu": 0})
+    monkeypatch.setattr(exchange, "LARGE", {"cpu": 0})
     monkeypatch.setattr(cost, "_ASSUMED", {"cpu": cost.Cost(round_bytes=1)})
     pairs = all_pairs()
     stock, ours = (peaks_of(side, pairs, (512, 64), rank=0, gpu=False) for side in (STOCK, OVERLAY))

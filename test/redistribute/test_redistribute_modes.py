@@ -39,7 +39,7 @@ def collectives(mode: CommDebugMode) -> dict[str, int]:
 
 def counted() -> dict:
     """What the overlay counted: (by plan, by torch's own code)."""
-    from torch_overlay.distributed.tensor._plans.answers import counters
+    from torch_overlay.distributed.tensor._runner.answers import counters
 
     found = counters()
     return {"planned": found["redistributions by plan"], "torch": found["redistributions by torch's own code"]}
@@ -146,8 +146,8 @@ def test_local_tensor_mode_runs_torchs_own_code():
 @needs_overlay
 def test_code_compiled_on_one_rank_runs_torchs_own_code(mesh):
     """A plan would hold the coordinates of the rank that compiles; torch's steps compute them where they run."""
-    from torch_overlay.distributed.tensor._plans.answers import find_answer
-    from torch_overlay.distributed.tensor._plans.question import MANY_RANKS
+    from torch_overlay.distributed.tensor._runner.answers import find_answer
+    from torch_overlay.distributed.tensor._runner.question import MANY_RANKS
 
     config = torch.compiler.config  # from 2.14 on
     if not hasattr(config, "compile_on_one_rank"):
@@ -203,7 +203,7 @@ def test_strided_shards_are_planned_whatever_order_torch_writes_beside_them(mesh
 @needs_package  # which counts
 def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
     """A full cache is cleared; what its plans did is planned again."""
-    from torch_overlay.distributed.tensor._plans import answers as ours
+    from torch_overlay.distributed.tensor._runner import answers as ours
 
     monkeypatch.setattr(ours, "CACHED", 10)
     ours.forget_answers()
@@ -215,7 +215,7 @@ def test_the_cache_of_plans_is_bounded(mesh, monkeypatch):
 @needs_package
 def test_the_overlay_leaves_no_plan_behind():
     import torch_overlay
-    from torch_overlay.distributed.tensor._plans.answers import counters
+    from torch_overlay.distributed.tensor._runner.answers import counters
 
     with fake_world(3, 8):
         mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))

@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_overlay
 from mesh_harness import joint_group, needs_overlay
 from torch_overlay.distributed.tensor import _redistribute
-from torch_overlay.distributed.tensor._plans.answers import Fallback
-from torch_overlay.distributed.tensor._plans.groups import joint_axes
+from torch_overlay.distributed.tensor._runner.answers import Fallback
+from torch_overlay.distributed.tensor._runner.at_hand import joint_axes
 from way import needs_package
 
 R, S, P = Replicate(), Shard, Partial

@@ -50,7 +50,7 @@ def test_a_span_ends_with_an_error(mesh):
 
     def act():
         with pytest.raises(RuntimeError, match="as a collective may"):
-            _torch.spanned("first", [fails])[0](torch.ones(1))
+            _torch.spanned(lambda: "first", [fails])[0](torch.ones(1))
         with _torch.span("second"):
             pass
 

@@ -57,7 +57,7 @@ def ends(mesh, source, target, shape=SHAPE, dtype=torch.float32):
 
 
 def plan_of(local, source, target, async_op=False):
-    from torch_overlay.distributed.tensor._plans.answers import find_answer
+    from torch_overlay.distributed.tensor._runner.answers import find_answer
 
     return find_answer(source.mesh, local, source, target, async_op, None)
 
@@ -117,7 +117,7 @@ def test_the_operations_are_torchs(mesh, async_op):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_what_goes_into_a_reduction_is_row_major(mesh, dim, memory_format):
     """Torch's cat keeps the memory format that all its tensors share."""
-    from torch_overlay.distributed.tensor._plans.specs import scattered
+    from torch_overlay.distributed.tensor._runner.specs import scattered
 
     local, *specs = ends(mesh, (Replicate(), Partial()), (Replicate(), Shard(dim)), (4, 8, 8, 3))
     (step,) = plan_of(local, *specs).steps

@@ -21,9 +21,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import torch_overlay
 from mesh_harness import fake_world, needs_overlay
 from torch_overlay.distributed.tensor._planner import cost as planner_cost
-from torch_overlay.distributed.tensor._plans import answers
-from torch_overlay.distributed.tensor._plans.answers import find_answer
-from torch_overlay.distributed.tensor._plans.program import Program
+from torch_overlay.distributed.tensor._runner import answers
+from torch_overlay.distributed.tensor._runner.answers import find_answer
+from torch_overlay.distributed.tensor._runner.program import Program
 from twins_tensor import without_sizes
 
 pytestmark = needs_overlay

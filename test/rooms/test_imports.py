@@ -7,7 +7,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 HOUSE, UPSTREAM, ENGINE = "torch_overlay", "torch_overlay.distributed", "torch_overlay.patching"
 # These know no torch: plain ints and tuples, tested in milliseconds (test/pure).
-PURE = [f"{UPSTREAM}.{room}" for room in ("_mesh_layout", "_mesh.rank_map", "_groups.names", "tensor._planner")]
+PURE = [f"{UPSTREAM}.{room}" for room in ("_mesh_layout", "_mesh.rank_map", "_mesh.text", "tensor._planner")]
 PURE += ["torch_overlay.transfers._planner"]
 
 

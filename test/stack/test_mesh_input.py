@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._mesh.input import normalize_overrides
+from torch_overlay.distributed._mesh.arguments import normalize_overrides
 
 
 class TestMeshInput(TestCase):

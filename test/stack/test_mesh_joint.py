@@ -15,12 +15,16 @@ from torch.testing._internal.common_utils import TestCase, instantiate_parametri
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups.finding import joint_group_name, joint_groups_known, override_of
-from torch_overlay.distributed._groups.making import Request, axis_group
-from torch_overlay.distributed._groups.table import find_group
-from torch_overlay.distributed._groups.universe import current_world, private_groups, universe_of
+from torch_overlay.distributed._mesh.groups import (
+    Request,
+    axis_group,
+    joint_group_name,
+    joint_groups_known,
+    override_of,
+)
 from torch_overlay.distributed._mesh.rank_map import RankMap, View
 from torch_overlay.distributed._mesh.state import shared_state
+from torch_overlay.distributed._mesh.universe import current_world, find_group, private_groups, universe_of
 from torch_overlay.distributed._mesh_layout import _MeshLayout
 
 

@@ -14,13 +14,12 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups.making import Request, axis_group, new_groups
-from torch_overlay.distributed._groups.names import MemberNames
-from torch_overlay.distributed._groups.table import Kind
-from torch_overlay.distributed._groups.universe import current_world
-from torch_overlay.distributed._mesh import check
+from torch_overlay.distributed._mesh import compare
+from torch_overlay.distributed._mesh.groups import Request, axis_group, new_groups
 from torch_overlay.distributed._mesh.rank_map import RankMap, View
+from torch_overlay.distributed._mesh.universe import Kind, current_world
 from torch_overlay.distributed._mesh_layout import _MeshLayout
+from torch_overlay.distributed.distributed_c10d import MemberNames
 
 
 class TestGroupKinds(TestCase):
@@ -203,7 +202,7 @@ class TestCompare(TestCase):
         store = dist.HashStore()
         for rank, line in lines.items():
             store.set(f"mesh/{rank}", line)
-        return check._verdict(store, "mesh", size, 0.2, check.MESH)
+        return compare._verdict(store, "mesh", size, 0.2, compare.MESH)
 
     def test_all_the_same(self) -> None:
         self.assertEqual(self._verdict({0: "(a=2)", 1: "(a=2)"}, 2), "same")
@@ -219,7 +218,7 @@ class TestCompare(TestCase):
         store = mock.Mock()
         store.wait.side_effect = dist.DistNetworkError("gone")
         with self.assertRaisesRegex(dist.DistNetworkError, "gone"):
-            check._read(store, "mesh/1", 0.2)
+            compare._read(store, "mesh/1", 0.2)
 
 
 class TestCompareRanks(MultiThreadedTestCase):
@@ -232,18 +231,18 @@ class TestCompareRanks(MultiThreadedTestCase):
         self._spawn_threads()
 
     def test_every_rank_hears_who_differs(self) -> None:
-        check._compare("first", "(a=2)", check.MESH)
+        compare._compare("first", "(a=2)", compare.MESH)
         rank = dist.get_rank()
         line = f"({'ab'[rank]}=2)"
         said = rf"0 builds \(a=2\); rank 1 builds \(b=2\)\. This rank, {rank}"
         with self.assertRaisesRegex(RuntimeError, said):
-            check._compare("second", line, check.MESH)
+            compare._compare("second", line, compare.MESH)
 
     @config.patch(mesh_check=True)
     def test_ranks_that_build_different_meshes_are_told(self) -> None:
-        check.check_same_mesh(lambda: "(dp=2)")
+        compare.check_same_mesh(lambda: "(dp=2)")
         with self.assertRaisesRegex(RuntimeError, r"rank 0 builds \(0\); rank 1 builds \(1\)"):
-            check.check_same_mesh(lambda: f"({dist.get_rank()})")
+            compare.check_same_mesh(lambda: f"({dist.get_rank()})")
 
 
 class TestMeshCheck(TestCase):
@@ -251,7 +250,7 @@ class TestMeshCheck(TestCase):
         dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
         self.addCleanup(dist.destroy_process_group)
         said = []
-        checking = "torch_overlay.distributed._groups.finding.check_same_mesh"
+        checking = "torch_overlay.distributed._mesh.groups.check_same_mesh"
         with mock.patch(checking, lambda describe: said.append(describe())):
             init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
             DeviceMesh("cpu", [3, 2, 1, 0])

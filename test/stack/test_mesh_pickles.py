@@ -12,11 +12,10 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups import universe
-from torch_overlay.distributed._groups.universe import current_world, find_universe
-from torch_overlay.distributed._mesh import pickling
+from torch_overlay.distributed._mesh import pickling, universe
 from torch_overlay.distributed._mesh.rank_map import RankMap
 from torch_overlay.distributed._mesh.state import shared_state, view_of
+from torch_overlay.distributed._mesh.universe import current_world, find_universe
 
 
 class TestMeshSavedState(TestCase):

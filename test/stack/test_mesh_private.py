@@ -10,9 +10,9 @@ from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups.universe import current_world, private_groups
 from torch_overlay.distributed._mesh.rank_map import RankMap
 from torch_overlay.distributed._mesh.state import is_apart
+from torch_overlay.distributed._mesh.universe import current_world, private_groups
 
 
 class TestPrivateMesh(TestCase):

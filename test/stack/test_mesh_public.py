@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_overlay.distributed._groups.universe import private_groups
+from torch_overlay.distributed._mesh.universe import private_groups
 
 
 class TestMeshPublic(TestCase):

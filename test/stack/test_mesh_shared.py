@@ -16,7 +16,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups.table import find_group
+from torch_overlay.distributed._mesh.universe import find_group
 
 
 class TestSharedGroups(TestCase):

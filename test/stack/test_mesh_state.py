@@ -1,16 +1,32 @@
 # Owner(s): ["oncall: distributed"]
 """What all views of a root mesh have in common, the configuration, and the table of groups."""
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups.names import compact
-from torch_overlay.distributed._groups.settings import get_settings, makes_communicators, members_create
-from torch_overlay.distributed._groups.table import GroupTable, Key, Kind
-from torch_overlay.distributed._groups.universe import current_world
 from torch_overlay.distributed._mesh.rank_map import RankMap
+from torch_overlay.distributed._mesh.state import read_mesh
+from torch_overlay.distributed._mesh.universe import (
+    GroupTable,
+    Key,
+    Kind,
+    current_world,
+    get_settings,
+    makes_communicators,
+    members_create,
+)
+from torch_overlay.distributed.distributed_c10d import compact
+
+
+class TestMeshRanks(TestCase):
+    def test_ranks_are_whole_numbers_each_once(self) -> None:
+        self.assertEqual(read_mesh([[3, 1], [2, 0]]).ranks(3), [3, 1, 2, 0])
+        for wrong in ([0, 0], [0, 1.5], [], [[], []], torch.empty(2, device="meta"), [0, 1 << 40]):
+            with self.assertRaises(ValueError, msg=f"{wrong}"):
+                read_mesh(wrong)
 
 
 class TestGroupSettings(TestCase):

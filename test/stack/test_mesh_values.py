@@ -7,9 +7,8 @@ import sys
 import torch
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed._mesh.input import read_names, read_sizes
+from torch_overlay.distributed._mesh.arguments import read_names, read_sizes
 from torch_overlay.distributed._mesh.rank_map import RankMap, View
-from torch_overlay.distributed._mesh.ranks import read_mesh
 from torch_overlay.distributed._mesh_layout import _FlatLayout, _MeshLayout
 
 
@@ -100,12 +99,6 @@ class TestRankViews(TestCase):
 
 
 class TestMeshArguments(TestCase):
-    def test_ranks_are_whole_numbers_each_once(self) -> None:
-        self.assertEqual(read_mesh([[3, 1], [2, 0]]).ranks(3), [3, 1, 2, 0])
-        for wrong in ([0, 0], [0, 1.5], [], [[], []], torch.empty(2, device="meta"), [0, 1 << 40]):
-            with self.assertRaises(ValueError, msg=f"{wrong}"):
-                read_mesh(wrong)
-
     def test_each_dim_has_a_size_and_a_name(self) -> None:
         self.assertEqual((read_sizes([2, 4]), read_names(["dp", "tp"], 2)), ((2, 4), ("dp", "tp")))
         for size in (0, -1, 2.0, "2"):

@@ -9,7 +9,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
-from torch_overlay.distributed.tensor._plans.specs import read_cuts
+from torch_overlay.distributed.tensor._runner.specs import read_cuts
 from width import NIGHTLY
 
 R, S, P = Replicate(), Shard, Partial()

@@ -139,14 +139,14 @@ def _one_turn(pair, mesh, calls: int, shapes: list[tuple[int, ...]]) -> dict[str
 @contextlib.contextmanager
 def _nothing_known():
     """No plan of another shape is remembered."""
-    from torch_overlay.distributed.tensor._planner import forms
+    from torch_overlay.distributed.tensor._planner import sizes
 
-    remembered = forms._forms
-    forms._forms = remembered.__wrapped__
+    remembered = sizes._forms
+    sizes._forms = remembered.__wrapped__
     try:
         yield
     finally:
-        forms._forms = remembered
+        sizes._forms = remembered
 
 
 def _source(pair, mesh, whole: tuple[int, ...]):

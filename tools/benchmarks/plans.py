@@ -107,13 +107,12 @@ def _stand_in(device: str) -> Any:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from torch_overlay.compat._mesh_layout import flattened_layout
-    from torch_overlay.distributed._torch import from_torch
+    from torch_overlay.distributed._torch import flattened_to_torch, from_torch
 
     ranks = torch.arange(math.prod(SIZES), dtype=torch.int).view(SIZES)
     mesh = DeviceMesh(device, ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)
     for axes in [axes for count in (2, 3) for axes in itertools.combinations(range(3), count)]:
-        layout = flattened_layout(from_torch(mesh._layout).select(axes).collapse())
+        layout = flattened_to_torch(from_torch(mesh._layout).select(axes).collapse())
         mesh._flatten_mapping["".join("abc"[axis] for axis in axes)] = types.SimpleNamespace(_layout=layout)
     return mesh
 

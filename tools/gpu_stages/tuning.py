@@ -1,6 +1,6 @@
-"""What the constants should be on this device: from which size on large pieces are handled apart (`packing.LARGE`), and
-the latency, bandwidth and rounds that the planner assumes (`_planner/cost.py`). On one GPU ranks share it, so that only
-the first is a value to take over."""
+"""What the constants should be on this device: from which size on large pieces are handled apart (`exchange.LARGE`),
+and the latency, bandwidth and rounds that the planner assumes (`_planner/cost.py`). On one GPU ranks share it, so that
+only the first is a value to take over."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def large_pieces(mesh: Any, rank: int, most: int) -> dict[str, Any] | None:
 def _by_size(make: Callable[[str, int], Callable[[], Any]], device: str, most: int) -> dict[str, Any]:
     from unittest import mock
 
-    from torch_overlay.distributed.tensor._plans import packing
+    from torch_overlay.distributed.tensor._runner import exchange
 
     times: dict[str, list[float]] = {}
     least = None
     for power in range(16, most + 1, 2):
         call, both = make(device, 1 << power), []
         for large in (1 << 62, 0):
-            with mock.patch.object(packing, "LARGE", {"cpu": large}):
+            with mock.patch.object(exchange, "LARGE", {"cpu": large}):
                 both.append(_microseconds(call, device))
         times[str(1 << power)] = both
         least = (least or 1 << power) if both[1] < FAST * both[0] else None
@@ -55,7 +55,7 @@ def _by_size(make: Callable[[str, int], Callable[[], Any]], device: str, most: i
 
 def _joined(device: str, size: int) -> Callable[[], Any]:
     """Four blocks of a matrix that don't lie in one stretch."""
-    from torch_overlay.distributed.tensor._plans.packing import joined
+    from torch_overlay.distributed.tensor._runner.exchange import joined
 
     rows = max(size // 4 // 256, 4)
     whole = torch.zeros(rows, 256, device=device)
@@ -66,7 +66,7 @@ def _joined(device: str, size: int) -> Callable[[], Any]:
 def _sorted(device: str, size: int) -> Callable[[], Any]:
     """Two blocks, each in another order within."""
     from torch_overlay.distributed.tensor._planner.grids import Grid
-    from torch_overlay.distributed.tensor._plans.packing import unpacking_in_place
+    from torch_overlay.distributed.tensor._runner.exchange import unpacking_in_place
 
     inner = max(size // 4 // 2 // 8, 4)
     lengths = (2, 4, inner, 2)

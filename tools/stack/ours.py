@@ -20,7 +20,9 @@ from .names import Import, absolute, bound, imports_of, is_import, used
 OURS = ROOT / "torch_overlay" / "distributed"
 HERE_ONLY = "# overlay only"
 SEAM = "_torch"
-ORIGINAL = "original"  # the one function of the seam that isn't: NAME = original(module, "function"): torch's own function goes on under this name
+# The one function of the seam that doesn't return its argument: after NAME = original(module, "function") torch's own
+# function goes on under this name.
+ORIGINAL = "original"
 
 _STRING = matchers.SimpleStatementLine(body=[matchers.Expr(matchers.SimpleString())])
 
@@ -125,7 +127,7 @@ def kept_function(statement: cst.BaseStatement) -> str | None:
 
 
 def package_of(file: str) -> str:
-    """``torch.distributed.tensor`` for ``tensor/_planner/plan.py``."""
+    """``torch.distributed.tensor`` for ``tensor/_planner/search.py``."""
     return ".".join(["torch", "distributed", *pathlib.PurePosixPath(file).parts[:-1]])
 
 

@@ -233,7 +233,7 @@ _joined = functools.lru_cache(maxsize=1024)(joined)  # all are asked in turn, so
 
 
 def file_of(module: str) -> str:
-    """``tensor/_planner/plan.py`` for ``torch.distributed.tensor._planner.plan``."""
+    """``tensor/_planner/search.py`` for ``torch.distributed.tensor._planner.search``."""
     return "/".join(module.split(".")[2:]) + ".py"
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..distributed import device_mesh as bodies
-from ..distributed._mesh.input import normalize_overrides
+from ..distributed._mesh.arguments import normalize_overrides
 from ..distributed._mesh.state import shared_state, view_of
 from ..distributed._torch import flattened_to_torch, to_torch
 
 if TYPE_CHECKING:
-    from ..distributed._mesh.input import Override
+    from ..distributed._mesh.arguments import Override
 
 
 class _DeviceMesh:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from ..distributed._groups.names import MemberNames
 from ..distributed._torch import making_for_mesh
+from ..distributed.distributed_c10d import MemberNames
 from ..distributed.distributed_c10d import _process_group_name as named_by_members
 
 # A split counts its ranks inside its parent, and doesn't say which parent that is.

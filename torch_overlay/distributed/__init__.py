@@ -1,1 +1,2 @@
-"""Bodies and helpers that mirror ``torch/distributed/``: the folder that goes upstream."""
+"""Bodies and helpers that mirror ``torch/distributed/``: the folder that goes
+upstream."""

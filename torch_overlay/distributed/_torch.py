@@ -1,8 +1,11 @@
-"""The seam: what this code needs from a released torch that differs between releases, or that upstream doesn't need.
+"""The seam: what this code needs from a released torch that differs between releases,
+or that upstream doesn't need.
 
-Code under ``distributed/`` is written for the newest torch and asks this file alone. Every branch names the release
-that ends it. The file stays here. Upstream there is one layout class, `new_group` says whom a group is for, and a merge
-knows the tensor's shape, so each of these functions would return its first argument and the renderer drops its calls.
+Code under ``distributed/`` is written for the newest torch and asks this file alone.
+Every branch names the release that ends it. The file stays here. Upstream there is one
+layout class, `new_group` says whom a group is for, and a merge knows the tensor's
+shape, so each of these functions would return its first argument and the renderer drops
+its calls.
 """
 
 from __future__ import annotations
@@ -31,10 +34,12 @@ RELEASE = running().number
 
 
 # --- Layouts ---
-# ``mesh._layout`` stays an instance of torch's class: pipelining, guards, pickles and LocalTensorMode read it. We
-# compute with our own, whose classes and members have the same names. Since 2.13 torch's layout is a list of axes in
-# our canonical form. Before, an axis is a size and a stride, or nested tuples of them, and the form isn't canonical:
-# a flattened mesh has the layout ``8:1``, and any other mesh of one axis ``(8,):(1,)``.
+# ``mesh._layout`` stays an instance of torch's class: pipelining, guards, pickles and
+# LocalTensorMode read it. We compute with our own, whose classes and members have the
+# same names. Since 2.13 torch's layout is a list of axes in our canonical form. Before,
+# an axis is a size and a stride, or nested tuples of them, and the form isn't
+# canonical: a flattened mesh has the layout ``8:1``, and any other mesh of one axis
+# ``(8,):(1,)``.
 
 
 def axis_from_torch(axis: Any) -> _FlatLayout:
@@ -58,7 +63,8 @@ def to_torch(layout: _MeshLayout) -> Any:
 
 
 def flattened_to_torch(axis: _FlatLayout) -> Any:
-    """The layout of a mesh that was flattened to this axis, as torch writes it and finds the mesh by."""
+    """The layout of a mesh that was flattened to this axis, as torch writes it and
+    finds the mesh by."""
     if RELEASE < (2, 13):
         if len(axis.shape) > 1:
             return torchs._MeshLayout((axis.shape,), (axis.stride,))
@@ -69,7 +75,8 @@ def flattened_to_torch(axis: _FlatLayout) -> Any:
 def loaded_layout(layout: Any) -> Any:
     """A layout that was loaded from a file, in the form that the running torch has.
 
-    Since 2.13 a file holds a list of axes, before it holds nested tuples. Either release reads both.
+    Since 2.13 a file holds a list of axes, before it holds nested tuples. Either
+    release reads both.
     """
     fields = vars(layout)
     axes = fields.get("axes")
@@ -78,7 +85,11 @@ def loaded_layout(layout: Any) -> Any:
     if axes is not None:
         return layout
     sizes, strides = fields["shape"], fields["stride"]
-    pairs = zip(sizes, strides, strict=True) if isinstance(sizes, tuple) else [(sizes, strides)]
+    pairs = (
+        zip(sizes, strides, strict=True)
+        if isinstance(sizes, tuple)
+        else [(sizes, strides)]
+    )
     return torchs._MeshLayout([torchs._FlatLayout(*pair) for pair in pairs])
 
 
@@ -88,8 +99,9 @@ def _axis_to_torch(axis: _FlatLayout) -> Any:
 
 
 def _sizes_and_strides(layout: _MeshLayout) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Nested tuples, from the last axis to the first: an axis of one rank has no stride of its own and gets the step
-    over what lies right of it, as torch gives it in a dense mesh."""
+    """Nested tuples, from the last axis to the first: an axis of one rank has no stride
+    of its own and gets the step over what lies right of it, as torch gives it in a
+    dense mesh."""
     sizes: list[Any] = []
     strides: list[Any] = []
     step = 1
@@ -113,13 +125,20 @@ def _flat(nested: Any) -> tuple[int, ...]:
 
 # --- Groups ---
 
-# True while a group is made for a mesh. `new_group` takes no name and asks `_process_group_name` for one, as
-# `split_group` does with ranks that count inside the parent; here both call the same function with the same arguments.
-making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("making_for_mesh", default=False)
+# True while a group is made for a mesh. `new_group` takes no name and asks
+# `_process_group_name` for one, as `split_group` does with ranks that count inside the
+# parent; here both call the same function with the same arguments.
+making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "making_for_mesh", default=False
+)
 
 
 def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a constructor of groups so that its group is named by the world's ranks. Upstream a split says its parent."""
+    """Wrap a constructor of groups so that its group is named by the ranks of the
+    world.
+
+    Upstream a split says its parent.
+    """
 
     def make_for_mesh(**arguments: Any) -> Any:
         token = making_for_mesh.set(True)
@@ -132,13 +151,20 @@ def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def never_nothing(
-    pack: Callable[..., torch.Tensor], send_splits: list[int], receive_splits: list[int], group: Any, own: int
+    pack: Callable[..., torch.Tensor],
+    send_splits: list[int],
+    receive_splits: list[int],
+    group: Any,
+    own: int,
 ) -> Callable[..., torch.Tensor]:
-    """Let a rank of the fake backend send one element to itself where it would receive and send nothing.
+    """Let a rank of the fake backend send one element to itself where it would receive
+    and send nothing.
 
-    Before 2.15 the fake group refuses to send nothing while something comes. Nobody reads the element. No other backend
-    gets it: it is a constant, so compiled code could take the exchange for independent of its inputs and run it in the
-    forward and in the backward graph. Call this before the splits are used: it changes them in place.
+    Before 2.15 the fake group refuses to send nothing while something comes. Nobody
+    reads the element. No other backend gets it: it is a constant, so compiled code
+    could take the exchange for independent of its inputs and run it in the forward and
+    in the backward graph. Call this before the splits are used: it changes them in
+    place.
     """
     if any(send_splits) or not any(receive_splits):
         return pack
@@ -154,12 +180,16 @@ def never_nothing(
 
 # --- Redistribution ---
 
-# The shape of the tensor that torch's steps redistribute, for `_optimize_transform_infos`, which isn't told.
-moved_shape: contextvars.ContextVar[Any] = contextvars.ContextVar("moved_shape", default=None)
+# The shape of the tensor that torch's steps redistribute, for
+# `_optimize_transform_infos`, which isn't told.
+moved_shape: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "moved_shape", default=None
+)
 
 
 def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]:
-    """Wrap torch's steps so that their merging knows the tensor's shape. Upstream it is an argument."""
+    """Wrap torch's steps so that their merging knows the tensor's shape. Upstream it is
+    an argument."""
 
     def redistribute_shape(*arguments: Any, **named: Any) -> Any:
         token = moved_shape.set(shape)
@@ -175,33 +205,43 @@ def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]
 
 
 def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
-    """A copy of torch's function under another identity, for a body that replaces it and still calls it.
+    """A copy of torch's function under another identity, for a body that replaces it
+    and still calls it.
 
-    The copy keeps the code that the function has now: a patch swaps the code of the function and leaves the copy alone.
+    The copy keeps the code that the function has now: a patch swaps the code of the
+    function and leaves the copy alone.
     """
     function = getattr(module, name)
     copy = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__kwdefaults__ = dict(function.__kwdefaults__ or {})
     return copy
 
 
 def span(name: str) -> contextlib.AbstractContextManager[object]:
-    """A block of code as a span ``torch_overlay::name`` of the profiler. Costs a look at a flag while no profiler runs.
+    """A block of code as a span ``torch_overlay::name`` of the profiler. Costs a look
+    at a flag while no profiler runs.
 
-    No span under a dispatch mode: a tracer would record the span's own operations as a part of the program.
+    No span under a dispatch mode: a tracer would record the span's own operations as a
+    part of the program.
     """
     if not profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
         return contextlib.nullcontext()
     return profiler.record_function(f"torch_overlay::{name}")
 
 
-def spanned(name: str, functions: Sequence[Local]) -> tuple[Local]:
-    """One function that calls these one after the other within a span."""
+def spanned(name: Callable[[], str], functions: Sequence[Local]) -> Sequence[Local]:
+    """These functions; while a profiler runs, as one that calls them within a span."""
+    if not profiler._is_profiler_enabled:
+        return functions
 
     def run(local: torch.Tensor) -> torch.Tensor:
-        with span(name):
+        with span(name()):
             for function in functions:
                 local = function(local)
         return local

@@ -1,5 +1,6 @@
-"""The switches that these bodies read. Upstream they are entries of torch.distributed.config, off by default; here
-`enable` sets them, and what isn't ours is torch's own."""
+"""The switches that these bodies read. Upstream they are entries of
+torch.distributed.config, off by default; here `enable` sets them, and what isn't ours
+is torch's own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ mesh_joint_groups: str = "whole"
 mesh_check: bool = False
 plan_redistribution: bool = True
 
-# Which release this code belongs to; ranks compare it. Whoever turns the code on says so.
+# Which release this code belongs to; ranks compare it. Whoever turns the code on says
+# so.
 build: str = ""
 
 
@@ -28,8 +30,9 @@ _changes: list[dict[str, Any]] = []  # and what they changed
 
 @contextlib.contextmanager
 def patch(**changes: Any) -> Iterator[None]:
-    """Other choices for one block of code, for tests that run in both homes. Torch's function of this name changes them
-    for one thread; this one for all, and what blocks in several threads found is back when the last of them ends."""
+    """Other choices for one block of code, for tests that run in both homes. Torch's
+    function of this name changes them for one thread; this one for all, and what blocks
+    in several threads found is back when the last of them ends."""
     with _lock:
         for name in changes:
             _found.setdefault(name, globals()[name])

@@ -19,9 +19,9 @@ from ..distributed._mesh.caches import real_mesh
 from ..distributed._torch import from_torch
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned
-from ..distributed.tensor._plans.groups import joint_axes
-from ..distributed.tensor._plans.question import why_not
-from ..distributed.tensor._plans.specs import read_cuts
+from ..distributed.tensor._runner.at_hand import joint_axes
+from ..distributed.tensor._runner.question import why_not
+from ..distributed.tensor._runner.specs import read_cuts
 from ..overlay import is_enabled, options
 from ..transfer import Transfer
 from ..transfers._planner.flow import NOTHING, Flow

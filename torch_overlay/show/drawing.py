@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ..distributed._mesh.rank_map import short
+from ..distributed._mesh.text import ranks_text
 from ..distributed._mesh_layout import row_major
 from ..parallel_dims import MESHES, ParallelDims, ParallelMeshes
 from . import pictures, screen, typed
@@ -201,7 +201,7 @@ def _groups_in(axis: Axis, room: int) -> str:
     """The ranks of the first groups, as many as there is room for."""
     said = ""
     for number, group in enumerate(axis.groups[:_MOST_GROUPS]):
-        longer = f"{said} | {short(group)}" if number else short(group)
+        longer = f"{said} | {ranks_text(group)}" if number else ranks_text(group)
         more = " | ..." if number + 1 < len(axis.groups) else ""
         if len(longer + more) > room:
             return f"{said} | ..." if said else longer[: room - 3] + "..."
@@ -221,7 +221,7 @@ def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
     if len(rows) > _MOST_ROWS:
         return ["", f"{len(hosts)} hosts: draw a picture to see them"]
     axes = mesh.telling()
-    left = ["ranks", *map(short, rows)]
+    left = ["ranks", *map(ranks_text, rows)]
     margin, cell = max(map(len, left)), max(map(len, rows))
     found: list[str] = []
     while axes:
@@ -368,7 +368,7 @@ def _panel(axes: Axes, axis: Axis, grid: _Grid, gpus_per_host: int, cell: float)
     axes.set(xlim=(-0.3, grid.width), ylim=(grid.height, -0.3), aspect="equal")
     axes.axis("off")
     what = f"{counted(len(axis.groups), 'group')} of {axis.size}, {axis.reach(gpus_per_host)}"
-    text = short(axis.groups[first])
+    text = ranks_text(axis.groups[first])
     text = text if len(text) < 50 else text[:47] + "..."
     lines = [axis.label, what, f"rank {min(groups)}'s group: {text}"]
     if many:

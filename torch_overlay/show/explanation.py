@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..distributed._mesh.rank_map import short
+from ..distributed._mesh.text import ranks_text
 from ..distributed.tensor._planner.cost import EXCHANGE, Cost
-from ..distributed.tensor._planner.forms import shared_plan
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._planner.sizes import shared_plan
 from ..distributed.tensor._planner.steps import Step
 from . import screen
 from .words import amount, counted, duration, fitted, folded, sized, wrapped
@@ -197,7 +197,7 @@ class Explanation(screen.Shown):
         """What is asked."""
         ask = self.question
         mesh = sized(ask.names, ask.sizes) or "no axes"
-        order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {short(ask.ranks)}"
+        order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {ranks_text(ask.ranks)}"
         asked = f"{ask.tensor} on {mesh}, {counted(math.prod(ask.sizes), 'rank')}{order}"
         return [
             *screen.styled(fitted(asked, width), "title"),

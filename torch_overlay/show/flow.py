@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
 from ..transfers._planner.flow import Flow
 from ..transfers._planner.routes import Move
 from ..transfers._planner.sides import Ranks, Side

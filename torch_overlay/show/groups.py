@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from torch.distributed import distributed_c10d
 
-from ..distributed._groups.table import GroupTable
-from ..distributed._groups.universe import Universe, current_world
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
+from ..distributed._mesh.universe import GroupTable, Universe, current_world
 from .words import counted
 
 

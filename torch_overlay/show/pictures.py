@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..distributed._mesh.rank_map import short
+from ..distributed._mesh.text import ranks_text
 from ..distributed.tensor._planner.regions import Regions
 from ..distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from .explanation import Explanation, ShownPlan, ShownStep
@@ -241,7 +241,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
     fill(axes, boxes, colors)
     for (left, top, width, height), held in parts.items():
         center = ((left + width / 2) / columns, (top + height / 2) / rows)
-        text = short(sorted(held))
+        text = ranks_text(sorted(held))
         if height / rows > 0.04:
             word = "" if len(parts) > 16 else "rank " if len(held) == 1 else "ranks "
             axes.text(*center, word + text, ha="center", va="center", fontsize=9)

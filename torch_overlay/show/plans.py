@@ -9,8 +9,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from ..distributed.tensor._planner.cost import arriving, collectives, leaving
-from ..distributed.tensor._planner.plan import NAMES, flatten_call
 from ..distributed.tensor._planner.regions import NotPlanned
+from ..distributed.tensor._planner.search import NAMES, flatten_call
 from ..distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
@@ -21,7 +21,7 @@ from ..distributed.tensor._planner.steps import (
     ReduceScatter,
     Step,
 )
-from ..distributed.tensor._plans.specs import into_terms, norm_ended, norm_made
+from ..distributed.tensor._runner.specs import into_terms, norm_ended, norm_made
 from . import typed
 from .explanation import Explanation, Redistribution, ShownPlan, ShownStep
 from .words import counted

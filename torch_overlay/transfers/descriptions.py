@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
-from ..distributed.tensor._plans.specs import read_cuts
+from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.memory import Shared
 from ._planner.sides import Ranks
 from .given import Pieces, digests_of, own_tensors, part_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..distributed.tensor._plans.packing import part
+from ..distributed.tensor._runner.exchange import part
 from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
 from .runs import Block, Locals, Run, Spread, Wires, runs_of, there
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..distributed._torch import span
-from ..distributed.tensor._plans.packing import part
+from ..distributed.tensor._runner.exchange import part
 from .direct import Letter, Mail, in_turns, large_on
 from .runs import Block, Locals, Run, Spread, Wires, copy_all, free, numbers, runs_of, there
 

@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from ..distributed import config
-from ..distributed._groups.names import MemberNames
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
+from ..distributed.distributed_c10d import MemberNames
 from ._planner.schedule import ROUNDED
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ..distributed._mesh.rank_map import of_ranks, short
+from ..distributed._mesh.text import of_ranks, ranks_text
 from .groups import timeout_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def living(ranks: Any, what: str, size: int | None = None) -> list[int]:
         raise ValueError(f"{what} has ranks that can't exist: {beyond}. {there} has {of_ranks(range(last + 1))}.")
     twice = sorted([rank for rank, count in Counter(ranks).items() if count > 1])
     if twice:
-        raise ValueError(f"{what} has rank {short(twice)} twice: {[*ranks]}.")
+        raise ValueError(f"{what} has rank {ranks_text(twice)} twice: {[*ranks]}.")
     return [*ranks]
 
 

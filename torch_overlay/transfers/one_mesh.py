@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from ..distributed._groups.table import find_group
 from ..distributed._mesh.state import group_names
+from ..distributed._mesh.universe import find_group
 from ..distributed._torch import span
-from ..distributed.tensor._planner.moves import crossed
 from ..distributed.tensor._planner.regions import NotPlanned, Regions
-from ..distributed.tensor._plans.groups import Site, at_hand, joint_axes
-from ..distributed.tensor._plans.specs import read_cuts
+from ..distributed.tensor._planner.search import crossed
+from ..distributed.tensor._runner.at_hand import Site, at_hand, joint_axes
+from ..distributed.tensor._runner.specs import read_cuts
 from ..show.words import counted
 from ._planner.routes import Move
 from ._planner.schedule import kept_schedule

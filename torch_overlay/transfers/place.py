@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c10d
 
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
 from .groups import DESCRIPTION
 from .meeting import Meeting, in_time
 from .teams import Team

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..show.words import counted
 from ._planner.flow import Flow

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from ..distributed.tensor._plans.packing import part
+from ..distributed.tensor._runner.exchange import part
 
 if TYPE_CHECKING:
     from ._planner.schedule import Load

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedS
 
 from ..distributed._torch import original
 from ..distributed.tensor._planner.regions import NotPlanned, Regions, chunk
-from ..distributed.tensor._plans.specs import read_cuts
+from ..distributed.tensor._runner.specs import read_cuts
 from ..patching.trampoline import swap_code
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from ..distributed._mesh.rank_map import of_ranks
+from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..show.words import counted
 from ._planner.routes import Move

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._mesh.input import read_sizes
+from ._mesh.arguments import read_sizes
 
 
 def init_device_mesh():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def _register_distributed_opaque_types():
-    from torch.distributed._groups import universe
+    from torch.distributed._mesh import universe
     from torch.distributed._mesh import caches
 
     {  # noqa: B018

@@ -7,13 +7,13 @@ import math
 import torch
 
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.senders import Exchange
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
     AllToAll,
     Divide,
     Embed,
+    Exchange,
     Narrow,
     ReduceScatter,
 )

@@ -15,13 +15,13 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.testing._internal.common_utils import run_tests
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed.tensor._planner.forms import step_on_shape
 from torch_overlay.distributed.tensor._planner.regions import Regions
+from torch_overlay.distributed.tensor._planner.sizes import step_on_shape
 from torch_overlay.distributed.tensor._planner.steps import AllGather
-from torch_overlay.distributed.tensor._plans import answers
-from torch_overlay.distributed.tensor._plans.answers import Answer, Fallback, find_answer
-from torch_overlay.distributed.tensor._plans.question import Question
-from torch_overlay.distributed.tensor._plans.specs import pads_step_by_step
+from torch_overlay.distributed.tensor._runner import answers
+from torch_overlay.distributed.tensor._runner.answers import Answer, Fallback, find_answer
+from torch_overlay.distributed.tensor._runner.question import Question
+from torch_overlay.distributed.tensor._runner.specs import pads_step_by_step
 
 PLANNED = {"plan_redistribution": True}
 WITH_GROUPS = {**PLANNED, "mesh_share_groups": "names", "mesh_joint_groups": "whole"}

@@ -21,28 +21,26 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_overlay.distributed import config
-from torch_overlay.distributed._groups.universe import private_groups
+from torch_overlay.distributed._mesh.universe import private_groups
 from torch_overlay.distributed.tensor._planner.grids import Grid
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import AllToAll
-from torch_overlay.distributed.tensor._plans import packing as packs
-from torch_overlay.distributed.tensor._plans.exchange import (
+from torch_overlay.distributed.tensor._runner import exchange as packs
+from torch_overlay.distributed.tensor._runner.at_hand import Group, Site, at_hand
+from torch_overlay.distributed.tensor._runner.exchange import (
     Apart,
+    Here,
     all_to_all,
     all_to_all_by_size,
     all_to_all_in_rounds,
-    landing,
-)
-from torch_overlay.distributed.tensor._plans.groups import Group, Site, at_hand
-from torch_overlay.distributed.tensor._plans.packing import (
-    Here,
     assembled,
     joined,
+    landing,
     part,
     unpacking,
     unpacking_in_place,
 )
-from torch_overlay.distributed.tensor._plans.question import Question, why_not
+from torch_overlay.distributed.tensor._runner.question import Question, why_not
 
 
 class FakeWorld(TestCase):

@@ -12,7 +12,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from torch_overlay.compat import merging
 from torch_overlay.distributed.tensor import _redistribute
-from torch_overlay.distributed.tensor._plans.answers import Fallback
+from torch_overlay.distributed.tensor._runner.answers import Fallback
 from way import needs_package
 
 

@@ -24,10 +24,10 @@ from torch_overlay.distributed.tensor._planner.steps import (
     Narrow,
     ReduceScatter,
 )
-from torch_overlay.distributed.tensor._plans.groups import Group
-from torch_overlay.distributed.tensor._plans.packing import assembled, part
-from torch_overlay.distributed.tensor._plans.program import runners
-from torch_overlay.distributed.tensor._plans.specs import gathered, norm_ended, norm_made, read_cuts, scattered
+from torch_overlay.distributed.tensor._runner.at_hand import Group
+from torch_overlay.distributed.tensor._runner.exchange import assembled, part
+from torch_overlay.distributed.tensor._runner.program import runners
+from torch_overlay.distributed.tensor._runner.specs import gathered, norm_ended, norm_made, read_cuts, scattered
 
 
 class TestSpecs(TestCase):

@@ -10,13 +10,12 @@ import torch
 from planner_simulator import MOVED, SIZES, is_right, pairs, regions
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner import forms as planner_forms
-from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives, leaving
-from torch_overlay.distributed.tensor._planner.forms import plan_and_parts, shared_plan, step_on_shape
+from torch_overlay.distributed.tensor._planner import sizes as planner_forms
+from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives, in_rounds, leaving
 from torch_overlay.distributed.tensor._planner.grids import grids
-from torch_overlay.distributed.tensor._planner.moves import move
-from torch_overlay.distributed.tensor._planner.plan import _embed_first, in_rounds, plan
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.search import _embed_first, move, plan
+from torch_overlay.distributed.tensor._planner.sizes import plan_and_parts, shared_plan, step_on_shape
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllToAll,

@@ -9,18 +9,18 @@ from unittest import mock
 from planner_simulator import MOVED, SIZES, is_right, pairs, regions
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner import forms as planner_forms
+from torch_overlay.distributed.tensor._planner import sizes as planner_forms
 from torch_overlay.distributed.tensor._planner.cost import Cost, Groups, arriving, collectives
-from torch_overlay.distributed.tensor._planner.forms import shared_plan
-from torch_overlay.distributed.tensor._planner.plan import plan
-from torch_overlay.distributed.tensor._planner.reductions import (
+from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.search import (
     Reduction,
     Scatters,
-    exchanged,
-    in_one,
-    one_group_at_a_time,
+    plan,
+    reduce_by_one_exchange,
+    reduce_group_by_group,
+    reduce_parts_by_exchange,
 )
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.sizes import shared_plan
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 
 
@@ -80,9 +80,9 @@ def grouped(source, target, shape, groups) -> Reduction:
 WAYS = {
     "part_whole": (Reduction.part_whole, None),
     "moved_first": (Reduction.moved_first, None),
-    "in_one": (in_one, None),
-    "one_group_at_a_time": (one_group_at_a_time, ()),
-    "exchanged": (exchanged, ((0, 1, 2),)),
+    "one exchange": (reduce_by_one_exchange, None),
+    "group by group": (reduce_group_by_group, ()),
+    "parts by exchange": (reduce_parts_by_exchange, ((0, 1, 2),)),
 }
 
 

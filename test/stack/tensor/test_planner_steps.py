@@ -8,13 +8,14 @@ from planner_simulator import MOVED, REDUCE, exchange, is_right, pairs, regions,
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 from torch_overlay.distributed.tensor._planner.regions import Regions
-from torch_overlay.distributed.tensor._planner.senders import Digit, Exchange
 from torch_overlay.distributed.tensor._planner.steps import (
     AllGather,
     AllReduce,
     AllToAll,
+    Digit,
     Divide,
     Embed,
+    Exchange,
     Narrow,
     ReduceScatter,
 )

@@ -18,11 +18,11 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOp
 from torch_overlay.distributed import config
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
 from torch_overlay.distributed.tensor._planner.steps import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
-from torch_overlay.distributed.tensor._plans import groups
-from torch_overlay.distributed.tensor._plans.packing import part
-from torch_overlay.distributed.tensor._plans.program import Program, make_program
-from torch_overlay.distributed.tensor._plans.question import Question
-from torch_overlay.distributed.tensor._plans.specs import gathers_step_by_step, same_step_by_step
+from torch_overlay.distributed.tensor._runner import at_hand
+from torch_overlay.distributed.tensor._runner.exchange import part
+from torch_overlay.distributed.tensor._runner.program import Program, make_program
+from torch_overlay.distributed.tensor._runner.question import Question
+from torch_overlay.distributed.tensor._runner.specs import gathers_step_by_step, same_step_by_step
 
 
 class TestProgram(DTensorOpTestBase):
@@ -85,7 +85,7 @@ class TestOtherBackends(FakeWorld):
             specs = [DTensorSpec(mesh, end, tensor_meta=meta) for end in ends]
             return make_program(Question.of(mesh, *specs, meta.shape, meta.dtype), mesh)
 
-        with mock.patch.object(groups, "has_known_backends", return_value=False):
+        with mock.patch.object(at_hand, "has_known_backends", return_value=False):
             steps = program((Shard(0), Shard(1)), (Replicate(), Shard(1))).steps
             self.assertEqual([type(step) for step in steps], [AllGather])
             for source, target in (

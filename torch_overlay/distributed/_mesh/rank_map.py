@@ -1,12 +1,14 @@
-"""Which rank sits where in a mesh universe, and what a mesh shows of it: a rank map, and layouts over it.
+"""Which rank sits where in a mesh universe, and what a mesh shows of it: a rank map,
+and layouts over it.
 
-Most meshes number their ranks 0 to n-1, and for those nothing is stored. A permutation, or a subset of the world, is
-stored once and shared by the root mesh and all its views. Ranks are plain Python integers, so that looking one up
-works under any tensor mode.
+Most meshes number their ranks 0 to n-1, and for those nothing is stored. A permutation,
+or a subset of the world, is stored once and shared by the root mesh and all its views.
+Ranks are plain Python integers, so that looking one up works under any tensor mode.
 
-A view is a layout over the rank map, a pure value. A layout says the indices of one copy, and each rank sees the copy
-that it sits in. So one value stands for a mesh on all ranks, and what a mesh answers is arithmetic on it. Coordinates
-and starts take the same time at 64 ranks and at a million; a list of ranks takes as long as the copy has ranks.
+A view is a layout over the rank map, a pure value. A layout says the indices of one
+copy, and each rank sees the copy that it sits in. So one value stands for a mesh on all
+ranks, and what a mesh answers is arithmetic on it. Coordinates and starts take the same
+time at 64 ranks and at a million; a list of ranks takes as long as the copy has ranks.
 """
 
 from __future__ import annotations
@@ -51,11 +53,14 @@ class RankMap:
         self._ranks = stored
         self._indices = {rank: index for index, rank in enumerate(stored)}
         if len(self._indices) != self.numel:
-            raise ValueError(f"ranks list must not contain duplicate entries, got {list(stored)}")
+            raise ValueError(
+                f"ranks list must not contain duplicate entries, got {list(stored)}"
+            )
 
     @classmethod
     def identity(cls, numel: int) -> RankMap:
-        """The ranks 0 to ``numel - 1`` in their own order, in constant time and space."""
+        """The ranks 0 to ``numel - 1`` in their own order, in constant time and
+        space."""
         made = cls(())
         made.numel = numel
         made._ranks = range(numel)
@@ -77,8 +82,11 @@ class RankMap:
 
     @cached_property
     def ascends(self) -> bool:  # overlay only
-        """Whether a greater index has a greater rank; as long as the map, once, unless it is the identity."""
-        return self.is_identity or all(itertools.starmap(operator.lt, itertools.pairwise(self.ranks())))
+        """Whether a greater index has a greater rank; as long as the map, once, unless
+        it is the identity."""
+        return self.is_identity or all(
+            itertools.starmap(operator.lt, itertools.pairwise(self.ranks()))
+        )
 
     def ranks(self) -> Sequence[int]:
         """Every rank, in the order of the indices; a range for the identity."""
@@ -86,10 +94,16 @@ class RankMap:
 
     @cached_property
     def key(self) -> tuple[int, str]:
-        """A short value that is equal for equal maps, in this and in any other process."""
+        """A short value that is equal for equal maps, in this and in any other
+        process."""
         if self.is_identity:
             return (self.numel, "")
-        return (self.numel, hashlib.blake2b(array("q", self.ranks()).tobytes(), digest_size=16).hexdigest())
+        return (
+            self.numel,
+            hashlib.blake2b(
+                array("q", self.ranks()).tobytes(), digest_size=16
+            ).hexdigest(),
+        )
 
     @cached_property
     def ranks_hash(self) -> int:  # overlay only
@@ -109,7 +123,8 @@ class RankMap:
 
 
 class Window(RankMap):
-    """The ranks that one copy of a layout shows of another map, as a map of its own, made in constant time.
+    """The ranks that one copy of a layout shows of another map, as a map of its own,
+    made in constant time.
 
     Args:
         whole: the map to look at.
@@ -142,7 +157,10 @@ class Window(RankMap):
 
     @cached_property
     def _shown(self) -> tuple[int, ...]:
-        return tuple(self._whole[self._start + offset] for offset in self._layout.all_ranks_from_zero())
+        return tuple(
+            self._whole[self._start + offset]
+            for offset in self._layout.all_ranks_from_zero()
+        )
 
     def ranks(self) -> Sequence[int]:
         return self._shown
@@ -152,40 +170,17 @@ class Window(RankMap):
         return self._shown == tuple(range(self.numel))
 
 
-def short(ranks: Sequence[int]) -> str:
-    """Ranks for people, as briefly as they allow: from one to another, else all of them, else the first eight.
-
-    >>> short([0, 1, 2, 3]), short([0, 8, 16, 24]), short([0, 4]), short([0, 1, 4, 5])
-    ('0-3', '0-24 by 8', '0, 4', '0, 1, 4, 5')
-    >>> short([rank * rank for rank in range(100)])
-    '0, 1, 4, 9, 16, 25, 36, 49, … 9801 (100 ranks)'
-    """
-    count, step = len(ranks), ranks[1] - ranks[0] if len(ranks) > 2 else 0
-    if step > 0 and all(map(operator.eq, ranks, itertools.count(ranks[0], step))):
-        return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f" by {step}")
-    if count <= 16:
-        return ", ".join(map(str, ranks))
-    return f"{', '.join(map(str, ranks[:8]))}, … {ranks[-1]} ({count} ranks)"
-
-
-def of_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for people, with the word before them.
-
-    >>> of_ranks([3]), of_ranks([0, 1, 2])
-    ('rank 3', 'ranks 0-2')
-    """
-    return f"rank{'' if len(ranks) == 1 else 's'} {short(ranks)}"
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """A layout over a rank map.
 
     Attributes:
         rank_map: shared by every view of one root.
-        layout: from coordinates to indices, relative to the start of the copy that is seen.
+        layout: from coordinates to indices, relative to the start of the copy that is
+            seen.
 
-    The inner axis of a 2 x 4 mesh has two copies, 0 to 3 and 4 to 7; rank 5 sits in the second:
+    The inner axis of a 2 x 4 mesh has two copies, 0 to 3 and 4 to 7; rank 5 sits in the
+    second:
 
     >>> tp = View(RankMap.identity(8), _MeshLayout.from_sizes_strides((4,)))
     >>> tp.start(5), tp.ranks(5), tp.coordinate(5)
@@ -201,27 +196,38 @@ class View:
         return None if index is None else self.layout.coordinate(index)
 
     def start(self, rank: int) -> int:
-        """The index at which the copy that ``rank`` sees starts; a rank outside the universe sees the first."""
+        """The index at which the copy that ``rank`` sees starts; a rank outside the
+        universe sees the first."""
         index = self.rank_map.index(rank)
         return 0 if index is None else self.layout.origin(index)
 
     def ranks(self, rank: int) -> list[int]:
         """Every rank of the copy that ``rank`` sees, row-major."""
         start = self.start(rank)
-        if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout((self.layout.numel(),)):
+        if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout(
+            (self.layout.numel(),)
+        ):
             return list(range(start, start + self.layout.numel()))
-        return [self.rank_map[start + offset] for offset in self.layout.collapse().all_ranks_from_zero()]
+        return [
+            self.rank_map[start + offset]
+            for offset in self.layout.collapse().all_ranks_from_zero()
+        ]
 
     def show(self, layout: _MeshLayout) -> View:
         """Another layout over the same ranks."""
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:
-        """The index at which each copy of the layout starts, over the whole rank map."""
-        return self.layout.collapse().complement(self.rank_map.numel).all_ranks_from_zero()
+        """The index at which each copy of the layout starts, over the whole rank
+        map."""
+        return (
+            self.layout.collapse().complement(self.rank_map.numel).all_ranks_from_zero()
+        )
 
     def window(self, layout: _MeshLayout, start: int) -> View:
-        """The copy of ``layout`` at index ``start`` as a universe of its own: what another rank sees."""
+        """The copy of ``layout`` at index ``start`` as a universe of its own: what
+        another rank sees."""
         return View(
-            Window(self.rank_map, layout.collapse(), start), _MeshLayout.from_sizes_strides(layout.top_level_sizes)
+            Window(self.rank_map, layout.collapse(), start),
+            _MeshLayout.from_sizes_strides(layout.top_level_sizes),
         )

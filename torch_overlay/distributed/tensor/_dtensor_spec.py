@@ -11,12 +11,12 @@ from torch.distributed.tensor import _dtensor_spec as torch_spec
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import config
-from .._groups.finding import joint_group_name
-from .._groups.settings import get_settings
 from .._mesh.caches import as_good_as, real_mesh
+from .._mesh.groups import joint_group_name
 from .._mesh.state import group_names
+from .._mesh.universe import get_settings
 from .._torch import original
-from ._plans.groups import joint_axes
+from ._runner.at_hand import joint_axes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,11 +30,15 @@ equals_by_value = original(torch_spec.DTensorSpec, "_check_equals")
 class _DTensorSpec:
     """Never instantiated: its methods are set on torch's DTensorSpec."""
 
-    def _check_equals(self: DTensorSpec, other: object, skip_shapes: bool = False) -> bool:
-        """Whether one may stand for the other, in a cache or for compiled code: they say the same, and on a mesh with
-        the same groups. C++, too, looks results up by this.
+    def _check_equals(
+        self: DTensorSpec, other: object, skip_shapes: bool = False
+    ) -> bool:
+        """Whether one may stand for the other, in a cache or for compiled code: they
+        say the same, and on a mesh with the same groups. C++, too, looks results up by
+        this.
 
-        Dynamo's guard skips the shapes, since it guards the local ones. See `_changes_alike` for what they don't say.
+        Dynamo's guard skips the shapes, since it guards the local ones. See
+        `_changes_alike` for what they don't say.
         """
         alike: Any = other if equals_by_value(self, other, skip_shapes) else None
         if alike is None or (skip_shapes and not _changes_alike(self, alike)):
@@ -42,8 +46,9 @@ class _DTensorSpec:
         return as_good_as(self.mesh, alike.mesh)
 
     def _stable_hash(self: DTensorSpec) -> str:
-        """For caches of compiled code, which other runs and other ranks may read: of all that the code has in it. The
-        same in every run that makes the same meshes, on this rank; equal meshes have other groups, other ranks too."""
+        """For caches of compiled code, which other runs and other ranks may read: of
+        all that the code has in it. The same in every run that makes the same meshes,
+        on this rank; equal meshes have other groups, other ranks too."""
         mesh = real_mesh(self.mesh)
         known: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
         if config.plan_redistribution:
@@ -52,16 +57,22 @@ class _DTensorSpec:
 
 
 def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
-    """Whether local shapes differ on every rank or on none, for two specs that differ in the shape at most.
+    """Whether local shapes differ on every rank or on none, for two specs that differ
+    in the shape at most.
 
-    8 rows over two ranks are 4 and 4, and 7 rows are 4 and 3. Rank 1 sees another local shape and compiles anew, and
-    rank 0 doesn't: it would go on with the collectives of 8 rows, and give 8 rows where there are 7.
+    8 rows over two ranks are 4 and 4, and 7 rows are 4 and 3. Rank 1 sees another local
+    shape and compiles anew, and rank 0 doesn't: it would go on with the collectives of
+    8 rows, and give 8 rows where there are 7.
     """
-    shape, traced = (None if spec.tensor_meta is None else spec.tensor_meta.shape for spec in (one, other))
+    shape, traced = (
+        None if spec.tensor_meta is None else spec.tensor_meta.shape
+        for spec in (one, other)
+    )
     if shape is None or traced is None:
         return True
     for dim, lengths in enumerate(zip(shape, traced)):
-        # Of an open size nothing is asked, which would fix it: the graph in which it is open has the guard.
+        # Of an open size nothing is asked, which would fix it: the graph in which it is
+        # open has the guard.
         if type(lengths[0]) is type(lengths[1]) is int and lengths[0] != lengths[1]:
             parts = _parts(one, dim)
             if parts is None or any(length % parts for length in lengths):
@@ -70,7 +81,8 @@ def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
 
 
 def _parts(spec: DTensorSpec, dim: int) -> int | None:
-    """Into how many equal parts a dim must be cut for all ranks to hold as much of it; None if nobody knows."""
+    """Into how many equal parts a dim must be cut for all ranks to hold as much of it;
+    None if nobody knows."""
     sizes, parts = spec.mesh.shape, 1
     for axis, placement in enumerate(spec.placements):
         cut = getattr(placement, "dim", None)
@@ -79,14 +91,16 @@ def _parts(spec: DTensorSpec, dim: int) -> int | None:
         if cut == dim and not placement.is_partial():
             parts *= sizes[axis]
     for axis, placement in enumerate(spec.placements):
-        # Strided shards are cut into chunks first. The axes that make these are among those above, mostly.
+        # Strided shards are cut into chunks first. The axes that make these are among
+        # those above, mostly.
         if isinstance(placement, _StridedShard) and placement.dim == dim:
             parts = math.lcm(parts, placement.split_factor * sizes[axis])
     return parts
 
 
 def _seen_by_this_rank(mesh: DeviceMesh) -> list[Any]:
-    """Its coordinate and its groups: those of the axes, and over which axes together there is one."""
+    """Its coordinate and its groups: those of the axes, and over which axes together
+    there is one."""
     if not is_initialized() or group_names(mesh) is None:
         return []  # and no plan
     joint = [(axes, joint_group_name(mesh, axes)) for axes in sorted(joint_axes(mesh))]

@@ -1,6 +1,8 @@
-"""Redistribute a local tensor by one plan; the body that replaces torch's, and the way back to torch's own.
+"""Redistribute a local tensor by one plan; the body that replaces torch's, and the way
+back to torch's own.
 
-What can't be planned runs step by step, with collectives merged only where that is exact.
+What can't be planned runs step by step, with collectives merged only where that is
+exact.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from torch.utils._debug_mode import get_active_debug_mode
 
 from .._mesh.caches import as_good_as, real_mesh
 from .._torch import of_shape, original
-from ._plans.answers import Fallback, count_fallback, count_run, find_answer
-from ._plans.program import NOT_OF_COMPLEX
-from ._plans.specs import is_known, other_spec
+from ._runner.answers import Fallback, count_fallback, count_run, find_answer
+from ._runner.program import NOT_OF_COMPLEX
+from ._runner.specs import is_known, other_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,31 +46,42 @@ def _cuts_evenly(
     src_placements: Sequence[Placement],
     shape: Sequence[Any] | None,
 ) -> bool:
-    """Whether every cut is even that these all-gathers undo, or these reduce-scatters make, and those outside of them.
+    """Whether every cut is even that these all-gathers undo, or these reduce-scatters
+    make, and those outside of them.
 
-    Only then is torch.chunk by all their mesh dims at once sure to be torch.chunk by one
-    after the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2 mesh.
-    It is asked of the whole tensor, so that all ranks run the same collectives: of 9 rows on
-    2 x 2 x 2, half of the ranks could merge the inner two gathers, and the others not.
+    Only then is torch.chunk by all their mesh dims at once sure to be torch.chunk by
+    one after the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2
+    mesh. It is asked of the whole tensor, so that all ranks run the same collectives:
+    of 9 rows on 2 x 2 x 2, half of the ranks could merge the inner two gathers, and the
+    others not.
 
     Args:
         earlier: the transforms of the plan before these.
-        shape: of the whole tensor; where it isn't known, this rank decides by what it has.
+        shape: of the whole tensor; where it isn't known, this rank decides by what it
+            has.
     """
     source, target = infos[0].src_dst_placements
     dim = cast("Shard", target if source.is_partial() else source).dim
     now, own = list(src_placements), {info.mesh_dim for info in infos}
     for info in earlier:
         now[info.mesh_dim] = info.src_dst_placements[1]
-    outer = [axis for axis, held in enumerate(now) if axis not in own and getattr(held, "dim", None) == dim]
+    outer = [
+        axis
+        for axis, held in enumerate(now)
+        if axis not in own and getattr(held, "dim", None) == dim
+    ]
     if source.is_partial() and any(
-        isinstance(held, _StridedShard) for held in (target, *(now[axis] for axis in outer))
+        isinstance(held, _StridedShard)
+        for held in (target, *(now[axis] for axis in outer))
     ):
-        # uneven though the length may be divided by the parts: 8 rows with split factor 3 are 5 and 3
+        # uneven though the length may be divided by the parts: 8 rows with split factor
+        # 3 are 5 and 3
         return False
     if shape is None:
         outer = []
-        shape = max([info.logical_shape for info in infos], key=lambda logical: logical[dim])
+        shape = max(
+            [info.logical_shape for info in infos], key=lambda logical: logical[dim]
+        )
     parts = math.prod(device_mesh.size(axis) for axis in (*own, *outer))
     return guard_or_false(shape[dim] % parts == 0)
 
@@ -82,9 +95,17 @@ def redistribute_local_tensor(
     use_graph_based_transform: bool | None = None,
     is_explicit: bool = False,
 ) -> torch.Tensor:
-    """What this rank holds of the tensor under the target spec, from what it holds under the current one."""
+    """What this rank holds of the tensor under the target spec, from what it holds
+    under the current one."""
     mesh = real_mesh(current_spec.mesh)
-    found = find_answer(mesh, local_tensor, current_spec, target_spec, async_op, use_graph_based_transform)
+    found = find_answer(
+        mesh,
+        local_tensor,
+        current_spec,
+        target_spec,
+        async_op,
+        use_graph_based_transform,
+    )
     if isinstance(found, Fallback):
         if local_tensor.is_complex():
             _check_complex(mesh, current_spec, target_spec)
@@ -98,8 +119,9 @@ def redistribute_local_tensor(
             is_explicit=is_explicit,
         )
     count_run()  # overlay only
-    # Under a dispatch mode (a tracer, CommDebugMode), a plan that is the one collective of the step-by-step path runs
-    # by that path, so that the mode sees the same operations. Without a mode that would take 2.4 times the CPU time.
+    # Under a dispatch mode (a tracer, CommDebugMode), a plan that is the one collective
+    # of the step-by-step path runs by that path, so that the mode sees the same
+    # operations. Without a mode that would take 2.4 times the CPU time.
     if torch._C._len_torch_dispatch_stack() and found.same_step_by_step(mesh):
         one_step = partial(
             of_shape(redistribute_by_steps, current_spec.shape),
@@ -113,17 +135,22 @@ def redistribute_local_tensor(
     if debug_mode is None:
         return found.run(local_tensor, mesh)
     with debug_mode.record_redistribute_calls(
-        local_tensor, current_spec.placements, target_spec.placements, found.text, is_explicit=is_explicit
+        local_tensor,
+        current_spec.placements,
+        target_spec.placements,
+        found.text,
+        is_explicit=is_explicit,
     ):
         return found.run(local_tensor, mesh)
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:
-    """Refuse what has no answer, as the all-reduce does. A reduce-scatter takes real and imaginary parts for
-    numbers of their own.
+    """Refuse what has no answer, as the all-reduce does. A reduce-scatter takes real
+    and imaginary parts for numbers of their own.
 
     Raises:
-        RuntimeError: a greatest or least complex number, or a product, is wanted from several ranks of the mesh.
+        RuntimeError: a greatest or least complex number, or a product, is wanted from
+            several ranks of the mesh.
     """
     if mesh.get_coordinate() is None:
         return
@@ -131,25 +158,42 @@ def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -
         op = getattr(old, "reduce_op", None)
         if op in NOT_OF_COMPLEX and old != new and mesh.size(axis) > 1:
             raise RuntimeError(
-                f"reduce_op {op} does not support complex tensors: a redistribution from {source.placements} to "
-                f"{target.placements} needs it over {mesh.size(axis)} ranks. Gather the terms as shards of a new dim, "
-                "and reduce over that: DTensor.from_local(local[None], mesh, [Shard(0)]).full_tensor().prod(0)."
+                f"reduce_op {op} does not support complex tensors: a redistribution "
+                f"from {source.placements} to "
+                f"{target.placements} needs it over {mesh.size(axis)} ranks. Gather "
+                "the terms as shards of a new dim, "
+                "and reduce over that: DTensor.from_local(local[None], mesh, "
+                "[Shard(0)]).full_tensor().prod(0)."
             )
 
 
 class _Redistribute:
-    """Never instantiated: its method is set on torch's autograd function of this name."""
+    """Never instantiated: its method is set on torch's autograd function of this
+    name."""
 
     @classmethod
     def apply(
-        cls, input: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool, dtype_config: dict[str, Any]
+        cls,
+        input: DTensor,
+        device_mesh: DeviceMesh,
+        placements: Any,
+        async_op: bool,
+        dtype_config: dict[str, Any],
     ) -> DTensor:
-        """The redistributed DTensor; where there is nothing to differentiate, without a node of autograd."""
+        """The redistributed DTensor; where there is nothing to differentiate, without a
+        node of autograd."""
         if has_other_groups(input._spec.mesh, device_mesh):
-            return lay_on(device_mesh, cls.apply(input, input._spec.mesh, placements, async_op, dtype_config))
+            return lay_on(
+                device_mesh,
+                cls.apply(input, input._spec.mesh, placements, async_op, dtype_config),
+            )
         made = None
         input = cast_in_order(input, dtype_config["op_dtype"])
-        same_dtype = dtype_config["op_dtype"] == dtype_config["out_dtype"] == input._local_tensor.dtype
+        same_dtype = (
+            dtype_config["op_dtype"]
+            == dtype_config["out_dtype"]
+            == input._local_tensor.dtype
+        )
         if cls is torch_redistribute.Redistribute and same_dtype:
             made = without_node(input, device_mesh, placements, async_op)
         if made is not None:
@@ -160,7 +204,8 @@ class _Redistribute:
 
 
 def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
-    """Whether a DTensor on this mesh, asked for on the other, must change its mesh, but not its ranks.
+    """Whether a DTensor on this mesh, asked for on the other, must change its mesh, but
+    not its ranks.
 
     Raises:
         NotImplementedError: the ranks are others, or lie otherwise.
@@ -170,8 +215,10 @@ def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
     mesh, wanted = real_mesh(mesh), real_mesh(wanted)
     if mesh != wanted:
         raise NotImplementedError(
-            f"Cross device mesh comm not supported yet! A DTensor on {mesh} was to be redistributed to {wanted} where "
-            "no numbers can be sent between meshes: in compiled code, for one, or with fake tensors. Redistribute it "
+            f"Cross device mesh comm not supported yet! A DTensor on {mesh} was to be "
+            f"redistributed to {wanted} where "
+            "no numbers can be sent between meshes: in compiled code, for one, or "
+            "with fake tensors. Redistribute it "
             "before, or in a function under torch.compiler.disable."
         )
     return not as_good_as(mesh, wanted)
@@ -192,7 +239,8 @@ class _LayOn(torch.autograd.Function):
 
 
 def lay_on(mesh: DeviceMesh, given: DTensor) -> DTensor:
-    """The same on an equal mesh with other groups; a gradient comes back on the mesh that it was on."""
+    """The same on an equal mesh with other groups; a gradient comes back on the mesh
+    that it was on."""
     return _LayOn.apply(given, mesh)  # type: ignore
 
 
@@ -211,25 +259,35 @@ class _Cast(torch.autograd.Function):
 
 
 def cast_in_order(given: DTensor, dtype: torch.dtype | None) -> DTensor:
-    """The same in another type, if it has a shard order of its own: the step-by-step path, which casts by making a spec
-    of placements alone, would forget it."""
+    """The same in another type, if it has a shard order of its own: the step-by-step
+    path, which casts by making a spec of placements alone, would forget it."""
     spec = given._spec
-    if dtype in (None, given._local_tensor.dtype) or spec.is_default_device_order(spec.shard_order):
+    if dtype in (None, given._local_tensor.dtype) or spec.is_default_device_order(
+        spec.shard_order
+    ):
         return given
     return _Cast.apply(given, dtype)  # type: ignore
 
 
-def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool) -> DTensor | None:
-    """The redistributed DTensor of the same type; None where autograd has a say, or for placements of other classes."""
+def without_node(
+    source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
+) -> DTensor | None:
+    """The redistributed DTensor of the same type; None where autograd has a say, or for
+    placements of other classes."""
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
     if not is_known(kinds) or _wants_node(source):
         return None
-    target = other_spec(spec.tensor_meta, spec.placements, placements, kinds, device_mesh)
+    target = other_spec(
+        spec.tensor_meta, spec.placements, placements, kinds, device_mesh
+    )
     if target is not None:
         given = local.dtype
-        local = redistribute_local_tensor(local, spec, target, async_op=async_op, is_explicit=True)
-        if local.dtype != given:  # of an average of whole numbers, where the step-by-step path divides
+        local = redistribute_local_tensor(
+            local, spec, target, async_op=async_op, is_explicit=True
+        )
+        # of an average of whole numbers, where the step-by-step path divides
+        if local.dtype != given:
             local = local.to(given)
         spec = target
     # As the local tensor does, or DTensor.__new__ warns; taken back below.
@@ -242,15 +300,21 @@ def without_node(source: DTensor, device_mesh: DeviceMesh, placements: Any, asyn
 
 
 def _wants_node(source: DTensor) -> bool:
-    """Whether a gradient may be asked for, or something else looks at what autograd does: a transform, a tracer, a
-    profiler."""
+    """Whether a gradient may be asked for, or something else looks at what autograd
+    does: a transform, a tracer, a profiler."""
     local = source._local_tensor
     if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:
         return True
-    differentiable = source.requires_grad or local.requires_grad  # a frozen DTensor may hold a tensor that isn't
+    # a frozen DTensor may hold a tensor that isn't
+    differentiable = source.requires_grad or local.requires_grad
     # In inference mode the result keeps requires_grad.
-    if differentiable and (torch.is_grad_enabled() or torch.is_inference_mode_enabled()):
+    if differentiable and (
+        torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+    ):
         return True
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    ):
         return True
     return torch.autograd._profiler_enabled() or forward_ad._current_level >= 0

@@ -1,11 +1,14 @@
-"""Grids: where the pieces of all members have one shape, packing and unpacking is a view, a permute and a copy.
+"""Grids: where the pieces of all members have one shape, packing and unpacking is a
+view, a permute and a copy.
 
-For example, on three ranks an all-to-all takes (6, 12) elements from Shard(0) to Shard(1). A rank has (2, 12), of
-which each member gets (2, 4): view it as (2, 3, 4), which is rows, members and columns, and permute by (1, 0, 2): the
-members come first. What arrives is (3, 2, 4): members, rows and columns, and the first two together are the six rows
-of the new local tensor.
+On three ranks an all-to-all takes (6, 12) elements from Shard(0) to Shard(1). A rank
+has (2, 12), of which each member gets (2, 4): view it as (2, 3, 4), which is rows,
+members and columns, and permute by (1, 0, 2): the members come first. What arrives is
+(3, 2, 4): members, rows and columns, and the first two together are the six rows of the
+new local tensor.
 
-A grid puts the same on the wire as a step's list of pieces does in one round, with the members in their order.
+A grid puts the same on the wire as a step's list of pieces does in one round, with the
+members in their order.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """How to read one tensor as another: view it as `lengths`, expand that to `expanded`, permute by `order`, make it
-    contiguous.
+    """How to read one tensor as another: view it as `lengths`, expand that to
+    `expanded`, permute by `order`, make it contiguous.
 
-    The result is flattened by a pack, and viewed as the new local tensor by an unpack. `expanded` differs from
-    `lengths` where several members get the same.
+    The result is flattened by a pack, and viewed as the new local tensor by an unpack.
+    `expanded` differs from `lengths` where several members get the same.
     """
 
     lengths: tuple[int, ...]
@@ -38,7 +41,8 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Is it a plain view, with no copy to make? In the example above, what arrives is the new local tensor.
+        """Is it a plain view, with no copy to make? In the example above, what arrives
+        is the new local tensor.
 
         >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
         >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
@@ -49,13 +53,16 @@ class Grid(NamedTuple):
         return moved == sorted(moved) and self.expanded == self.lengths
 
 
-def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) -> tuple[Grid | None, Grid | None]:
-    """How to pack: from the local tensor to what goes to the members, one after the other. And how to unpack: from what
-    came from them to the new local tensor. Both are None where there is no grid.
+def grids(
+    step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box
+) -> tuple[Grid | None, Grid | None]:
+    """How to pack: from the local tensor to what goes to the members, one after the
+    other. And how to unpack: from what came from them to the new local tensor. Both are
+    None where there is no grid.
 
-    An all-gather sends its local tensor as it is, so its pack is None; a reduce-scatter receives its result as it is,
-    so its unpack is None. Of an all-to-all that reduces, the unpack has the terms first, as many dims as `step.reduced`
-    has axes.
+    An all-gather sends its local tensor as it is, so its pack is None; a reduce-scatter
+    receives its result as it is, so its unpack is None. Of an all-to-all that reduces,
+    the unpack has the terms first, as many dims as `step.reduced` has axes.
 
     Args:
         held, wanted: this rank's boxes before the step and after it.
@@ -65,23 +72,32 @@ def grids(step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box) ->
         return None, None
     gone, new = cuts
     sizes = step.before.sizes
-    # The lengths of what is sent or received, in this order: the members by axis, then the dims of a piece. In the
-    # module's example: {"a0": 3, "d0": 2, "d1": 4}.
-    wire = {f"a{axis}": sizes[axis] for axis in (_talking(step) if isinstance(step, AllToAll) else step.axes)}
+    # The lengths of what is sent or received, in this order: the members by axis, then
+    # the dims of a piece. In the module's example: {"a0": 3, "d0": 2, "d1": 4}.
+    wire = {
+        f"a{axis}": sizes[axis]
+        for axis in (_talking(step) if isinstance(step, AllToAll) else step.axes)
+    }
     for dim, (length, wanted_length) in enumerate(zip(held.length, wanted.length)):
-        # A dim has new axes or gone ones, never both, so that on one side the group doesn't cut it. That length is the
-        # same for all members, since the axes outside the group cut alike for them; so they all decide alike.
+        # A dim has new axes or gone ones, never both, so that on one side the group
+        # doesn't cut it. That length is the same for all members, since the axes
+        # outside the group cut alike for them; so they all decide alike.
         longer = max(length, wanted_length)
         parts = math.prod([sizes[axis] for axis in (*gone[dim], *new[dim])])
         if longer % parts:
             return None, None  # uneven shards
         wire[f"d{dim}"] = longer // parts
-    if not isinstance(step, AllToAll) and min(held.elements, wanted.elements) != step.chunk:
+    if (
+        not isinstance(step, AllToAll)
+        and min(held.elements, wanted.elements) != step.chunk
+    ):
         return None, None  # there is padding
     terms = [f"a{axis}" for axis in step.reduced] if isinstance(step, AllToAll) else []
     return (
         None if isinstance(step, AllGather) else _grid(wire, _names(new), [*wire]),
-        None if isinstance(step, ReduceScatter) else _grid(wire, [*wire], [*terms, *_names(gone)]),
+        None
+        if isinstance(step, ReduceScatter)
+        else _grid(wire, [*wire], [*terms, *_names(gone)]),
     )
 
 
@@ -96,42 +112,55 @@ def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
 
 
 def _talking(step: AllToAll) -> tuple[int, ...]:
-    """The axes of its group along which a rank gets something from others, where there is a grid: those whose cut goes,
-    and those with terms. Along the others, if the group has more, each member exchanges with those at its own
-    coordinate."""
-    gone = itertools.chain.from_iterable(before[len(after) :] for before, after in _orders(step))
+    """The axes of its group along which a rank gets something from others, where there
+    is a grid: those whose cut goes, and those with terms. Along the others, if the
+    group has more, each member exchanges with those at its own coordinate."""
+    gone = itertools.chain.from_iterable(
+        before[len(after) :] for before, after in _orders(step)
+    )
     return tuple(sorted({*gone, *step.reduced}))
 
 
-def _orders(step: AllGather | ReduceScatter | AllToAll) -> zip[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _orders(
+    step: AllGather | ReduceScatter | AllToAll,
+) -> zip[tuple[tuple[int, ...], tuple[int, ...]]]:
     return zip(step.before.orders, step.after.orders)
 
 
 def _gone_and_new(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """For each dim the axes by which only the source is cut, and those by which only the target is; None where these
-    allow no grid."""
-    if any(common(before, after) < min(len(before), len(after)) for before, after in _orders(step)):
+    """For each dim the axes by which only the source is cut, and those by which only
+    the target is; None where these allow no grid."""
+    if any(
+        common(before, after) < min(len(before), len(after))
+        for before, after in _orders(step)
+    ):
         return None  # some members exchange nothing
     gone = [before[len(after) :] for before, after in _orders(step)]
     new = [after[len(before) :] for before, after in _orders(step)]
-    # Along an axis whose cut stays, or that doesn't cut the source, members of an all-gather have the same.
+    # Along an axis whose cut stays, or that doesn't cut the source, members of an all-
+    # gather have the same.
     if isinstance(step, AllGather) and {*itertools.chain(*gone)} != {*step.axes}:
         return None
-    # An axis that doesn't talk may cut the target as well; then a rank sends only some of its elements.
+    # An axis that doesn't talk may cut the target as well; then a rank sends only some
+    # of its elements.
     axes = _talking(step) if isinstance(step, AllToAll) else step.axes
     return (gone, new) if {*itertools.chain(*new)}.issubset(axes) else None
 
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
     """The names in `wire`, each dim after the axes that cut it."""
-    return [name for dim, axes in enumerate(cuts) for name in (*[f"a{axis}" for axis in axes], f"d{dim}")]
+    return [
+        name
+        for dim, axes in enumerate(cuts)
+        for name in (*[f"a{axis}" for axis in axes], f"d{dim}")
+    ]
 
 
 def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
-    """From a tensor that has the dims `read`, by their names in `wire`, to one that has those `written`. In the example
-    above, to pack and to unpack:
+    """From a tensor that has the dims `read`, by their names in `wire`, to one that has
+    those `written`. In the example above, to pack and to unpack:
 
     >>> wire = {"a0": 3, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a0", "d1"], written=["a0", "d0", "d1"])
@@ -139,8 +168,9 @@ def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
     >>> _grid(wire, read=["a0", "d0", "d1"], written=["a0", "d0", "d1"])
     Grid(lengths=(3, 2, 4), expanded=(3, 2, 4), order=(0, 1, 2))
 
-    What only `written` has is repeated. On a 2 x 2 mesh (8, 8) elements go from Shard(0), Shard(0) to Replicate(),
-    Shard(1): axis 0 doesn't cut the target, so both members along it get the same.
+    What only `written` has is repeated. On a 2 x 2 mesh (8, 8) elements go from
+    Shard(0), Shard(0) to Replicate(), Shard(1): axis 0 doesn't cut the target, so both
+    members along it get the same.
 
     >>> wire = {"a0": 2, "a1": 2, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a1", "d1"], written=["a0", "a1", "d0", "d1"])

@@ -1,6 +1,8 @@
-"""The question that a redistribution asks: all that its plan depends on, as one frozen value, the key of the cache.
+"""The question that a redistribution asks: all that its plan depends on, as one frozen
+value, the key of the cache.
 
-It holds no mesh, so that a mesh and its groups may go although their questions are remembered.
+It holds no mesh, so that a mesh and its groups may go although their questions are
+remembered.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch.distributed.tensor import _redistribute
 
 from ... import config
 from ..._mesh.state import group_names
-from .groups import Site
+from .at_hand import Site
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +40,8 @@ class Question(NamedTuple):
         site: the mesh.
         source, target: the placements before and after.
         kinds: the classes of both, since a subclass may call itself equal.
-        source_order, target_order: the axes that shard each dim, outer to inner, as the specs say it.
+        source_order, target_order: the axes that shard each dim, outer to inner, as the
+        specs say it.
         shape: of the whole tensor.
         dtype: of the tensor.
         async_op: whether the caller goes on before the last collective is done.
@@ -89,17 +92,22 @@ def why_not(
     forced: bool | None = None,
     local: torch.Tensor | None = None,
 ) -> str | None:
-    """Why no question is asked, so that the step-by-step path runs; None if one is. Whether there is a plan is for the
-    planner to say, which raises NotPlanned with the reason.
+    """Why no question is asked, so that the step-by-step path runs; None if one is.
+    Whether there is a plan is for the planner to say, which raises NotPlanned with the
+    reason.
 
     Args:
-        mesh: of both specs, as a real `DeviceMesh`, for which a spec may hold a stand-in.
+        mesh: of both specs, as a real `DeviceMesh`, for which a spec may hold a
+            stand-in.
         forced: the caller's ``use_graph_based_transform``.
         local: what is redistributed; None where only the plan is asked for.
     """
     if not config.plan_redistribution:
         return "plans are turned off"
-    if forced is not None or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN is not None:
+    if (
+        forced is not None
+        or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN is not None
+    ):
         return "an algorithm for the steps was asked for"
     if _redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
         return "the step-by-step path was asked for, unmerged"
@@ -119,7 +127,11 @@ def why_not(
         return SYMBOLIC if is_symbolic(source.shape) else None
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
     # A class of its own may only know the operations of the step-by-step path.
-    return None if type(inner) in _PLAIN_TENSORS else "a local tensor of a class of its own"
+    return (
+        None
+        if type(inner) in _PLAIN_TENSORS
+        else "a local tensor of a class of its own"
+    )
 
 
 def is_symbolic(shape: Sequence[object]) -> bool:
@@ -128,9 +140,12 @@ def is_symbolic(shape: Sequence[object]) -> bool:
 
 
 def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
-    """Whether one process stands for many ranks, so that no coordinate is this rank's: in LocalTensorMode, and while
-    code is compiled on one rank for all."""
+    """Whether one process stands for many ranks, so that no coordinate is this rank's:
+    in LocalTensorMode, and while code is compiled on one rank for all."""
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
-    if local_tensor is not None and local_tensor.enabled_local_tensor_mode() is not None:
+    if (
+        local_tensor is not None
+        and local_tensor.enabled_local_tensor_mode() is not None
+    ):
         return True
     return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

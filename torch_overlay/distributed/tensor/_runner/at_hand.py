@@ -1,10 +1,13 @@
-"""Groups at hand: over which sets of a mesh's axes a plan may communicate, and by which process group.
+"""Groups at hand: over which sets of a mesh's axes a plan may communicate, and by which
+process group.
 
-All ranks answer alike, since the answer follows from the mesh calls of the universe and the options; which groups other
-meshes have, or which are still alive, has no part in it. In which order a group holds its ranks is its own affair;
-`Group` says at which place each member of the joint axes sits.
+All ranks answer alike, since the answer follows from the mesh calls of the universe and
+the options; which groups other meshes have, or which are still alive, has no part in
+it. In which order a group holds its ranks is its own affair; `Group` says at which
+place each member of the joint axes sits.
 
-A mesh stands in caches as its site: the mesh as one rank sees it, as a value, so that the mesh may go.
+A mesh stands in caches as its site: the mesh as one rank sees it, as a value, so that
+the mesh may go.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, get_process_group_ranks
 
-from ..._groups.finding import joint_group_name, joint_groups_known, sets_of_axes
-from ..._groups.settings import Settings, get_settings
-from ..._groups.table import find_group
+from ..._mesh.groups import joint_group_name, joint_groups_known, sets_of_axes
 from ..._mesh.pickling import UNBOUND
 from ..._mesh.state import axis_names, group_names, shared_state, view_of
+from ..._mesh.universe import Settings, find_group, get_settings
 from .._planner.regions import NotPlanned
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ class Site(NamedTuple):
         names: of its axes, or None.
         coordinate: of this rank.
         groups: the names of this rank's groups, by axis.
-        joint: which groups over several axes its universe has, see `joint_groups_known`.
+        joint: which groups over several axes its universe has, see
+            `joint_groups_known`.
         settings: the options in force.
         device: the type of device of its tensors.
     """
@@ -87,7 +90,8 @@ class AtHand(NamedTuple):
 
     Attributes:
         joint: the sets of axes, two and more, that have one.
-        known: whether all of them are of built-in classes, which can do all that a plan may ask for.
+        known: whether all of them are of built-in classes, which can do all that a plan
+            may ask for.
         found: those that were looked up.
     """
 
@@ -99,8 +103,10 @@ class AtHand(NamedTuple):
         """This rank's group over some axes of the mesh; of one axis, the mesh's own.
 
         Raises:
-            RuntimeError: it was destroyed. There is no second plan, since other ranks can't know.
-            NotPlanned: there is none, which `joint` says before; or it holds other ranks.
+            RuntimeError: it was destroyed. There is no second plan, since other ranks
+                can't know.
+            NotPlanned: there is none, which `joint` says before; or it holds other
+                ranks.
         """
         found = self.found.get(axes)
         if found is None:
@@ -122,21 +128,32 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
     if found is None:
         if len(known) >= REMEMBERED:
             known.clear()
-        joint = frozenset([axes for axes in sets_of_axes(mesh) if joint_group_name(mesh, axes) is not None])
+        joint = frozenset(
+            [
+                axes
+                for axes in sets_of_axes(mesh)
+                if joint_group_name(mesh, axes) is not None
+            ]
+        )
         found = known[site] = AtHand(joint, has_known_backends(mesh), {})
     return found
 
 
 def has_known_backends(mesh: DeviceMesh) -> bool:
-    """Whether the groups of a mesh are of built-in classes, and not of somebody's, which may lack collectives. All
-    ranks have the same."""
+    """Whether the groups of a mesh are of built-in classes, and not of somebody's,
+    which may lack collectives. All ranks have the same."""
     groups = [find_group(name) for name in group_names(mesh) or ()]
-    return all(_backend_class(group, mesh.device_type).__module__.startswith("torch.") for group in groups if group)
+    return all(
+        _backend_class(group, mesh.device_type).__module__.startswith("torch.")
+        for group in groups
+        if group
+    )
 
 
 def _backend_class(group: ProcessGroup, device_type: str) -> type:
     if type(group) is ProcessGroup:
-        with contextlib.suppress(RuntimeError):  # it has none for this type of device, which is an error by itself
+        # it has none for this type of device, which is an error by itself
+        with contextlib.suppress(RuntimeError):
             return type(group._get_backend(torch.device(device_type)))
     return type(group)
 
@@ -152,14 +169,18 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
     ranks = get_process_group_ranks(group)
     if ranks == members:
         return Group(name, tuple(range(len(ranks))), in_order=True)
-    if sorted(ranks) != sorted(members):  # DeviceMesh.from_group may be given such groups, which is an error by itself
-        raise NotPlanned(f"the group over axes {axes} of {mesh} holds {ranks}, not {members}")
+    # DeviceMesh.from_group may be given such groups, which is an error by itself
+    if sorted(ranks) != sorted(members):
+        raise NotPlanned(
+            f"the group over axes {axes} of {mesh} holds {ranks}, not {members}"
+        )
     place = {member: number for number, member in enumerate(ranks)}
     return Group(name, tuple(place[member] for member in members), in_order=False)
 
 
 def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
-    """This rank and those from which it differs on these axes only, in the order of the mesh."""
+    """This rank and those from which it differs on these axes only, in the order of the
+    mesh."""
     view = view_of(mesh)
     return view.show(view.layout.select(axes)).ranks(mesh._rank)
 
@@ -175,7 +196,9 @@ def gone(mesh: DeviceMesh, axes: Sequence[int]) -> str:
     """What to say of a group that a plan needs and that isn't there any more."""
     names = axis_names(mesh._mesh_dim_names, mesh.ndim)
     return (
-        f"A redistribution needs the process group over {', '.join(names[axis] for axis in axes)} of {mesh}, ranks "
-        f"{_members(mesh, axes)}, and it is gone: this process destroyed it, by destroy_process_group or abort() on "
+        "A redistribution needs the process group over "
+        f"{', '.join(names[axis] for axis in axes)} of {mesh}, ranks "
+        f"{_members(mesh, axes)}, and it is gone: this process destroyed it, by "
+        "destroy_process_group or abort() on "
         "this mesh or on a view of it. Make the mesh anew on all of its ranks."
     )
