@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
-    from .transfers.given import Piece
-    from .transfers.place import Place
+    from .transfers.descriptions import Piece
+    from .transfers.meeting import Place
     from .typing import Options
     from .version import __version__ as __version__
 
@@ -277,7 +277,7 @@ def meet(address: str, *, rank: int, world_size: int, key: str | bytes | None = 
     tensor([1., 1.])
     """
     from .overlay import require_recognised
-    from .transfers.place import Place
+    from .transfers.meeting import Place
 
     require_recognised()
     return Place(address, rank, world_size, key, timeout)
@@ -302,7 +302,7 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
     >>> {name: torch_overlay.piece(qkv[at : at + 4], (8, 8), (4, 0)) for name, at in (("q", 0), ("k", 4), ("v", 8))}
     {'q': piece((4, 8), (8, 8), (4, 0)), 'k': piece((4, 8), (8, 8), (4, 0)), 'v': piece((4, 8), (8, 8), (4, 0))}
     """
-    from .transfers.given import Piece
+    from .transfers.descriptions import Piece
 
     return Piece(local, shape, start)
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from .transfers.background import Running
-    from .transfers.given import Names
-    from .transfers.place import Place
+    from .transfers.current import Running
+    from .transfers.descriptions import Names
+    from .transfers.meeting import Place
 
 BUDGET = 256 << 20  # bytes
 SHOWN = 32  # ranks, in print
@@ -76,7 +76,7 @@ class Transfer:
         keep_buffers: bool = False,
     ) -> None:
         from .overlay import require_recognised
-        from .transfers.plan_log import tell
+        from .transfers.groups import tell
         from .transfers.route import Route
 
         require_recognised()

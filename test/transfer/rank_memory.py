@@ -15,7 +15,7 @@ from on_device import DEVICE
 from rank_pieces import Side
 from rank_transfers import FLOATS
 from rank_weights import any_bits, same
-from torch_overlay.transfers import direct
+from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -124,7 +124,7 @@ class MemoryCases:
                 if made is not None:
                     target[name], views = storage.move(sides[1], made, parts, None, tuple(whole.shape))
                 checks.append((name, views, wanted.get(self.rank, []), whole.to(after).flatten()))
-            with mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]):
+            with mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]):
                 try:
                     transfer = torch_overlay.Transfer(source, target, budget=(1 << 20, 4000)[seed % 4 == 3])
                 except ValueError as error:

@@ -13,7 +13,7 @@ from mesh_ranks import WORLD, make_root
 from on_device import DEVICE
 from rank_transfers import FLOATS, placed
 from rank_weights import any_bits, same
-from torch_overlay.transfers import direct
+from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from twins_tensor import rows
@@ -165,7 +165,7 @@ class PieceCases:
                         bytes_in[rank] += lacking * min(before.itemsize, after.itemsize)
             if not checks:
                 continue
-            with mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]):
+            with mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]):
                 if torn:
                     with self.assertRaisesRegex(ValueError, f"isn't whole: the pieces of '{torn[0]}'"):
                         torch_overlay.Transfer(source, target, strict=False)

@@ -95,7 +95,7 @@ class StreamCases:
         local = torch.ones(rows, 32)
         tree = {"w": DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=(64, 32), stride=(32, 1))}
         said = r"Nothing was redistributed: 'w' has shape \(9, 32\) on rank 5"
-        known = "torch_overlay.distributed.tensor._runner.groups.has_known_backends"
+        known = "torch_overlay.distributed.tensor._runner.at_hand.has_known_backends"
 
         def reads(method):
             return mock.patch.object(

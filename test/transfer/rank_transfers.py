@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE, from_host
-from torch_overlay.transfers import direct
+from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from torch_overlay.transfers.exchanges import Buffers, Exchanges
 from torch_overlay.transfers.groups import kept_group
@@ -141,7 +141,7 @@ class TransferCases:
                 for side, end in ((source, tensors[0].source), (target, tensors[0].target))
             ]
             with (
-                mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2], keep_buffers=seed % 5 < 2) as transfer,
             ):
                 for _ in range(1 + (seed % 5 < 2)):
@@ -251,9 +251,9 @@ class TransferCases:
         wholes = [torch.arange(1 << 17).reshape(1 << n, -1) + n for n in (7, 8, 9, 10)]
         source = [distribute_tensor(whole, mesh, [S(0)], src_data_rank=None) for whole in wholes]
         target = [distribute_tensor(whole * 0, mesh, [S(1)], src_data_rank=None) for whole in wholes]
-        for budget, exchanges in ((1 << 28, 1), (200_000, 5)):
+        for budget, least in ((1 << 28, 1), (200_000, 5)):
             transfer = torch_overlay.Transfer(source, target, budget=budget, keep_buffers=True)
-            self.assertTrue(transfer.exchanges >= exchanges and transfer.staging <= budget)
+            self.assertTrue(transfer.exchanges >= least and transfer.staging <= budget)
             buffers, own, there = transfer._route._buffers, Buffers.take, []
 
             def take(self, size, own=own, there=there):
@@ -264,7 +264,7 @@ class TransferCases:
             with mock.patch.object(Buffers, "take", take):
                 (again,) = allocated([transfer.run])
             self.assertTrue(max(there) <= budget, (max(there), budget))
-            if exchanges == 1:  # else they differ in length, and what is kept makes room for what is new
+            if least == 1:  # else they differ in length, and what is kept makes room for what is new
                 self.assertTrue(again.peak < transfer.staging // 2, (again, transfer.staging))
             kept = sum(map(len, buffers.kept))
             self.assertTrue(transfer.staging // 2 < kept <= budget, (kept, transfer.staging))

@@ -16,7 +16,7 @@ import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
 from torch_overlay.distributed.tensor._planner.regions import NotPlanned
-from torch_overlay.transfers import two_meshes
+from torch_overlay.transfers import mesh_moves
 from width import NIGHTLY
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
@@ -194,9 +194,9 @@ class TreeCases:
         """Plans to another mesh: of the same specs made once, with the values of each time; whatever a rank forgot."""
         mesh, other = make_root(range(WORLD), (4, 2), ("dp", "tp")), make_root(SHUFFLED, (2, 4), ("a", "b"))
         gc.collect()
-        plan, worlds = two_meshes._Plan.of, len(two_meshes._plans)
+        plan, worlds = mesh_moves._Plan.of, len(mesh_moves._plans)
         for budget in (1 << 20, 3000):
-            with mock.patch.object(two_meshes._Plan, "of", mock.Mock(side_effect=plan)) as made:
+            with mock.patch.object(mesh_moves._Plan, "of", mock.Mock(side_effect=plan)) as made:
                 others = [((16, 8), (S(0), S(1))), ((16, 9), (R, S(0))), ((16, 9), (P, S(0)))]
                 for number, (shape, before) in enumerate([((16, 9), (S(0), S(1)))] * 3 + others * 2):
                     whole = torch.arange(shape[0] * shape[1]).reshape(shape) * 1.0 + number
@@ -204,7 +204,7 @@ class TreeCases:
                     local = distribute_tensor(whole, mesh, kept, src_data_rank=None).to_local()
                     tensor = DTensor.from_local(local, mesh, before, shape=shape, stride=(shape[1], 1))
                     if number == 4 and self.rank == 3:
-                        two_meshes._plans.clear()
+                        mesh_moves._plans.clear()
                     found = torch_overlay.redistribute([tensor], other, (S(1), S(0)), budget=budget)[0]
                     whole = whole * (4 if P in before else 1)
                     want = distribute_tensor(whole, other, (S(1), S(0)), src_data_rank=None)
@@ -216,8 +216,8 @@ class TreeCases:
         odd = DTensor.from_local(tensor.to_local(), mesh, (Odd(), S(0)), shape=shape, stride=(shape[1], 1))
         with self.assertRaisesRegex(NotPlanned, "has a pending Odd"):
             torch_overlay.redistribute([odd], again, (S(1), S(0)))
-        kept = two_meshes._plans[distributed_c10d._get_default_group()]
-        self.assertEqual(len(kept), two_meshes.PLANS)
+        kept = mesh_moves._plans[distributed_c10d._get_default_group()]
+        self.assertEqual(len(kept), mesh_moves.PLANS)
         self.reopen_world()
         gc.collect()
-        self.assertTrue(len(two_meshes._plans) <= worlds)
+        self.assertTrue(len(mesh_moves._plans) <= worlds)

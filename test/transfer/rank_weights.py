@@ -11,7 +11,7 @@ import torch_overlay
 from mesh_ranks import WORLD, make_root
 from on_device import DEVICE, from_host
 from rank_transfers import FLOATS, placed, same_bits
-from torch_overlay.transfers import direct
+from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from transfer_twin import draw
 from width import NIGHTLY
@@ -56,7 +56,7 @@ class WeightCases:
                 wanted.append(placed(tensor.target, meshes[1], cast, self.rank).to_local())
             parts = [side if self.rank in end.ranks else None for side, end in zip((source, target), ends, strict=True)]
             with (
-                mock.patch.object(direct, "LARGE", (direct.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
+                mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
                 torch_overlay.Transfer(*parts, budget=(1 << 20, 2600)[seed % 2]) as transfer,
             ):
                 for _ in range(2):

@@ -22,11 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import forks
 import torch_overlay
 from torch_overlay.transfers import meeting as meetings
-from torch_overlay.transfers import place as places
-from torch_overlay.transfers.descriptions import describe
-from torch_overlay.transfers.given import digest
+from torch_overlay.transfers import meeting as places
+from torch_overlay.transfers.descriptions import as_data, describe, digest, from_data
 from torch_overlay.transfers.meeting import Meeting
-from torch_overlay.transfers.words import as_data, from_data
 from way import needs_package
 
 pytestmark = needs_package

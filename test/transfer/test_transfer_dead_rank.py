@@ -121,8 +121,7 @@ JOBS = [*[(where, dead) for where in PLACES for dead in (TRAINERS - 1, SERVER)],
 
 def killed_in(where):
     from torch_overlay.transfers.exchanges import Exchanges
-    from torch_overlay.transfers.meeting import Meeting
-    from torch_overlay.transfers.place import Place
+    from torch_overlay.transfers.meeting import Meeting, Place
 
     if where == "in meet":
         return killed_at(Meeting, "say")

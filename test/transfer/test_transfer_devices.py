@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import torch_overlay
 from mesh_harness import fake_world
 from torch_overlay.transfers import full_state
-from torch_overlay.transfers.background import Running
+from torch_overlay.transfers.current import Running
 from torch_overlay.transfers.groups import timeout_of
-from torch_overlay.transfers.teams import Team
+from torch_overlay.transfers.meeting import Team
 from way import needs_package
 
 pytestmark = needs_package

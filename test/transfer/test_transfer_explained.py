@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_overlay
 from torch_overlay.__main__ import main
-from torch_overlay.transfers._planner.flow import Flow
+from torch_overlay.transfers._planner.schedule import Flow
 from transfer_twin import draw, lacking
 from way import needs_package
 

@@ -24,21 +24,18 @@ from ..distributed.tensor._runner.question import why_not
 from ..distributed.tensor._runner.specs import read_cuts
 from ..overlay import is_enabled, options
 from ..transfer import Transfer
-from ..transfers._planner.flow import NOTHING, Flow
-from ..transfers.descriptions import Meshes
-from ..transfers.one_mesh import batches, moves_along, ranks_along, read_change
-from ..transfers.pending import is_pending, reduced_placements
-from ..transfers.targets import target_placements
-from ..transfers.trees import leaves
-from ..transfers.two_meshes import made_like, moves_across
+from ..transfers._planner.schedule import NOTHING, Flow
+from ..transfers.descriptions import Meshes, leaves, target_placements
+from ..transfers.mesh_moves import batches, made_like, moves_across, moves_along, ranks_along, read_change
+from ..transfers.redistribution import is_pending, reduced_placements
 from . import typed
 from .explanation import Explanation, JointAxes, Redistribution
 from .flow import FlowExplanation
 from .plans import explained, to_torch_placement, word_of
 
 if TYPE_CHECKING:
-    from ..transfers.one_mesh import Change
-    from ..transfers.targets import Placements
+    from ..transfers.descriptions import Placements
+    from ..transfers.mesh_moves import Change
 
 Target = tuple[DeviceMesh, "Placements"]
 

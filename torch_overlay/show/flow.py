@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..distributed._mesh.text import of_ranks
-from ..transfers._planner.flow import Flow
 from ..transfers._planner.routes import Move
+from ..transfers._planner.schedule import Flow
 from ..transfers._planner.sides import Ranks, Side
 from . import screen
 from .typed import Placement, regions

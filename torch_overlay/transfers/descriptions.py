@@ -1,35 +1,278 @@
-"""Descriptions: what each rank says of its tensors before a transfer, put together and compared.
+"""What each rank says of its tensors before a transfer, put together and compared.
 
 A rank knows the tensors that it has a part in. With pipeline stages or with two disjoint meshes no rank knows them all,
-so ranks tell one another; then all of them have the same list, find the same mistakes, and raise the same error.
+so ranks tell one another. Then all of them have the same list, find the same mistakes, and raise the same error.
+
+From top to bottom: trees of tensors and the names in them; what a rank may give (DTensors, plain tensors, pieces); the
+`Description` of one rank, and `agreed`, which compares those of all; the same as JSON, for ranks of other jobs; and the
+target placements of `redistribute(tree)`.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement, Shard
 
 from ..distributed._mesh.text import of_ranks
-from ..distributed.tensor._planner.regions import NotPlanned, Regions
+from ..distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
-from ._planner.memory import Shared
+from ._planner.memory import Memory, Part, Shared
 from ._planner.sides import Ranks
-from .given import Pieces, digests_of, own_tensors, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import TypeAlias
 
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor.placement_types import Placement
 
-    from ..distributed.tensor._planner.regions import Box
-    from ._planner.memory import Part
-    from .given import Given, Names, Plain
-    from .place import Place
+    from .meeting import Place
+
+    Called = str | tuple[str, ...]
+    Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
+    Given: TypeAlias = "DTensor | Plain | Pieces"
+
+    Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
+    from collections.abc import Callable
+
+
+def leaves(tree: Any, is_leaf: Callable[[Any], bool] = lambda part: False) -> dict[str, Any]:
+    """What a tree holds, by name: the keys and places on the way to it, joined by dots.
+
+    Args:
+        is_leaf: whether a part of it is to be taken as a whole.
+
+    Raises:
+        ValueError: two have one name.
+
+    >>> leaves({"layers": [{"weight": 1}, {"weight": 2}], "step": 3})
+    {'layers.0.weight': 1, 'layers.1.weight': 2, 'step': 3}
+    """
+    found: dict[str, Any] = {}
+    for name, leaf in _walk(tree, "", is_leaf):
+        if name in found:
+            raise ValueError(
+                f"Two tensors of the tree are called {name!r}: a key with a dot looks like a dict in a dict."
+            )
+        found[name] = leaf
+    return found
+
+
+def mapped(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
+    """The same tree with other leaves: what `function` makes of each, given its name.
+
+    >>> mapped(lambda name, leaf: f"{name}={leaf}", ({"a": 1}, [2]))
+    ({'a': '0.a=1'}, ['1.0=2'])
+    """
+    if isinstance(tree, dict):
+        made = {key: mapped(function, part, _below(path, key)) for key, part in tree.items()}
+        return made if type(tree) is dict else _like(tree, made)
+    if isinstance(tree, (list, tuple)):
+        parts = [mapped(function, part, _below(path, number)) for number, part in enumerate(tree)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return function(path, tree)
+
+
+def _like(tree: dict[Any, Any], made: dict[Any, Any]) -> Any:
+    """A copy of a dict of some other class, as an OrderedDict, with these values."""
+    found = tree.copy()
+    for key, value in made.items():
+        found[key] = value
+    return found
+
+
+def _walk(tree: Any, path: str, is_leaf: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    parts: Any
+    if is_leaf(tree):
+        parts = None
+    elif isinstance(tree, dict):
+        parts = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        parts = enumerate(tree)
+    else:
+        parts = None
+    if parts is None:
+        yield path, tree
+        return
+    for key, part in parts:
+        yield from _walk(part, _below(path, key), is_leaf)
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+DIGESTED = 1 << 16  # numbers at a time, which stay near
+_ODD = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
+
+
+class Plain:
+    """A plain tensor, with what a transfer asks of a DTensor: a replica on each rank that gives it."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._local_tensor = tensor
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], Box]:
+        """The shape of the whole, and which box of it this is."""
+        shape = tuple(self._local_tensor.shape)
+        return shape, Box((0,) * len(shape), shape)
+
+
+class Piece(Plain):
+    """A plain tensor that holds a box of a whole. See `torch_overlay.piece`."""
+
+    def __init__(self, local: torch.Tensor, shape: Sequence[int], start: Sequence[int]) -> None:
+        if not isinstance(local, torch.Tensor) or isinstance(local, DTensor):
+            raise TypeError(f"piece() needs a plain tensor, what this rank holds; got a {type(local).__name__}.")
+        self.shape, self.start, length = tuple(shape), tuple(start), tuple(local.shape)
+        if not len(self.shape) == len(self.start) == len(length):
+            raise ValueError(
+                f"A piece, its whole and its start have as many dims; got a piece of shape {length}, a whole of shape "
+                f"{self.shape} and the start {self.start}."
+            )
+        if any(not 0 <= at <= at + part <= whole for at, part, whole in zip(self.start, length, self.shape)):
+            raise ValueError(
+                f"A piece of shape {length} that starts at {self.start} isn't inside a whole of shape {self.shape}."
+            )
+        super().__init__(local)
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], Box]:
+        """The shape of the whole, and which box of it this is."""
+        return self.shape, Box(self.start, tuple(self._local_tensor.shape))
+
+    def __repr__(self) -> str:
+        return f"piece({tuple(self._local_tensor.shape)}, {self.shape}, {self.start})"
+
+
+class Pieces:
+    """All pieces that a rank gives of one tensor."""
+
+    device_mesh = _spec = None
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = tuple(pieces)
+
+
+def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
+    """The tensors of one side, by name; one with several names stands there several times.
+
+    Raises:
+        TypeError: there is something else; None stands for a tensor that this rank has no part in.
+        ValueError: two have one name.
+    """
+    found: dict[str, Given] = {}
+    for path, leaf in leaves(tree, _are_pieces).items():
+        if leaf is None:
+            continue
+        called = path if names is None else names(path) if callable(names) else names.get(path, path)
+        several = called if isinstance(called, (tuple, list)) else (called,)
+        if not all(isinstance(name, str) for name in several):
+            raise TypeError(f"names gives {called!r} for {path!r}; it gives a name, or a tuple of names.")
+        for name in several:
+            if name in found:
+                raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
+            found[name] = _given(name, leaf, side)
+    return found
+
+
+def _given(name: str, leaf: Any, side: str) -> Given:
+    if isinstance(leaf, torch.Tensor):
+        problem = _immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
+        if problem is not None:
+            raise TypeError(f"The {side} {name!r} {problem}.")
+        return leaf if isinstance(leaf, DTensor) else Plain(leaf)
+    if not isinstance(leaf, (Piece, tuple)):
+        raise TypeError(_no_tensor(name, leaf, side))
+    pieces = (leaf,) if isinstance(leaf, Piece) else leaf
+    problems = filter(None, [_immovable(piece._local_tensor) for piece in pieces])
+    for problem in problems:
+        raise TypeError(f"A piece of the {side} {name!r} {problem}.")
+    kinds = {(piece.shape, piece._local_tensor.dtype, piece._local_tensor.device.type) for piece in pieces}
+    if len(kinds) > 1:
+        said = ", and ".join(f"of a {str(dtype)[6:]} of shape {shape} on {device}" for shape, dtype, device in kinds)
+        raise ValueError(f"The pieces of the {side} {name!r} belong to different tensors: {said}.")
+    return Pieces(pieces)
+
+
+def _no_tensor(name: str, leaf: Any, side: str) -> str:
+    """What to say of something that is no tensor."""
+    what = f"The {side} {name!r}" if name else f"The {side}"
+    if isinstance(leaf, torch.nn.Module):
+        return f"{what} is a module ({type(leaf).__name__}); a transfer takes tensors: give its state_dict()."
+    if isinstance(leaf, Iterator):  # as named_parameters() gives it
+        return f"{what} is a {type(leaf).__name__}; a transfer takes tensors by name: give dict(...) of its pairs."
+    return f"{what} is a {type(leaf).__name__}; a transfer takes tensors."
+
+
+def _immovable(local: torch.Tensor) -> str | None:
+    """Why the values of a tensor aren't its elements in its own memory, in words; None if they are."""
+    if local.is_quantized:  # its bytes viewed as whole numbers end the process
+        return f"is quantised ({str(local.dtype)[6:]}), and its scales wouldn't travel: give int_repr() and the scales"
+    if local.is_nested or local.layout is not torch.strided:
+        how = "nested" if local.is_nested else str(local.layout).removeprefix("torch.")
+        return f"is {how}, and a transfer moves dense tensors: give the tensors that it holds, each with a name"
+    is_wrapper = type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_wrapper and not isinstance(local, AsyncCollectiveTensor):
+        kind = type(local).__name__
+        return f"is a {kind}, and a transfer moves plain tensors: give those that it holds, each with a name"
+    if local.is_meta:  # as FSDP2's before to_empty()
+        return "is on meta and has no memory: materialise it first, as to_empty() does"
+    return None
+
+
+def _are_pieces(part: Any) -> bool:
+    """A tuple of pieces is one tensor; an empty one is a part of the tree, as any other."""
+    return isinstance(part, tuple) and bool(part) and all(isinstance(each, Piece) for each in part)
+
+
+def settled(local: torch.Tensor) -> torch.Tensor:
+    """A local tensor whose elements are there: what a collective still brings is waited for."""
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def part_of(name: str, box: Box, local: torch.Tensor) -> Part | None:
+    """A box of a tensor in the memory of a local one; None if it is empty."""
+    local = settled(local)
+    if not local.numel():
+        return None
+    size = local.element_size()
+    memory = Memory(local.data_ptr(), tuple(local.shape), tuple([size * stride for stride in local.stride()]), size)
+    return Part(name, str(local.dtype), box, memory)
+
+
+def digests_of(own: Given) -> list[tuple[Box, str]]:
+    """Of what isn't a DTensor, each box with the digest of its values."""
+    parts = own.pieces if isinstance(own, Pieces) else () if isinstance(own, DTensor) else (own,)
+    return [(part.place[1], digest(part._local_tensor)) for part in parts]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the bits of a tensor, the same on each device: a sum over eight bytes at a time, each mixed with its place."""
+    values = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    flat = values.as_strided((values.numel(),), (1,)).view(torch.uint8)  # of one element strides may be any
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = len(flat) // 8 * 8
+    places = torch.arange(1, min(whole // 8, DIGESTED) + 8, device=flat.device) * _ODD[0]
+    found = []
+    for some in (*flat[:whole].view(torch.int64).split(DIGESTED), flat[whole:].to(torch.int64)):
+        # A sum of products alone takes a tensor and its negative for the same: the upper half comes down in between.
+        mixed = (some ^ places[: len(some)]).mul_(_ODD[1])
+        mixed.bitwise_xor_(mixed >> 32).mul_(_ODD[2])
+        found.append(mixed.bitwise_xor_(mixed >> 29).sum())
+    return hashlib.blake2b(repr([len(flat), *torch.stack(found).tolist()]).encode(), digest_size=16).hexdigest()
+
 
 SIDES = "source", "target"
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
@@ -474,3 +717,111 @@ def _stop(problems: list[str]) -> None:
     if problems:
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise ValueError(f"The source and the target of a transfer don't fit: {'; '.join(problems[:SHOWN])}{more}.")
+
+
+def as_data(description: Description) -> Data:
+    """A description; each mesh once."""
+    meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    sides = []
+    for side in (description.source, description.target):
+        rows = {}
+        for name, (dtype, regions, ranks, device, pieces) in side.items():
+            mesh = meshes.setdefault((ranks, regions.sizes), len(meshes))
+            rows[name] = [dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces]
+        sides.append(rows)
+    digests = description.digests or {}
+    said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    said |= {"budget": description.budget, "strict": description.strict}
+    return {**said, **dict(zip(SIDES, sides))}
+
+
+def from_data(data: Data) -> Description:
+    """The description that was said."""
+    meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
+    sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
+    tied = [tuple(names) for names in data["tied"]]
+    return Description(
+        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, data["budget"], data["strict"]
+    )
+
+
+def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:
+    """Digests that were said, by box."""
+    return {name: [(_box(box), seen) for box, seen in found] for name, found in digests.items()}
+
+
+def all_from_data(said: Mapping[int, Data]) -> dict[int, Description]:
+    """What ranks said; of those who said the same, one object."""
+    made: dict[int, Description] = {}
+    for data in said.values():
+        if id(data) not in made:
+            made[id(data)] = from_data(data)
+    return {rank: made[id(data)] for rank, data in said.items()}
+
+
+def _layout(row: list[Any], meshes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Layout:
+    dtype, device, mesh, shape, orders, partial, pieces = row
+    ranks, sizes = meshes[mesh]
+    regions = Regions(tuple(shape), sizes, tuple(map(tuple, orders)), tuple(partial))
+    return Layout(dtype, regions, ranks, device, tuple([tuple(map(_box, boxes)) for boxes in pieces]))
+
+
+def _box(data: list[list[int]]) -> Box:
+    return Box(tuple(data[0]), tuple(data[1]))
+
+
+Placements = tuple[Placement, ...]
+
+
+def target_placements(
+    tensors: dict[str, DTensor], placements: Any, mesh: DeviceMesh | None
+) -> dict[str, tuple[DeviceMesh, Placements]]:
+    """For each tensor its mesh and its placements there.
+
+    Args:
+        placements: one for all axes, one for each axis, a function of a name and a tensor that gives one of these, or a
+            tree of them like the tensors'.
+
+    Raises:
+        ValueError: a tensor has none, or another number of them than its mesh has axes.
+        TypeError: something that is none of these.
+    """
+    rule = _rule(placements)
+    found = {}
+    for name, tensor in tensors.items():
+        given, onto = rule(name, tensor), mesh if mesh is not None else tensor.device_mesh
+        chosen = (given,) * onto.ndim if isinstance(given, Placement) else given
+        if not _is_sequence(chosen):
+            raise TypeError(f"placements for {name!r}: needed a placement or one for each axis, got {given!r}")
+        if len(chosen) != onto.ndim:
+            raise ValueError(f"placements for {name!r}: a mesh of {onto.ndim} axes needs as many, got {len(chosen)}")
+        found[name] = onto, tuple([_counted_from_start(name, tensor, placement) for placement in chosen])
+    return found
+
+
+def _rule(placements: Any) -> Callable[[str, DTensor], Any]:
+    if isinstance(placements, Placement) or _is_sequence(placements):
+        return lambda name, tensor: placements
+    if callable(placements):
+        return placements  # type: ignore[no-any-return]
+    tree = leaves(placements, lambda leaf: _is_sequence(leaf))
+
+    def from_tree(name: str, tensor: DTensor) -> Any:
+        if name not in tree:
+            raise ValueError(f"placements: the tree has none for {name!r}")
+        return tree[name]
+
+    return from_tree
+
+
+def _is_sequence(given: Any) -> bool:
+    """Placements, one for each axis; of a mesh without axes, none."""
+    return isinstance(given, Sequence) and all(isinstance(placement, Placement) for placement in given)
+
+
+def _counted_from_start(name: str, tensor: DTensor, placement: Placement) -> Placement:
+    if type(placement) is not Shard:
+        return placement
+    if not -tensor.ndim <= placement.dim < tensor.ndim:
+        raise ValueError(f"placements for {name!r}: {placement} of a tensor with {tensor.ndim} dims")
+    return placement if placement.dim >= 0 else Shard(placement.dim + tensor.ndim)

@@ -1,28 +1,375 @@
-"""Exchanges: carry out a schedule on tensors. Blocks are copied into one flat buffer of bytes, go out in one
-all-to-all, and are copied to where they belong. While one all-to-all runs, the next buffer is packed and the last one
-is emptied.
+"""Carry out a schedule on tensors. Start at `Exchanges.run`.
 
-Where the backend allows it, large pieces go directly, beside the all-to-all.
+Blocks are copied into one flat buffer of bytes, go out in one all-to-all, and are copied to where they belong. While
+one all-to-all runs, the next buffer is packed and the last one is emptied. Where the backend allows it, large pieces go
+directly from tensor to tensor, beside the all-to-all.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
-from .direct import Letter, Mail, in_turns, large_on
-from .runs import Block, Locals, Run, Spread, Wires, copy_all, free, numbers, runs_of, there
+from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from torch.distributed import ProcessGroup, Work
+
     from ._planner.schedule import Messages, Schedule
-    from .teams import Team
+    from .meeting import Team
+
+
+# --- Blocks in a flat buffer ---
+# Blocks of tensors that lie side by side in a flat buffer of bytes, copied there and back by one call.
+#
+# A block travels as whole numbers of its elements' width, so that every type travels; one that changes its type on
+# the way is converted by the copy into the buffer, or out of it. What is kept between two runs of a transfer are
+# places in memory and no tensors: views would keep memory alive that a tensor doesn't have any more, and one made in
+# inference mode can't be written outside of it.
+
+
+Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None where this rank has no part
+Wires = Sequence["torch.dtype | None"]  # the types in which tensors travel that change theirs; None: it stays
+
+# A type that is copied as it is, for each width of elements.
+_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class Block(NamedTuple):
+    """Where a block of a local tensor lies: the number of the tensor, and what `as_strided` takes."""
+
+    tensor: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def at(tensor: int, view: torch.Tensor, is_dense: bool = False) -> Block:
+        """The block that a view shows; as a row of elements if these lie one after the other, and it's said."""
+        if is_dense:
+            return Block(tensor, (view.numel(),), (1,), view.storage_offset())
+        return Block(tensor, tuple(view.shape), view.stride(), view.storage_offset())
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is such a row."""
+        return self.stride == (1,)
+
+    def of(self, locals_: Locals) -> torch.Tensor:
+        """The view, of the tensors of whole numbers that are there now."""
+        return there(locals_[self.tensor]).as_strided(*self[1:])
+
+
+class _Copies:
+    """Blocks that one call copies, and where they lie in a buffer of bytes."""
+
+    __slots__ = ()
+    blocks: list[Block]
+
+    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks into the buffer."""
+        views = [block.of(locals_) for block in self.blocks]
+        copy_all(self._inside(buffer, views), views, self.blocks)
+
+    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
+        """Copy the blocks out of the buffer."""
+        views = [block.of(locals_) for block in self.blocks]
+        copy_all(views, self._inside(buffer, views), self.blocks)
+
+    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Run(_Copies):
+    """Blocks of one width that follow one another in a buffer.
+
+    Attributes:
+        at, size: where they lie, in bytes.
+        width: of an element, as a type; of one that changes its type, the type in which it travels.
+    """
+
+    at: int
+    size: int
+    width: torch.dtype
+    blocks: list[Block]
+
+    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        flat = buffer.narrow(0, self.at, self.size).view(self.width)
+        return torch._C._nn.unflatten_dense_tensors(flat, views)  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Spread(_Copies):
+    """Blocks of one width whose parts lie in several messages.
+
+    Attributes:
+        places: where the parts of some blocks lie in the buffer, as one that has elements of this width: one block, and
+            the parts of another, along each row of its first dim.
+    """
+
+    width: torch.dtype
+    blocks: list[Block]
+    places: list[Block]
+
+    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        flat = [buffer.view(self.width)]
+        return [view for place in self.places for view in place.of(flat).unbind()]
+
+    @staticmethod
+    def blocks_of(load: Load, locals_: Locals) -> list[Block]:
+        """Where the load's blocks lie, part by part."""
+        found = []
+        for tensor in load.tensors:
+            view = part(there(locals_[tensor]), load.box)
+            size, stride = _in_parts(load), view.stride()
+            apart = size[1 + load.dim] * stride[load.dim]
+            found.append(Block(tensor, size, (apart, *stride), view.storage_offset()))
+        return found
+
+    @staticmethod
+    def place(load: Load, numbers: range, width: torch.dtype) -> Block:
+        """Where those of some of its tensors lie in the buffer."""
+        size = _in_parts(load)
+        inner = [math.prod(size[dim + 1 :]) for dim in range(1, len(size))]
+        step, apart, at = (n // width.itemsize for n in (load.step, load.apart, load.at + numbers.start * load.step))
+        return Block(0, (len(numbers), *size), (step, apart, *inner), at)
+
+
+def _in_parts(load: Load) -> tuple[int, ...]:
+    size = list(load.box.length)
+    size[load.dim] //= load.parts
+    return load.parts, *size
+
+
+def copy_all(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor], blocks: Sequence[Block]) -> None:
+    """Copy each tensor; on a GPU dense ones by a call of their own: it copies a list by one kernel if all of it is
+    dense, with equal strides, and tensor by tensor else, as the CPU does always."""
+    dense = [] if to[0].is_cpu else [number for number, block in enumerate(blocks) if block.is_dense]
+    if not dense or len(dense) == len(blocks):
+        torch._foreach_copy_(to, given)
+        return
+    for some in (dense, [number for number, block in enumerate(blocks) if not block.is_dense]):
+        torch._foreach_copy_([to[number] for number in some], [given[number] for number in some])
+
+
+def there(local: torch.Tensor | None) -> torch.Tensor:
+    """What a schedule moves on this rank."""
+    if local is None:
+        raise AssertionError("a rank has what its schedule moves")
+    return local
+
+
+def free(buffer: torch.Tensor) -> None:
+    """Give the memory back now: a thread of the backend may hold the tensor a little longer."""
+    buffer.untyped_storage().resize_(0)
+
+
+def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
+    """A view of the same memory with a type that is copied bit by bit; what is still coming is waited for."""
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    width = _BY_WIDTH[local.element_size()]
+    plain = local.data  # unlike detach(), with a version counter of its own: the run counts its writes when it ends
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    return plain if plain.dtype == width else plain.view(width)
+
+
+def numbers(locals_: Locals, wires: Wires) -> list[torch.Tensor | None]:
+    """Each as whole numbers, unless it changes its type on the way."""
+    return [None if t is None else as_whole_numbers(t) if wire is None else t.data for t, wire in zip(locals_, wires)]
+
+
+def runs_of(loads: Sequence[Load], locals_: Locals, wires: Wires) -> list[Run | Spread]:
+    """Blocks in the order in which they lie in a buffer, joined as far as their widths are equal; and those whose parts
+    lie apart."""
+    found: list[Run] = []
+    spread: dict[torch.dtype, Spread] = {}
+    for load in loads:
+        widths = [wires[tensor] or there(locals_[tensor]).dtype for tensor in load.tensors]
+        if load.parts > 1:
+            blocks, at = Spread.blocks_of(load, locals_), 0
+            for width, some in itertools.groupby(widths):
+                numbers = range(at, at + len([*some]))
+                one = spread.setdefault(width, Spread(width, [], []))
+                one.blocks += blocks[numbers.start : numbers.stop]
+                one.places.append(Spread.place(load, numbers, width))
+                at = numbers.stop
+            continue
+        for number, (tensor, width) in enumerate(zip(load.tensors, widths)):
+            view, at = part(there(locals_[tensor]), load.box), load.at + number * load.step
+            block = Block.at(tensor, view, view.is_contiguous())
+            size = load.box.elements * width.itemsize
+            last = found[-1] if found else None
+            if last is not None and last.width == width and last.at + last.size == at:
+                last.blocks.append(block)
+                last.size += size
+            else:
+                found.append(Run(at, size, width, [block]))
+    return [*found, *spread.values()]
+
+
+# --- Large pieces, which go by themselves ---
+# Direct messages: large pieces, which go from tensor to tensor and aren't packed with others.
+#
+# A piece that lies in one stretch of memory is sent, or written, where it is. One that doesn't is copied out once for
+# all who get it, and what comes for one passes through a small window that is used again and again: memory that was
+# touched before is several times as fast as new memory from the system.
+
+
+LARGE = Large(least=128 << 10, most=1 << 20)
+IN_FLIGHT = 8  # messages
+TAGS = 1 << 20  # above those that a program that uses a mesh's group may have under way
+
+
+def large_on(group: ProcessGroup | None, device: torch.device) -> Large | None:
+    """What goes directly: on gloo, where a rank may send before it receives. Elsewhere all goes in the all-to-all."""
+    if group is None or device.type != "cpu":
+        return None
+    try:
+        return LARGE if group._get_backend(device).name() == "gloo" else None
+    except RuntimeError:
+        return None
+
+
+class Letter(NamedTuple):
+    """A direct message and this rank's memory for it.
+
+    Attributes:
+        place: of the other rank in the group.
+        key: equal if the same elements of one tensor are sent.
+        flat: where its bytes lie, one after the other; None if they don't.
+        runs: else where they lie.
+    """
+
+    place: int
+    tag: int
+    size: int
+    key: object
+    flat: Block | None
+    runs: list[Run | Spread]
+
+    @staticmethod
+    def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> Letter:
+        """The letter for a message, of tensors as `numbers` gives them."""
+        (tensor,), itemsize, box, first, last = message.item
+        view = part(there(locals_[tensor]), box)
+        flat, runs = None, []
+        if view.is_contiguous() and wires[tensor] in (None, view.dtype):
+            # Not the strides that it says: of one element they may be any.
+            flat = Block(tensor, (last - first,), (1,), view.storage_offset() + first)
+        else:
+            loads, at = [], 0
+            for block in blocks(box, first, last):
+                loads.append(Load((tensor,), block, at, 0))
+                at += block.elements * itemsize
+            runs = runs_of(loads, locals_, wires)
+        return Letter(place, TAGS + message.tag, message.size, (tensor, box, first, last), flat, runs)
+
+    def copied_out(self, locals_: Locals) -> torch.Tensor:
+        """The bytes, in a buffer."""
+        buffer = _buffer(self.size)
+        for run in self.runs:
+            run.pack(locals_, buffer)
+        return buffer
+
+
+def _buffer(size: int) -> torch.Tensor:
+    """Bytes in the memory of the host, also where the program makes its tensors elsewhere by default."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
+class Mail:
+    """All direct messages of one exchange, to and from this rank.
+
+    Attributes:
+        writes: whether some target is written as soon as it has begun.
+        staged: the bytes of the copies that are sent, and of the window.
+    """
+
+    def __init__(self, out: Sequence[Letter], into: Sequence[Letter]) -> None:
+        self._out = out
+        self._straight = [(letter, letter.flat) for letter in into if letter.flat is not None]
+        self._through = [letter for letter in into if letter.flat is None]
+        self.writes = bool(self._straight)
+        copied = {letter.key: letter.size for letter in out if letter.flat is None}
+        self.staged = sum(copied.values()) + sum(self._window)
+
+    def start(self, group: ProcessGroup, sources: Locals, targets: Locals) -> Callable[[], None]:
+        """Begin with all of them, of tensors of whole numbers; returns what waits for their end."""
+        straight = []
+        for letter, flat in self._straight:
+            straight.append(group.recv([flat.of(targets).view(torch.uint8)], letter.place, letter.tag))
+        through = self._receive_through_window(group, targets)
+        sent, copied = [], {}
+        for letter in self._out:
+            if letter.flat is not None:
+                data = letter.flat.of(sources).view(torch.uint8)
+            else:
+                if letter.key not in copied:
+                    copied[letter.key] = letter.copied_out(sources)
+                data = copied[letter.key]
+            sent.append(group.send([data], letter.place, letter.tag))
+
+        def finish() -> None:
+            through()
+            for work in (*straight, *sent):
+                work.wait()
+
+        return finish
+
+    @property
+    def _window(self) -> list[int]:
+        """The length of each slot."""
+        most = max([letter.size for letter in self._through], default=0)
+        return [most + -most % ALIGNED] * min(IN_FLIGHT, len(self._through))  # where each slot begins
+
+    def _receive_through_window(self, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
+        if not self._through:
+            return lambda: None
+        slots = self._window
+        window = _buffer(sum(slots)).split(slots)
+        begun: deque[tuple[Letter, torch.Tensor, Work]] = deque()
+        waiting = iter(self._through)
+
+        def begin(slot: torch.Tensor) -> None:
+            letter = next(waiting, None)
+            if letter is not None:
+                data = slot[: letter.size]
+                begun.append((letter, slot, group.recv([data], letter.place, letter.tag)))
+
+        for slot in window:
+            begin(slot)
+
+        def finish() -> None:
+            while begun:
+                letter, slot, work = begun.popleft()
+                work.wait()
+                for run in letter.runs:
+                    run.land(targets, slot[: letter.size])
+                begin(slot)
+
+        return finish
+
+
+def in_turns(messages: Sequence[Direct], own: int, places: dict[int, int]) -> list[Direct]:
+    """One to or from each rank after the other, the next one of the group first: so that not all begin with one."""
+    size = len(places)
+    return sorted(messages, key=lambda message: (message.tag, (places[message.peer] - own) % size))
 
 
 class Way(NamedTuple):

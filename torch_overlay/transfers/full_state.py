@@ -21,7 +21,7 @@ from ..distributed._torch import original
 from ..patching.trampoline import swap_code
 from ._planner.schedule import ALIGNED
 from .descriptions import Meshes, misfit
-from .one_mesh import Change, batches, change_together, read_change
+from .mesh_moves import Change, batches, change_together, read_change
 from .strided import scattered, uneven_strides
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch._logging import trace_structured
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
@@ -25,7 +26,23 @@ if TYPE_CHECKING:
 
     from ._planner.routes import Move
     from ._planner.schedule import Schedule
-    from .teams import Team
+    from .meeting import Team
+
+
+plan_logger = logging.getLogger("torch_overlay.transfers")
+
+
+def tell(name: str, describe: Callable[[], str]) -> None:
+    """A DEBUG line, and an artifact that tlparse shows by this name.
+
+    Args:
+        describe: gives the plan in words; called only if somebody wants to know.
+    """
+    if plan_logger.isEnabledFor(logging.DEBUG):
+        plan_logger.debug("planned %s", describe())
+    about = {"name": name, "encoding": "string"}
+    trace_structured("artifact", lambda: about, payload_fn=describe, expect_trace_id=False)
+
 
 DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from torch_overlay.transfers.place import Place
+    from torch_overlay.transfers.meeting import Place
 
 
 @dataclass(kw_only=True)

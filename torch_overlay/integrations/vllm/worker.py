@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import torch_overlay
-from torch_overlay.transfers.place import refuse_transfer
+from torch_overlay.transfers.meeting import refuse_transfer
 
 from . import require
 from .landings import Landings, Meta, beside, keys, landings, refusal
@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_overlay.transfers.place import Place
+    from torch_overlay.transfers.meeting import Place
 
 logger = logging.getLogger("torch_overlay")
 

@@ -12,13 +12,12 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...distributed.tensor._planner.regions import Box
-from .lines import grain_of
-from .routes import Routes, Share
+from .routes import Routes, Share, grain_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .balance import Weights
+    from .routes import Weights
     from .sides import Side
 
 Slot = tuple[int, int]  # a rank, and the number of one of its pieces
