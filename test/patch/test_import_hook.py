@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 
 import pytest
@@ -74,3 +75,11 @@ def test_what_the_call_raises_comes_out_of_the_import(tree):
     with pytest.raises(RuntimeError, match=r"not \['fakelib.user'\]"):
         importlib.import_module("fakelib")
     hook.remove()
+
+
+@pytest.mark.parametrize("first", ["torch.distributed.tensor", "torch.distributed.checkpoint.state_dict"])
+def test_torch_is_imported_in_any_order_after_enable(first):
+    """A body that imports a module for which a patch waits has it patched while the body itself is half imported."""
+    code = f"import torch_overlay; torch_overlay.enable(); import {first}; import torch.distributed.fsdp"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
