@@ -8,10 +8,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from .message import PATCHES, StackError
-from .wrap import comments_above, wrapped
 
 CONFIG = PATCHES / "upstream_ruff.toml"
 
@@ -45,32 +44,16 @@ def _formatted_now(files: dict[str, str], sort: set[str], there: Mapping[str, st
         root = pathlib.Path(folder)
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
-            text = comments_above(text, frozenset(there.get(path, "").splitlines()))
             (root / path).write_text(text, encoding="utf-8")
         if sort:
             _ruff(root, "check", "--select", "I", "--fix", "--quiet", *sorted(sort))
         if new := sorted({*files} - {*there}):  # what only lines that stay here use
             _ruff(root, "check", "--select", "F401", "--fix", "--quiet", *new)
         _ruff(root, "format", "--quiet", *files)
-        again = _narrow(root, files, there)
-        if again:
-            _ruff(root, "format", "--quiet", *again)
         found = _ruff(root, "check", "--output-format", "concise", "--quiet", *files)
         if found:
             raise StackError(f"The rendered files don't pass upstream's linter:\n{found}")
         return {path: (root / path).read_text(encoding="utf-8") for path in files}
-
-
-def _narrow(root: pathlib.Path, files: Iterable[str], there: Mapping[str, str]) -> list[str]:
-    """Wrap what the formatter leaves too wide, and say in which files."""
-    changed = []
-    for path in files:
-        before = (root / path).read_text(encoding="utf-8")
-        after = wrapped(before, frozenset(there.get(path, "").splitlines()))
-        if after != before:
-            (root / path).write_text(after, encoding="utf-8")
-            changed.append(path)
-    return changed
 
 
 @functools.lru_cache(maxsize=16)  # each prefix begins with the same files

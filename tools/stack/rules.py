@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .message import PatchMessage, StackError
 
 FOR_USERS = {"private_groups"}  # of torch, in files that are new
-WIDTH, MESSAGE_WIDTH, SIZE = 88, 72, 2000
+MESSAGE_WIDTH, SIZE = 72, 2000
 # The last: torch as somebody else, which it isn't upstream; not a path, a name in code, or a release.
 WORDS = re.compile(
     r"torch's own|\bstock\b|overlay|NotOurs|\bthe room\b"
@@ -101,12 +101,10 @@ def breaches(message: PatchMessage, before: State, after: State, new: Collection
     said = [*_message(message), *_size(message, found)]
     for change in found:
         for number, line in change.lines():
-            if len(line) > WIDTH:
-                said.append(Breach("width", change.path, number, f"{len(line)} columns, at most {WIDTH}"))
             words = () if _IMPORT.match(line) else WORDS.finditer(line)
             said += [Breach("words", change.path, number, f"{word[0]!r}") for word in words]
         if not change.is_test:
-            said += [*_releases(change), *_twice(change), *_unguarded(change), *_forward(change, after, new)]
+            said += [*_releases(change), *_forward(change, after, new)]
     return said
 
 
@@ -157,45 +155,6 @@ def _releases(change: Change) -> Iterator[Breach]:
     for node in ast.walk(tree):
         if getattr(node, "lineno", 0) in change.added and (why := _asks_release(node, imported)):
             yield Breach("releases", change.path, node.lineno, why)
-
-
-def _twice(change: Change) -> Iterator[Breach]:
-    """Names that a module binds a second time; the branches of an ``if`` are one time."""
-    body = _tree(change.text).body
-    blocks = [block for s in body if isinstance(s, ast.If) and not _is_typing(s) for block in (s.body, s.orelse)]
-    for block in ([s for s in body if not isinstance(s, ast.If)], *blocks):
-        around = [] if block and block[0] in body else [s for s in body if not isinstance(s, ast.If)]
-        lines: dict[str, list[int]] = {}
-        for statement in (*around, *block):
-            for name in _bound(statement):
-                lines.setdefault(name, []).append(statement.lineno)
-        own = {s.lineno for s in block}
-        for name, found in lines.items():
-            if len(found) > 1 and own & {*found} and change.added & {*found}:
-                yield Breach("twice", change.path, max(change.added & {*found}), f"{name} is bound in lines {found}")
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    """What a top-level statement binds, imports included; of overloads nothing."""
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name for alias in statement.names]  # `import a.b` and `import a.c` are two things
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return [] if any("overload" in ast.unparse(d) for d in statement.decorator_list) else [statement.name]
-    return [t.id for t in statement.targets if isinstance(t, ast.Name)] if isinstance(statement, ast.Assign) else []
-
-
-def _is_typing(statement: ast.If) -> bool:
-    return ast.unparse(statement.test) == "TYPE_CHECKING"
-
-
-def _unguarded(change: Change) -> Iterator[Breach]:
-    """In a module that asks ``is_available()`` first: imports of c10d that don't wait for the answer."""
-    body = _tree(change.text).body
-    if any(isinstance(s, ast.If) and "is_available()" in ast.unparse(s.test) for s in body):
-        for node in body:
-            is_c10d = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed.")
-            if is_c10d and node.lineno in change.added:
-                yield Breach("guard", change.path, node.lineno, f"{ast.unparse(node)} runs without c10d, too")
 
 
 def _asks_release(node: ast.AST, imported: set[str]) -> str | None:
