@@ -10,6 +10,7 @@ import pytest
 import torch_overlay
 from torch_overlay import versions
 from torch_overlay.__main__ import COMMANDS, main
+from torch_overlay.series import PATCHES
 from torch_overlay.show import typed
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -97,6 +98,19 @@ def test_status(capsys):
     finally:
         torch_overlay.disable()
     assert everything[0] == lines[0] and {"patches", "counts", "options"} <= set(everything)
+
+
+def test_status_of_another_release(capsys):
+    """The rows for some releases, sorted by whether this one gets them, and the branches of the seam."""
+    for release in versions.SUPPORTED:
+        assert main(["status", "--release", release]) == 0
+        told = capsys.readouterr().out
+        got, others = told.split("Patches that this release doesn't get:")
+        for row in [row for row in PATCHES if row.releases]:
+            part = got if row.is_for(versions.parse(release).number) else others
+            assert f"(torch {row.releases}), {row.body.removeprefix('torch_overlay.')}" in part
+        assert ("to_torch: RELEASE < (2, 13)" in others) == (release in ("2.11.0", "2.12.1"))
+    assert main(["status", "--release", "2.9"]) == 2 and "2.11.0" in capsys.readouterr().err
 
 
 # --- a torch that isn't supported ---

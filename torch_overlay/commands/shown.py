@@ -10,13 +10,18 @@ In a program, `torch_overlay.explain`, `draw` and `status` do the same. Nothing 
 from __future__ import annotations
 
 import argparse
+import ast
 import math
+import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from .. import versions
 from ..distributed.tensor._planner.cost import Cost
 from ..distributed.tensor._planner.regions import NotPlanned
+from ..errors import UnknownRelease
+from ..series import PATCHES
 from ..show import screen, typed
 from ..show.drawing import Drawing, MeshMap, of_degrees
 from ..show.explanation import groups_at_hand
@@ -224,7 +229,7 @@ def _answer(command: str, make: Callable[[], screen.Shown], out: str | None) -> 
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
-    """`--all` and `--no-strict`."""
+    """`--all`, `--release` and `--no-strict`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
         "Turn the overlay on in a process of its own and print in six lines what it did. Ends with 1 if a patch had to "
@@ -232,6 +237,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "A job asks in its own processes: print(torch_overlay.status()), or `run --report`."
     parser.add_argument("--all", action="store_true", help="print each patch, each count and each option")
+    parser.add_argument("--release", metavar="X.Y", help="print what differs on this torch, installed or not")
     add_no_strict(parser)
 
 
@@ -239,6 +245,8 @@ def status(arguments: argparse.Namespace) -> int:
     """Enable as far as the targets are recognised, print the table, and return 1 if a patch had to be left out."""
     import torch_overlay
 
+    if arguments.release is not None:
+        return _release(arguments.release)
     try:
         now = torch_overlay.enable(strict=False)
     except Exception as error:  # the table says why in a line, where a traceback wouldn't help
@@ -246,3 +254,43 @@ def status(arguments: argparse.Namespace) -> int:
         return 1
     screen.show((now.all_lines if arguments.all else now.lines)(screen.width()))
     return int(any(row.state == "left out" for row in now.rows))
+
+
+def _release(text: str) -> int:
+    """Print which patches and which branches of the code are for some releases only, as this release has them."""
+    try:
+        release = versions.parse(text)
+    except UnknownRelease as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not release.supported:
+        known = ", ".join(versions.SUPPORTED)
+        print(f"torch {text} isn't a release that torch_overlay knows: {known}", file=sys.stderr)
+        return 2
+    rows = [row for row in PATCHES if row.releases]
+    here = [row for row in rows if release.in_range(row)]
+    count = len(PATCHES) - len(rows) + len(here)
+    lines = [f"torch {release.alike}: {count} patches, {len(here)} of them only on some releases"]
+    for title, some in (("that some other releases don't get", here), ("that this release doesn't get", rows)):
+        lines += ["", f"Patches {title}:"]
+        lines += [
+            f"  {row.kind.name.lower():7} {row.qualname or row.module} (torch {row.releases}), "
+            f"{row.body.removeprefix('torch_overlay.')}"
+            for row in some
+            if some is here or row not in here
+        ]
+    lines += ["", "Branches of torch_overlay/distributed/_torch.py that run here:"]
+    lines += [f"  {name}: RELEASE {bound}" for name, bound in _branches(release.number)] or ["  none"]
+    print("\n".join(lines))
+    return 0
+
+
+def _branches(number: tuple[int, int, int]) -> Iterator[tuple[str, str]]:
+    """The functions of the seam that ask for the release, with what they ask where this release says yes."""
+    seam = ast.parse((pathlib.Path(__file__).parents[1] / "distributed" / "_torch.py").read_text(encoding="utf-8"))
+    for function in [node for node in seam.body if isinstance(node, ast.FunctionDef)]:
+        for node in ast.walk(function):
+            if isinstance(node, ast.Compare) and ast.unparse(node.left) == "RELEASE":
+                bound = ast.literal_eval(node.comparators[0])
+                if (number < bound) == isinstance(node.ops[0], ast.Lt):
+                    yield function.name, ast.unparse(node).removeprefix("RELEASE ")
