@@ -53,8 +53,9 @@ class Transfer:
         names: from a path of the source to the path of the target that it goes to, or a tuple of several: a function,
             or a dict of those that differ.
         strict: whether a name that only one side has is an error; else it is `left_out`.
-        keep_buffers: keep the buffers of a run for the next, on the CPU, within the budget, until `close`. A run takes
-            less CPU time then, since fresh memory is dear.
+        keep: keep the buffers of a run for the next, on the CPU and within the budget, and the views of the tensors:
+            a run of many small tensors then takes a fraction of the CPU time. What a tensor gave up (offloaded memory,
+            a tensor that was replaced) is free at the next run, or after `forget` or `close`. The same on all ranks.
 
     Raises:
         ValueError: the sides don't fit, reading them failed on some rank, pieces of a source leave something out,
@@ -73,7 +74,7 @@ class Transfer:
         names: Names = None,
         gone: Sequence[int] = (),
         strict: bool = True,
-        keep_buffers: bool = False,
+        keep: bool = False,
     ) -> None:
         from .overlay import require_recognised
         from .transfers.groups import tell
@@ -81,7 +82,7 @@ class Transfer:
 
         require_recognised()
         self.budget = budget
-        self._route = Route(source, target, budget, group, names, gone, strict, keep_buffers)
+        self._route = Route(source, target, budget, group, names, gone, strict, keep)
         tell("transfer_plan", lambda: str(self))
 
     @property
@@ -162,6 +163,13 @@ class Transfer:
             ValueError: a tensor is missing or doesn't fit; names it. Nothing was bound.
         """
         self._route.bind(source, target)
+
+    def forget(self) -> None:
+        """Let go of the buffers and views that ``keep=True`` keeps, and with them of memory that the tensors gave up.
+
+        Not collective. The next run makes them anew.
+        """
+        self._route.forget()
 
     def close(self) -> None:
         """Destroy the Transfer's process group, and let go of its tensors. Again does nothing."""

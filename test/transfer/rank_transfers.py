@@ -142,11 +142,14 @@ class TransferCases:
             ]
             with (
                 mock.patch.object(exchanges, "LARGE", (exchanges.LARGE, Large(1, 40), Large(64, 1 << 20))[seed % 3]),
-                torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2], keep_buffers=seed % 5 < 2) as transfer,
+                torch_overlay.Transfer(*parts, budget=(1 << 20, 2000)[seed % 2], keep=seed % 5 < 2) as transfer,
             ):
-                for _ in range(1 + (seed % 5 < 2)):
-                    for found in target:
+                for turn in range(1 + 2 * (seed % 5 < 2)):
+                    for number, found in enumerate(target):
                         found.to_local().zero_()
+                        if turn and (number + turn) % 3 == 0:  # what was kept for these is another tensor's
+                            found._local_tensor = found.to_local().clone(memory_format=torch.preserve_format)
+                            source[number]._local_tensor = source[number].to_local().clone()
                     transfer.run()
                 self.assertTrue(transfer.staging <= transfer.budget)
             if self.rank in tensors[0].target.ranks:
@@ -252,7 +255,7 @@ class TransferCases:
         source = [distribute_tensor(whole, mesh, [S(0)], src_data_rank=None) for whole in wholes]
         target = [distribute_tensor(whole * 0, mesh, [S(1)], src_data_rank=None) for whole in wholes]
         for budget, least in ((1 << 28, 1), (200_000, 5)):
-            transfer = torch_overlay.Transfer(source, target, budget=budget, keep_buffers=True)
+            transfer = torch_overlay.Transfer(source, target, budget=budget, keep=True)
             self.assertTrue(transfer.exchanges >= least and transfer.staging <= budget)
             buffers, own, there = transfer._route._buffers, Buffers.take, []
 
@@ -277,6 +280,55 @@ class TransferCases:
             for found, whole in zip(target, wholes, strict=True):
                 self.assertTrue(torch.equal(found.to_local(), whole.chunk(WORLD, 1)[self.rank]))
                 found.to_local().zero_()
+
+    def test_kept_views_follow_the_tensors(self):
+        """Values that change in place, another tensor, memory that is let go and taken again; and what was replaced is
+        free after the next run, or after forget()."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        whole = torch.arange(64.0).reshape(8, 8)
+        source, kept = (distribute_tensor(whole, mesh, [S(0)], src_data_rank=None) for _ in range(2))
+        target, other = (distribute_tensor(whole * 0, mesh, [S(1)], src_data_rank=None) for _ in range(2))
+        with torch_overlay.Transfer([source, kept], [target, other], keep=True) as transfer:
+
+            def run(change, expected):
+                change()
+                transfer.run()
+                for found, want in zip((target, other), expected, strict=True):
+                    self.assertTrue(torch.equal(found.to_local(), want.chunk(8, 1)[self.rank]), change)
+
+            def replace():
+                target._local_tensor = torch.zeros_like(target.to_local())
+                source._local_tensor = source.to_local() + 1
+
+            def offload():
+                storage, host = source.to_local().untyped_storage(), source.to_local().clone()
+                size = storage.nbytes()
+                storage.resize_(0)
+                between = torch.ones(size // 4)  # likely to get the memory
+                storage.resize_(size)
+                source.to_local().copy_(host)
+                self.assertEqual(between.sum(), size // 4)
+
+            run(lambda: None, (whole, whole))
+            run(lambda: source.to_local().add_(1), (whole + 1, whole))
+            before = [each.to_local().untyped_storage()._weak_ref() for each in (source, target)]
+            run(replace, (whole + 2, whole))
+            self.assertTrue(all(map(torch.UntypedStorage._expired, before)), "let go of at the next run")
+            run(offload, (whole + 2, whole))
+            with torch.no_grad(), torch.inference_mode():
+                run(lambda: None, (whole + 2, whole))
+            run(lambda: kept.to_local().mul_(2), (whole + 2, whole * 2))
+            (before,) = [target.to_local().untyped_storage()._weak_ref()]
+            replace()
+            self.assertFalse(torch.UntypedStorage._expired(before), "the view of the last run")
+            transfer.forget()
+            self.assertTrue(torch.UntypedStorage._expired(before))
+            run(lambda: None, (whole + 3, whole * 2))
+        with self.assertRaisesRegex(
+            ValueError,
+            "the same keep=; got keep=True on ranks 1-7, and keep=False on rank 0|keep=False on rank 0, and keep=True",
+        ):
+            torch_overlay.Transfer([source], [target], keep=self.rank > 0)
 
     def test_a_rank_that_fails_in_the_middle(self):
         """The others hear of it within the timeout, and all of them whether targets were written: whole before, whole

@@ -124,7 +124,7 @@ def _ways(
     sends, between = rank in TRAIN, dist.new_group([0, *SERVE])
     serve = next(iter(target.values())).device_mesh
     own = (source, None) if sends else (None, target)
-    sync, keeping = (torch_overlay.Transfer(*own, keep_buffers=keep) for keep in (False, True))
+    sync, keeping = (torch_overlay.Transfer(*own, keep=keeps) for keeps in (False, True))
 
     def by_hand() -> None:
         for name, each in source.items():

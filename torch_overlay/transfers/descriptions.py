@@ -313,7 +313,7 @@ class Description(NamedTuple):
         problem: why it can't take part; None if it can.
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
-        budget, strict: as it gave them; None if it takes no part.
+        budget, strict, keep: as it gave them; None if it takes no part.
     """
 
     source: dict[str, Layout]
@@ -323,6 +323,7 @@ class Description(NamedTuple):
     tied: Sequence[tuple[str, ...]] = ()
     budget: int | None = None
     strict: bool | None = None
+    keep: bool | None = None
 
 
 class Described(NamedTuple):
@@ -552,7 +553,7 @@ def agreed(
         ValueError: something doesn't fit; names the tensors.
     """
     _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
-    _check_strict(said)
+    _check_options(said)
     problems: list[str] = []
     alike = _alike(said)
     sides = [_one_side(alike, side, problems, gone) for side in SIDES]
@@ -568,15 +569,18 @@ def agreed(
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
 
 
-def _check_strict(said: Mapping[int, Description]) -> None:
-    """ValueError, on all ranks, if they don't give the same `strict`: those that don't leave names out would stop, and
-    the others wait for them."""
-    by_value: dict[bool | None, list[int]] = {}
-    for rank, description in sorted(said.items()):
-        by_value.setdefault(description.strict, []).append(rank)
-    if len(by_value) > 1:
-        given = ", and ".join(f"strict={strict} on {of_ranks(ranks)}" for strict, ranks in by_value.items())
-        raise ValueError(f"All ranks of a Transfer give the same strict=; got {given}.")
+def _check_options(said: Mapping[int, Description]) -> None:
+    """ValueError, on all ranks, if they don't give the same `strict` and the same `keep`.
+
+    Without it ranks with strict=True would stop at a name that only one side has, and the others wait for them.
+    """
+    for option in ("strict", "keep"):
+        by_value: dict[bool | None, list[int]] = {}
+        for rank, description in sorted(said.items()):
+            by_value.setdefault(getattr(description, option), []).append(rank)
+        if len(by_value) > 1:
+            given = ", and ".join(f"{option}={value} on {of_ranks(ranks)}" for value, ranks in by_value.items())
+            raise ValueError(f"All ranks of a Transfer give the same {option}=; got {given}.")
 
 
 def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
@@ -731,7 +735,7 @@ def as_data(description: Description) -> Data:
         sides.append(rows)
     digests = description.digests or {}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
-    said |= {"budget": description.budget, "strict": description.strict}
+    said |= {"budget": description.budget, "strict": description.strict, "keep": description.keep}
     return {**said, **dict(zip(SIDES, sides))}
 
 
@@ -741,7 +745,7 @@ def from_data(data: Data) -> Description:
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
     tied = [tuple(names) for names in data["tied"]]
     return Description(
-        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, data["budget"], data["strict"]
+        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, data["budget"], data["strict"], data["keep"]
     )
 
 

@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 # Blocks of tensors that lie side by side in a flat buffer of bytes, copied there and back by one call.
 #
 # A block travels as whole numbers of its elements' width, so that every type travels; one that changes its type on
-# the way is converted by the copy into the buffer, or out of it. What is kept between two runs of a transfer are
-# places in memory and no tensors: views would keep memory alive that a tensor doesn't have any more, and one made in
-# inference mode can't be written outside of it.
+# the way is converted by the copy into the buffer, or out of it. Between two runs of a transfer only places in memory
+# are kept, and no tensors: views would keep memory alive that a tensor gave up. With `keep` the views are kept, too
+# (see `Views`). Making them is most of what a run of many small tensors costs.
 
 
 Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None where this rank has no part
 Wires = Sequence["torch.dtype | None"]  # the types in which tensors travel that change theirs; None: it stays
+Copied = tuple[list["torch.Tensor"], list["torch.Tensor"]]  # views of tensors, and of a buffer
 
 # A type that is copied as it is, for each width of elements.
 _BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -73,23 +74,98 @@ class Block(NamedTuple):
         return there(locals_[self.tensor]).as_strided(*self[1:])
 
 
+class Views:
+    """The views of one run of a transfer, used again by the next one.
+
+    A view is used again if its tensor has the same storage, address, type, shape and strides as in the run before. The
+    storage is compared because an address comes again: a storage that was resized to nothing gives its memory to
+    others, and a view of it would have none. What isn't used again is let go when the next run begins.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = False
+        self._lay: list[list[object]] = [[], []]  # by side and number of the tensor
+        self._whole: list[list[torch.Tensor | None]] = [[], []]  # as `numbers` gives them
+        self.changed: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+        self._of: dict[int, tuple[list[torch.Tensor], torch.Tensor | None, list[torch.Tensor]]] = {}
+
+    def begin(self, sources: Locals, targets: Locals, wires: Wires, keeps: bool) -> tuple[Locals, Locals]:
+        """The tensors as whole numbers; notes which of them lie otherwise than in the last run."""
+        if not keeps:
+            self.forget()
+            return numbers(sources, wires), numbers(targets, wires)
+        found, changed = [], []
+        for side, locals_ in enumerate((sources, targets)):
+            lay = [None if local is None else _lies(local) for local in locals_]
+            before = self._lay[side] if self._is_on else [object()] * len(lay)
+            other = [n for n, (old, new) in enumerate(zip(before, lay, strict=True)) if old != new or new is _UNKNOWN]
+            whole = self._whole[side] if self._is_on else [None] * len(lay)
+            for number, local in zip(other, numbers([locals_[n] for n in other], [wires[n] for n in other])):
+                whole[number] = local
+            self._lay[side], self._whole[side] = lay, whole
+            found.append(whole)
+            changed.append(frozenset(other))
+        self._is_on, self.changed = True, (changed[0], changed[1])
+        return found[0], found[1]
+
+    def drop_runs(self) -> None:
+        """Let go of the views of runs, whose places are found anew."""
+        self._of = {}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what this run makes is kept."""
+        return self._is_on
+
+    def forget(self) -> None:
+        """Let go of all of them."""
+        self._is_on, self._of = False, {}
+        self._lay, self._whole, self.changed = [[], []], [[], []], (frozenset(), frozenset())
+
+    def of(self, run: _Copies, side: int, locals_: Locals, buffer: torch.Tensor) -> Copied:
+        """The views of a run's blocks, and those of their places in the buffer."""
+        if not self._is_on:
+            views = [block.of(locals_) for block in run.blocks]
+            return views, run.inside(buffer, views)
+        views, known, inside = self._of.get(id(run), ([], None, []))
+        if not views:
+            views = [block.of(locals_) for block in run.blocks]
+        elif changed := self.changed[side]:
+            for number, block in enumerate(run.blocks):
+                if block.tensor in changed:
+                    views[number] = block.of(locals_)
+        if known is not buffer:  # the tensor itself: one that is free again has no memory, whatever its address was
+            inside = run.inside(buffer, views)
+        self._of[id(run)] = views, buffer, inside
+        return views, inside
+
+
+_UNKNOWN = object()  # of what may be another copy in each run
+
+
+def _lies(local: torch.Tensor) -> object:
+    if isinstance(local, AsyncCollectiveTensor) or local.is_conj() or local.is_neg():
+        return _UNKNOWN
+    return local.data_ptr(), local.untyped_storage()._cdata, local.dtype, local.shape, local.stride()
+
+
 class _Copies:
     """Blocks that one call copies, and where they lie in a buffer of bytes."""
 
     __slots__ = ()
     blocks: list[Block]
 
-    def pack(self, locals_: Locals, buffer: torch.Tensor) -> None:
+    def pack(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
         """Copy the blocks into the buffer."""
-        views = [block.of(locals_) for block in self.blocks]
-        copy_all(self._inside(buffer, views), views, self.blocks)
+        given, inside = (Views() if views is None else views).of(self, 0, locals_, buffer)
+        copy_all(inside, given, self.blocks)
 
-    def land(self, locals_: Locals, buffer: torch.Tensor) -> None:
+    def land(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
         """Copy the blocks out of the buffer."""
-        views = [block.of(locals_) for block in self.blocks]
-        copy_all(views, self._inside(buffer, views), self.blocks)
+        given, inside = (Views() if views is None else views).of(self, 1, locals_, buffer)
+        copy_all(given, inside, self.blocks)
 
-    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+    def inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
         raise NotImplementedError
 
 
@@ -107,7 +183,7 @@ class Run(_Copies):
     width: torch.dtype
     blocks: list[Block]
 
-    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+    def inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
         flat = buffer.narrow(0, self.at, self.size).view(self.width)
         return torch._C._nn.unflatten_dense_tensors(flat, views)  # type: ignore[no-any-return]
 
@@ -125,7 +201,7 @@ class Spread(_Copies):
     blocks: list[Block]
     places: list[Block]
 
-    def _inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
+    def inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
         flat = [buffer.view(self.width)]
         return [view for place in self.places for view in place.of(flat).unbind()]
 
@@ -423,7 +499,7 @@ class Buffers:
 
     def _make_room(self, size: int) -> None:
         while self.kept and self._used + self._idle + size > self._limit:
-            self.kept.pop(0)
+            free(self.kept.pop(0))  # kept views of it would hold its memory
 
     def give(self, buffer: torch.Tensor) -> None:
         """It isn't used any more; nor are views of it."""
@@ -435,6 +511,8 @@ class Buffers:
 
     def forget(self) -> None:
         """Let go of all: of those in use, too, which a backend may write into after an error."""
+        for buffer in self.kept:
+            free(buffer)
         self.kept, self._used = [], 0
 
     @property
@@ -483,6 +561,8 @@ class Exchanges:
         self._ways: list[tuple[Way, Way]] = []
         self._mail: list[Mail] = []
         self._kept: list[tuple[Block, Block]] = []
+        self._views = Views()
+        self._kept_views: list[tuple[torch.Tensor, torch.Tensor, Block]] | None = None
 
     @property
     def staging(self) -> int:
@@ -494,10 +574,13 @@ class Exchanges:
             most = max(most, out.size + into.size + following[0], into.size + sum(following))
         return most
 
-    def run(self, sources: Locals, targets: Locals, sent: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self, sources: Locals, targets: Locals, sent: Callable[[], None] = lambda: None, keeps: bool = False
+    ) -> None:
         """Write what the targets lack, and copy what they have in their sources.
 
         Args:
+            keeps: keep the views for the next run, and with them the memory of these tensors.
             sent: called as soon as no source is read any more.
 
         Raises:
@@ -505,8 +588,10 @@ class Exchanges:
             RuntimeError: an exchange failed before anything was written.
         """
         wires = self._wires or [None] * len(sources)
-        sources, targets = numbers(sources, wires), numbers(targets, wires)
-        self._find_blocks(sources, targets, wires)
+        sources, targets = self._views.begin(sources, targets, wires, keeps)
+        if self._geometry is None or not keeps or any(self._views.changed):
+            self._find_blocks(sources, targets, wires)
+            self._kept_views = None
         self._landed, self._is_written = 0, False
         self.written = frozenset(self.schedule.writes)
         try:
@@ -515,6 +600,7 @@ class Exchanges:
             if self._kept or not self.count:
                 sent()
         except Exception as error:
+            self.forget()
             self._buffers.forget()
             # What is in place is copied after the last exchange; there may be none.
             at = f"exchange {self._landed + 1} of {self.count}" if self._landed < self.count else "copying what is here"
@@ -543,7 +629,7 @@ class Exchanges:
         with self._span(number, "pack"):
             buffer = self._buffers.take(sum(way.splits))
             for run in way.runs:
-                run.pack(sources, buffer)
+                run.pack(sources, buffer, self._views)
         return buffer
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
@@ -580,30 +666,40 @@ class Exchanges:
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         with self._span(number, "unpack"):
             for run in self._ways[number][1].runs:
-                run.land(targets, came)
+                run.land(targets, came, self._views)
 
     def _span(self, number: int, what: str) -> AbstractContextManager[object]:
         return span(f"exchange {number + 1} of {self.count}, {what}")
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
+        found = self._kept_views
+        if found is None:
+            found = []
+            for before, after in self._kept:
+                old, new = before.of(sources), after.of(targets)
+                # One address isn't enough: a transposed view, or one of another type, begins there, too.
+                if (new.data_ptr(), new.stride(), new.dtype) != (old.data_ptr(), old.stride(), old.dtype):
+                    found.append((new, old, after))
+            self._kept_views = found if self._views.keeps else None
         by_width: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor, Block]]] = {}
-        copied: set[int] = set()
-        for before, after in self._kept:
-            old, new = before.of(sources), after.of(targets)
-            # One address isn't enough: a transposed view, or one of another type, begins there, too.
-            if (new.data_ptr(), new.stride(), new.dtype) != (old.data_ptr(), old.stride(), old.dtype):
-                by_width.setdefault(old.dtype, []).append((new, old, after))
-                copied.add(after.tensor)
-        self.written |= copied
+        for each in found:
+            by_width.setdefault(each[1].dtype, []).append(each)
+        self.written |= {after.tensor for _, _, after in found}
         for some in by_width.values():
             self._is_written = True
             copy_all(*map(list, zip(*some)))
+
+    def forget(self) -> None:
+        """Keep no view."""
+        self._views.forget()
+        self._kept_views = None
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
         """Where all blocks lie, unless tensors lie as they did in the last run."""
         geometry = [None if t is None else (t.shape, t.stride(), t.storage_offset()) for t in (*sources, *targets)]
         if geometry == self._geometry:
             return
+        self._views.drop_runs()
         self._ways = [(self._way(out, sources, wires), self._way(into, targets, wires)) for out, into in self._messages]
         self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
         self._kept = []

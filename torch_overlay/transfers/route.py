@@ -160,13 +160,15 @@ class Route:
         names: Names,
         gone: Sequence[int] = (),
         strict: bool = True,
-        keep_buffers: bool = False,
+        keep: bool = False,
     ) -> None:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
         meeting = _meeting(group, left)
         own = describe(source, target, names, place)
-        descriptions = all_from_data(meeting.say(as_data(own.description._replace(budget=budget, strict=strict))))
+        descriptions = all_from_data(
+            meeting.say(as_data(own.description._replace(budget=budget, strict=strict, keep=keep)))
+        )
         try:
             self.tensors, self.left_out = agreed(descriptions, left, strict)
         except ValueError as error:
@@ -190,7 +192,7 @@ class Route:
         self._seen: tuple[object, object, Shared] | None = None  # names, where they lay, and what they shared
         self.traffic: Traffic = {}
         self.count = self.staging = 0
-        self._names, self._keeps_buffers = names, keep_buffers
+        self._names, self._keeps = names, keep
         if not self.tensors:
             return
         self._sources, self._targets = map(self._current, SIDES, own.sides)
@@ -333,7 +335,7 @@ class Route:
         self._take_turn()
         try:
             if self.traffic:
-                self._run(Word([why or "it refused"]), (), [], [], lambda: None, NOTHING_SHARED)
+                self._run(Word([why or "it refused"]), (), [], [], lambda: None, NOTHING_SHARED, False)
         except ValueError:
             pass  # as all ranks have it
         finally:
@@ -377,8 +379,9 @@ class Route:
             why = "copying this rank's sources that its targets overwrite"
             sources, full = copies(sources, self._budget - staging, copied, why)
             problems += full
-        if self._keeps_buffers:
-            self._buffers.keep(self.staging if snapshot or shared.overwritten else self._budget)
+        has_copies = snapshot or bool(shared.overwritten)
+        if self._keeps:
+            self._buffers.keep(self.staging if has_copies else self._budget)
         watched = numbers if async_op and not snapshot else ()
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         word = Word(problems, names, version, check, async_op)
@@ -395,7 +398,7 @@ class Route:
             if async_op:
                 keep_for_this_stream((*sources, *targets))
             with span(f"Transfer of {counted(len(numbers), 'tensor')}"):
-                is_background = self._run(word, numbers, sources, targets, are_read, shared)
+                is_background = self._run(word, numbers, sources, targets, are_read, shared, has_copies)
             if is_background:
                 self._check_unchanged(changed)
 
@@ -419,6 +422,7 @@ class Route:
         targets: Locals,
         sent: Callable[[], None],
         shared: Shared,
+        has_copies: bool,
     ) -> bool:
         """Whether some rank runs in the background. Calls `sent` when no source is read any more."""
         problems: list[str] = []
@@ -431,7 +435,9 @@ class Route:
                     self._plans[word.only] = self._planned(numbers, sources, shared)
                 places, exchanges = plan = self._plans[word.only]
                 try:
-                    exchanges.run([sources[n] for n in places], [targets[n] for n in places], sent)
+                    # Views of copies would keep the copies.
+                    keeps = self._keeps and not has_copies
+                    exchanges.run([sources[n] for n in places], [targets[n] for n in places], sent, keeps)
                 except Torn:
                     self._count_writes(plan)
                     raise
@@ -561,6 +567,14 @@ class Route:
     def _failure(self) -> str:
         """What ranks call a failure of the run that is under way."""
         return f"{self._member.name}/run {self._runs} failed"
+
+    def forget(self) -> None:
+        """Let go of buffers and views that `keep` keeps."""
+        with self._running:
+            if self.traffic and not self._is_closed:
+                self._buffers.forget()
+                for _, exchanges in self._plans.values():
+                    exchanges.forget()
 
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
