@@ -45,7 +45,7 @@ def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
     return getattr(mesh._get_root_mesh()._traced_views, name)
 
 
-def whose_views(mesh: DeviceMesh) -> tuple[Any, ...]:
+def compiled_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
     """What compiled code is guarded by beside the mesh's value: it may have names of
     groups in it, of views that it made, too. Those of an equal mesh may be others, and
     are after abort()."""
@@ -131,7 +131,7 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
     )
 
 
-def note_root(shared: SharedState) -> None:
+def forget_shardings_of_equal_root(shared: SharedState) -> None:
     """Empty the caches where an equal root was built before that somebody holds: it may
     be held by them alone."""
     key = shared.rank_map.key

@@ -12,7 +12,7 @@ from .._mesh_layout import _MeshLayout
 from .._torch import from_torch, loaded_layout
 from .rank_map import View
 from .state import (
-    OfSaver,
+    SavedAttributes,
     axis_names,
     group_names,
     is_apart,
@@ -50,7 +50,7 @@ UNKNOWN = (0, None)
 NOT_PICKLED = ("_in_universe", "_pg_registry", "_traced_views")
 
 
-class OfTheRank:
+class RankAttribute:
     """An attribute in which a mesh says something of this rank. Most meshes have it in
     their ``__dict__``, which Python reads first, so that this is reached only by a mesh
     that was loaded early.
@@ -164,7 +164,7 @@ def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _bind(
-    mesh: DeviceMesh, view: View, saver: OfSaver, saved_from: _SavedFrom
+    mesh: DeviceMesh, view: View, saver: SavedAttributes, saved_from: _SavedFrom
 ) -> list[str] | None:
     """The name of this rank's group on each axis, found by its ranks; none on a rank
     outside. While one is missing, its name starts with UNBOUND, and the names that the
@@ -183,7 +183,7 @@ def _bind(
         if group is not None:
             mesh._pg_registry[group.group_name] = group
     if any(name.startswith(UNBOUND) for name in names):
-        lay_aside(mesh, OfSaver({"_dim_group_names": saved}, names, here))
+        lay_aside(mesh, SavedAttributes({"_dim_group_names": saved}, names, here))
     else:
         mesh._dim_group_names = names
         mesh.__dict__.pop("_of_saver", None)
