@@ -264,11 +264,13 @@ class _DeviceMesh:
         )
 
     def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: _Names) -> Any:
+        """The layout of a slice, in the form of ``_layout``."""
         return to_torch(ascending(self, mesh_dim_names))
 
     def _create_sub_mesh(
         self: DeviceMesh, layout: Any, submesh_dim_names: _Names
     ) -> DeviceMesh:
+        """The slice with this layout and these names."""
         names = submesh_dim_names
         return mark_slice(
             make_view(self, from_torch(layout), names, select_groups(self, names)),
