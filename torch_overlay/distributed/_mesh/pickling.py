@@ -363,7 +363,7 @@ def _groups_over(ranks: list[int]) -> dict[str, str]:
     them in any order, since from_group takes a group as it is.
     """
     world = distributed_c10d._world
-    descriptions = {}
+    descriptions: dict[str, str] = {}
     for group, name in world.pg_names.items():
         group_ranks = list(world.pg_group_ranks.get(group, ()))
         description = getattr(group, "group_desc", "")
