@@ -40,8 +40,8 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     let it compare all that makes two meshes unequal, and their groups, before it runs code of one with the other."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    from torch_overlay.distributed._mesh.caches import whose_views
-    from torch_overlay.distributed._mesh.state import whose_groups
+    from torch_overlay.distributed._mesh.caches import compiled_group_key
+    from torch_overlay.distributed._mesh.state import private_group_key
     from torch_overlay.distributed._mesh.universe import making_private
 
     try:
@@ -56,7 +56,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
     torchs: Any = getattr(info, "guard_fn", None)
 
     def compared(mesh: DeviceMesh) -> list[Any]:
-        whose = (*whose_groups(mesh), *whose_views(mesh), making_private.get())
+        whose = (*private_group_key(mesh), *compiled_group_key(mesh), making_private.get())
         return [*torchs(mesh), mesh._preserve_rank_order, *whose]
 
     if info is not None and torchs is not None:

@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mesh_harness import fake_world, needs_overlay
 from torch_overlay.distributed._mesh.groups import joint_group_name
-from torch_overlay.distributed._mesh.pickling import OfTheRank, _groups_here, bind_groups
-from torch_overlay.distributed._mesh.state import OfSaver, lay_aside, wait_for_world
+from torch_overlay.distributed._mesh.pickling import RankAttribute, _groups_here, bind_groups
+from torch_overlay.distributed._mesh.state import SavedAttributes, lay_aside, wait_for_world
 from torch_overlay.distributed._mesh.universe import find_group
 from way import overlay
 
@@ -47,13 +47,13 @@ def test_another_thread_may_find_out_the_rank_first(mesh):
     wait_for_world(loaded)
     del loaded.__dict__["_of_saver"]
     loaded.__dict__["_rank"] = 5
-    assert OfTheRank.__get__(DeviceMesh.__dict__["_rank"], loaded, DeviceMesh) == 5
+    assert RankAttribute.__get__(DeviceMesh.__dict__["_rank"], loaded, DeviceMesh) == 5
 
 
 def test_another_thread_may_find_out_the_rank_and_some_groups_first(mesh):
     """Then the rank is no longer what the saver said of it."""
     loaded, names = copy.copy(mesh), ["one", "unbound", "unbound"]
-    lay_aside(loaded, OfSaver({"_dim_group_names": ["1", "2", "3"]}, names, _groups_here()))
+    lay_aside(loaded, SavedAttributes({"_dim_group_names": ["1", "2", "3"]}, names, _groups_here()))
     assert (bind_groups(loaded)["_rank"], loaded._dim_group_names) == (5, names)
 
 

@@ -1,18 +1,19 @@
-"""The algebra of mesh bookkeeping: layouts, which map coordinates to indices.
+"""The arithmetic of meshes: layouts, which map coordinates to indices.
 
 A :class:`_FlatLayout` is one axis of a mesh: a function from ``0 .. numel-1`` to
-indices, given by sizes and strides with the last size varying fastest (the order of a
-row-major tensor). A :class:`_MeshLayout` is a tuple of them, one an axis. Slicing,
-flattening, unflattening, concatenating and permuting a mesh are all functions from
-layouts to layouts; none of them depends on how many ranks the world has.
+indices. Sizes and strides define it, and the last size varies fastest, as in a
+row-major tensor. A :class:`_MeshLayout` is a tuple of them, one for each axis. Start at
+their docstrings. Slicing, flattening, unflattening, concatenating and permuting a mesh
+are functions from layouts to layouts, and none of them depends on the size of the
+world.
 
-The notation and the laws are CuTe's (NVIDIA CUTLASS, "CuTe layout algebra"), in
-row-major order. Everything here is plain Python integers: this file imports the
-standard library only.
+Notation and laws are CuTe's (NVIDIA CUTLASS, "CuTe layout algebra"), in row-major
+order. All values are plain Python ints, and this file imports the standard library
+only.
 
-Classes and members have the names that torch's have in its `_mesh_layout`, and mean the
-same. Upstream, only the members that torch's classes lack go in, as text that reads the
-same in both: `patches/mesh-layouts.md` names them.
+Classes and members have the names and the meaning that they have in the upstream file
+of this name. Only the members that upstream lacks are added there:
+`patches/mesh-values.md` lists them.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ def row_major(sizes: Sequence[int]) -> Ints:
 
 
 def _coalesce(sizes: Sequence[int], strides: Sequence[int]) -> tuple[Ints, Ints]:
-    """Drop sizes of 1 and merge neighbours that step as one. Law: the function stays
+    """Drop sizes of 1, and merge neighbours that step as one. Law: the function stays
     the same."""
     kept: list[tuple[int, int]] = []
     for size, stride in zip(sizes, strides, strict=True):
         if size == 1:
             continue
+        # (2, 4):(4, 1) and 8:1 are one function, and only one spelling of it may exist.
         if kept and kept[-1][1] == size * stride:
             kept[-1] = (kept[-1][0] * size, stride)
         else:
@@ -57,8 +59,8 @@ def _coalesce(sizes: Sequence[int], strides: Sequence[int]) -> tuple[Ints, Ints]
 
 
 def _orthogonal(shape: Ints, stride: Ints) -> bool:
-    """Whether each stride is a multiple of what the modes with smaller strides span,
-    and none is 0."""
+    """True if each stride is a multiple of what the modes with smaller strides span,
+    and none is 0. Then the digits of an index can be read back."""
     span = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if step == 0 or step % span:
@@ -69,16 +71,17 @@ def _orthogonal(shape: Ints, stride: Ints) -> bool:
 
 @dataclass(frozen=True, slots=True, init=False)
 class _FlatLayout:
-    """One axis: sizes and strides, canonical at birth, so that equal functions are
-    equal values.
+    """One axis, as sizes and strides. It is brought into canonical form at
+    construction, so that equal functions are equal values.
 
     Args:
-        shape: how many steps each mode takes, at least 1 each.
-        stride: how far each step goes, in indices, at least 0 each; row-major if not
-            given.
+        shape: the number of steps of each mode, at least 1.
+        stride: the length of a step of each mode in indices, at least 0; row-major if
+            not given.
 
     Raises:
-        ValueError: a size below 1, a stride below 0, or different numbers of them.
+        ValueError: a size is below 1, a stride is below 0, or there isn't one stride
+            for each size.
 
     >>> _FlatLayout((2, 4), (4, 1)) == _FlatLayout((8,))  # two spellings, one key
     True
@@ -86,7 +89,7 @@ class _FlatLayout:
 
     shape: Ints
     stride: Ints
-    # None: not asked yet
+    # Computed on the first request; None until then.
     _is_orthogonal: bool | None = field(init=False, repr=False, compare=False)
 
     def __init__(self, shape: Ints, stride: Ints | None = None) -> None:
@@ -102,6 +105,7 @@ class _FlatLayout:
                 f"strides {stride}"
             )
         shape, stride = _coalesce(shape, stride)
+        # The class is frozen, so plain assignment raises.
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "stride", stride)
         object.__setattr__(
@@ -119,11 +123,12 @@ class _FlatLayout:
         return f"_FlatLayout({self})"
 
     def numel(self) -> int:
-        """How many coordinates the axis has."""
+        """The number of coordinates of the axis."""
         return math.prod(self.shape)
 
     def __call__(self, coordinate: int) -> int:
-        """The index at a coordinate in ``0 .. numel-1``; raises ValueError outside."""
+        """The index at a coordinate in ``0 .. numel-1``. Raises ValueError for another
+        coordinate."""
         if not 0 <= coordinate < self.numel():
             raise ValueError(
                 f"{self} takes coordinates 0 to {self.numel() - 1}, got {coordinate}"
@@ -137,18 +142,17 @@ class _FlatLayout:
         return index
 
     def coordinate(self, index: int) -> int:
-        """The coordinate that ``index`` has on this axis.
+        """The coordinate of ``index`` on this axis.
 
-        What other axes, orthogonal to this one, add to the index doesn't change it:
+        Contributions of other axes, which are orthogonal to this one, don't change it:
         ``_FlatLayout((4,), (2,)).coordinate(6 + 1)`` is 3, as for index 6.
 
-        Law: ``L.coordinate(L(c) + M(d)) == c`` for orthogonal ``L``, ``M`` that
-        together are orthogonal.
+        Law: ``L.coordinate(L(c) + M(d)) == c`` if ``L`` and ``M`` together are
+        orthogonal.
 
         Raises:
             ValueError: this layout isn't orthogonal or has a stride of 0, so its digits
-                can't be read off an index; or the index is below 0, where no copy of it
-                is.
+                can't be read off an index; or the index is negative.
         """
         if not self.check_orthogonal() or 0 in self.stride:
             raise ValueError(
@@ -161,23 +165,27 @@ class _FlatLayout:
             )
         coordinate = 0
         for size, stride in zip(self.shape, self.stride, strict=True):
+            # The digit of this mode: // drops what smaller strides add, % what larger
+            # ones add.
             coordinate = coordinate * size + index // stride % size
         return coordinate
 
     def all_ranks_from_zero(self) -> list[int]:
         """Every index, in the order of the coordinates: ``[L(c) for c in
-        range(L.numel)]``."""
-        found = [0]
+        range(L.numel())]``."""
+        indices = [0]
         for size, stride in zip(self.shape, self.stride, strict=True):
-            found = [index + step * stride for index in found for step in range(size)]
-        return found
+            indices = [
+                index + step * stride for index in indices for step in range(size)
+            ]
+        return indices
 
     def ascending(self) -> _FlatLayout:
-        """The same indices from the lowest to the highest: the set, apart from its
-        order.
+        """The same indices in ascending order. Two axes over the same indices have the
+        same result, whatever their order.
 
         Raises:
-            ValueError: this layout isn't orthogonal, so no order of its modes need sort
+            ValueError: this layout isn't orthogonal, so sorting its modes needn't sort
                 its indices.
         """
         if not self.check_orthogonal() or 0 in self.stride:
@@ -190,13 +198,13 @@ class _FlatLayout:
         )
 
     def check_sorted(self) -> bool:
-        """Whether the strides descend; the indices of an orthogonal layout then
+        """True if the strides descend. The indices of an orthogonal layout then
         ascend."""
         return all(outer >= inner for outer, inner in itertools.pairwise(self.stride))
 
     def check_orthogonal(self) -> bool:
-        """Whether each index is passed at most once and any index can be read back
-        digit by digit."""
+        """True if no index occurs twice and the digits of any index can be read
+        back."""
         if self._is_orthogonal is None:
             object.__setattr__(
                 self, "_is_orthogonal", _orthogonal(self.shape, self.stride)
@@ -212,19 +220,23 @@ class _FlatLayout:
         _MeshLayout(2:16, 4:4)
 
         Raises:
-            ValueError: ``layout`` leaves this layout's domain, cuts a mode where it
-                doesn't divide, or has an axis whose modes together carry from one mode
-                of this layout into the next.
+            ValueError: ``layout`` leaves the domain of this layout, cuts a mode where
+                the sizes don't divide, or has an axis whose modes together carry from
+                one mode of this layout into the next.
         """
         return _MeshLayout(
             tuple(self._compose_axis(axis, layout) for axis in layout.axes)
         )
 
     def _compose_axis(self, axis: _FlatLayout, layout: _MeshLayout) -> _FlatLayout:
+        """The composition for one axis of ``layout``."""
         modes: list[tuple[int, int]] = []
-        # on each mode of ours, the digit of the axis's last coordinate
+        # The largest digit that the axis reaches on each mode of this layout. Each mode
+        # of the axis may stay inside on its own, and their sum still overflow into the
+        # next mode.
         largest = [0] * len(self.shape)
         for size, stride in zip(axis.shape, axis.stride, strict=True):
+            # An axis that repeats one index repeats it on any layout.
             if stride == 0:
                 modes.append((size, 0))
                 continue
@@ -245,27 +257,30 @@ class _FlatLayout:
     def _compose_mode(
         self, size: int, stride: int, layout: _MeshLayout
     ) -> list[tuple[int, int, int]]:
-        """One mode ``c -> self(c * stride)``, ``c < size``, outermost first: (mode of
-        ours, steps on it, how long)."""
+        """The mode ``c -> self(c * stride)`` for ``c < size``, split over the modes of
+        this layout, outermost first: (number of the mode, steps on it, length of a
+        step)."""
         modes: list[tuple[int, int, int]] = []
         for mode in reversed(range(len(self.shape))):
-            mine = self.shape[mode]
+            mode_size = self.shape[mode]
             if size == 1:
                 break
-            if (size - 1) * stride < mine:
+            # From the innermost mode on: all steps fit into this mode, or each step
+            # skips the whole mode, or the steps fill it and go on in the next one.
+            if (size - 1) * stride < mode_size:
                 modes.append((mode, size, stride))
                 size = 1
-            elif stride % mine == 0:
-                stride //= mine
-            elif mine % stride == 0 and size % (mine // stride) == 0:
-                modes.append((mode, mine // stride, stride))
-                size //= mine // stride
+            elif stride % mode_size == 0:
+                stride //= mode_size
+            elif mode_size % stride == 0 and size % (mode_size // stride) == 0:
+                modes.append((mode, mode_size // stride, stride))
+                size //= mode_size // stride
                 stride = 1
             else:
                 step = self.stride[mode]
                 raise ValueError(
                     f"{self} can't be composed with {layout}: {size}:{stride} doesn't "
-                    f"divide {mine}:{step}"
+                    f"divide {mode_size}:{step}"
                 )
         if size > 1:
             raise ValueError(
@@ -275,8 +290,8 @@ class _FlatLayout:
         return modes[::-1]
 
     def complement(self, world_size: int) -> _FlatLayout:
-        """What this layout leaves out of ``0 .. world_size-1``. Law: the sums of the
-        two cover each index once.
+        """The layout of what this one leaves out of ``0 .. world_size-1``. Law: the
+        sums of an index of each cover every index once.
 
         >>> _FlatLayout((4,)).complement(8)  # starts of {0..3}, {4..7}
         _FlatLayout(2:4)
@@ -292,6 +307,8 @@ class _FlatLayout:
             )
         gaps: list[tuple[int, int]] = []
         covered = 1
+        # By ascending stride: what lies between the indices that are covered so far and
+        # the next stride is a gap, and becomes a mode of the complement.
         for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
             gaps.append((stride // covered, covered))
             covered = stride * size
@@ -309,16 +326,16 @@ class _FlatLayout:
 
 @dataclass(frozen=True, slots=True)
 class _MeshLayout:
-    """The axes of a mesh, one :class:`_FlatLayout` each: from a tuple of coordinates to
-    an index.
+    """The axes of a mesh, one :class:`_FlatLayout` each: a function from a tuple of
+    coordinates to an index.
 
     >>> mesh = _MeshLayout.from_sizes_strides((2, 4))
-    >>> mesh.coordinate(6)  # rank 6 of eight sits in the second row, third column
+    >>> mesh.coordinate(6)  # index 6 is in the second row, third column
     (1, 2)
     """
 
     axes: tuple[_FlatLayout, ...]
-    # None: not asked yet
+    # Computed on the first request; None until then.
     _collapsed: _FlatLayout | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -327,8 +344,8 @@ class _MeshLayout:
     def from_sizes_strides(
         cls, sizes: Ints, strides: Ints | None = None
     ) -> _MeshLayout:
-        """A mesh of these sizes, row-major if no strides are given. Raises ValueError
-        for a size below 1."""
+        """The layout of a mesh with these sizes, row-major if no strides are given.
+        Raises ValueError for a size below 1."""
         strides = row_major(sizes) if strides is None else strides
         return cls(
             tuple(
@@ -346,20 +363,21 @@ class _MeshLayout:
         return tuple(axis.numel() for axis in self.axes)
 
     def numel(self) -> int:
-        """How many coordinates the mesh has."""
+        """The number of coordinates of the mesh."""
         return math.prod(axis.numel() for axis in self.axes)
 
     def cosize(self) -> int:
-        """One more than the largest index that the mesh reaches."""
+        """One more than the largest index of the mesh."""
         flat = self.collapse()
+        # No stride is negative, so the last coordinates have the largest index.
         return 1 + sum(
             (size - 1) * stride
             for size, stride in zip(flat.shape, flat.stride, strict=True)
         )
 
     def collapse(self) -> _FlatLayout:
-        """All axes as one, outermost first: what flattening gives; orthogonal exactly
-        if the axes together are."""
+        """All axes as one, outermost first, as flattening gives. It is orthogonal
+        exactly if the axes together are."""
         if self._collapsed is None:
             sizes = itertools.chain.from_iterable(axis.shape for axis in self.axes)
             strides = itertools.chain.from_iterable(axis.stride for axis in self.axes)
@@ -369,12 +387,12 @@ class _MeshLayout:
         return self._collapsed  # type: ignore[return-value]
 
     def coordinate(self, index: int) -> tuple[int, ...]:
-        """The coordinates that ``index`` has on these axes. What axes outside the mesh
-        add to it doesn't change them.
+        """The coordinates of ``index`` on these axes. Contributions of axes outside the
+        mesh don't change them.
 
         Raises:
-            ValueError: the axes aren't orthogonal together, so an index doesn't say
-                where it came from.
+            ValueError: the axes together aren't orthogonal, so an index doesn't
+                determine its coordinates.
         """
         if not self.collapse().check_orthogonal():
             raise ValueError(
@@ -384,8 +402,8 @@ class _MeshLayout:
         return tuple(axis.coordinate(index) for axis in self.axes)
 
     def origin(self, index: int) -> int:
-        """``index`` with every coordinate of this mesh set to 0: where the copy of the
-        mesh that holds it starts.
+        """``index`` with every coordinate of this mesh set to 0: the start of the copy
+        of the mesh that holds it.
 
         Raises:
             ValueError: as for `coordinate`.
@@ -398,16 +416,16 @@ class _MeshLayout:
         return index - sum(axis(axis.coordinate(index)) for axis in self.axes)
 
     def splice(self, start: int, end: int, layout: _MeshLayout) -> _MeshLayout:
-        """The axes ``start .. end-1`` replaced by ``layout``. Law: the rest keeps its
-        place and its strides."""
+        """Replace the axes ``start .. end-1`` by ``layout``. Law: the other axes keep
+        their order and their strides."""
         return _MeshLayout((*self.axes[:start], *layout.axes, *self.axes[end:]))
 
     def select(self, axes: Sequence[int]) -> _MeshLayout:
-        """The axes at these positions, in this order: a slice, or a permutation when
-        all are named.
+        """The axes at these positions, in this order: a slice, or a permutation if all
+        are named.
 
         Raises:
-            ValueError: an axis named twice.
+            ValueError: an axis is named twice.
         """
         if len({*axes}) != len(axes):
             raise ValueError(

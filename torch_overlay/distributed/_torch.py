@@ -1,11 +1,15 @@
-"""The seam: what this code needs from a released torch that differs between releases,
-or that upstream doesn't need.
+"""The seam: everything in which releases of torch differ, or this package from
+upstream.
 
-Code under ``distributed/`` is written for the newest torch and asks this file alone.
-Every branch names the release that ends it. The file stays here. Upstream there is one
-layout class, `new_group` says whom a group is for, and a merge knows the tensor's
-shape, so each of these functions would return its first argument and the renderer drops
-its calls.
+Code under ``distributed/`` is written for the newest torch, and asks this file for the
+rest. Every branch names the release that ends it, so a release that is dropped takes
+its branches along. Start at `RELEASE` and the section that you need: layouts, groups,
+redistribution, torch's own code and the profiler.
+
+This file doesn't go upstream. There is one layout class there, `new_group` says whom a
+group is for, and merging steps knows the shape of the tensor. So each of these
+functions would return its first argument, and the renderer of the stack puts that in
+place of the call.
 """
 
 from __future__ import annotations
@@ -43,28 +47,28 @@ RELEASE = running().number
 
 
 def axis_from_torch(axis: Any) -> _FlatLayout:
-    """Torch's axis as ours."""
+    """Our axis for one of torch's."""
     if RELEASE < (2, 13):
         return _FlatLayout(_flat(axis.shape), _flat(axis.stride))
     return _FlatLayout(axis.shape, axis.stride)
 
 
 def from_torch(layout: Any) -> _MeshLayout:
-    """Torch's layout as ours. Law: ``from_torch(to_torch(x)) == x``."""
+    """Our layout for one of torch's. Law: ``from_torch(to_torch(x)) == x``."""
     return _MeshLayout(tuple(axis_from_torch(axis) for axis in layout))
 
 
 @lru_cache(maxsize=4096)
 def to_torch(layout: _MeshLayout) -> Any:
-    """Our layout as torch's."""
+    """Torch's layout for one of ours."""
     if RELEASE < (2, 13):
         return torchs._MeshLayout(*_sizes_and_strides(layout))
     return torchs._MeshLayout([_axis_to_torch(axis) for axis in layout.axes])
 
 
 def flattened_to_torch(axis: _FlatLayout) -> Any:
-    """The layout of a mesh that was flattened to this axis, as torch writes it and
-    finds the mesh by."""
+    """Torch's layout for a mesh that was flattened to this axis. torch looks up
+    flattened meshes by the layout, so it must be spelled as torch spells it."""
     if RELEASE < (2, 13):
         if len(axis.shape) > 1:
             return torchs._MeshLayout((axis.shape,), (axis.stride,))
@@ -73,9 +77,9 @@ def flattened_to_torch(axis: _FlatLayout) -> Any:
 
 
 def loaded_layout(layout: Any) -> Any:
-    """A layout that was loaded from a file, in the form that the running torch has.
+    """A layout from a file, in the form of the running release.
 
-    Since 2.13 a file holds a list of axes, before it holds nested tuples. Either
+    A file from 2.13 or later holds a list of axes, an older one nested tuples. Each
     release reads both.
     """
     fields = vars(layout)
@@ -95,16 +99,18 @@ def loaded_layout(layout: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _axis_to_torch(axis: _FlatLayout) -> Any:
+    """Torch's axis for one of ours, since 2.13."""
     return torchs._FlatLayout(axis.shape, axis.stride)
 
 
 def _sizes_and_strides(layout: _MeshLayout) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Nested tuples, from the last axis to the first: an axis of one rank has no stride
-    of its own and gets the step over what lies right of it, as torch gives it in a
-    dense mesh."""
+    """Sizes and strides as nested tuples, which a layout holds before 2.13."""
     sizes: list[Any] = []
     strides: list[Any] = []
     step = 1
+    # From the last axis on: an axis of one rank has no stride, since ours are
+    # canonical. torch gives it the step over everything to its right, as in a dense
+    # mesh.
     for axis in reversed(layout.axes):
         if len(axis.shape) > 1:
             sizes.append(axis.shape)
@@ -125,20 +131,18 @@ def _flat(nested: Any) -> tuple[int, ...]:
 
 # --- Groups ---
 
-# True while a group is made for a mesh. `new_group` takes no name and asks
-# `_process_group_name` for one, as `split_group` does with ranks that count inside the
-# parent; here both call the same function with the same arguments.
+# True while a group is created for a mesh. Released `new_group` and `split_group` both
+# call `_process_group_name` with the same arguments, but the ranks of a split count
+# inside its parent. This tells `_process_group_name` in compat/ that the ranks are
+# those of the world.
 making_for_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "making_for_mesh", default=False
 )
 
 
 def for_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a constructor of groups so that its group is named by the ranks of the
-    world.
-
-    Upstream a split says its parent.
-    """
+    """Wrap `new_group`, so that the group is named by its ranks in the world. Upstream,
+    a split says its parent, and needs no wrapper."""
 
     def make_for_mesh(**arguments: Any) -> Any:
         token = making_for_mesh.set(True)
@@ -157,21 +161,22 @@ def never_nothing(
     group: Any,
     own: int,
 ) -> Callable[..., torch.Tensor]:
-    """Let a rank of the fake backend send one element to itself where it would receive
-    and send nothing.
+    """Let a rank of the fake backend send one element to itself, where it would receive
+    elements and send none.
 
     Before 2.15 the fake group refuses to send nothing while something comes. Nobody
-    reads the element. No other backend gets it: it is a constant, so compiled code
-    could take the exchange for independent of its inputs and run it in the forward and
-    in the backward graph. Call this before the splits are used: it changes them in
+    reads the element. Call this before the splits are used, since it changes them in
     place.
     """
     if any(send_splits) or not any(receive_splits):
         return pack
     try:
         backend = get_backend(_resolve_process_group(group.name))
-    except RuntimeError:  # planned for a group that isn't made, as tests do
+    except RuntimeError:  # tests plan for groups that don't exist
         return pack
+    # No other backend may get it. The element is a constant, so compiled code could
+    # take the exchange for independent of its inputs, and run it in both the forward
+    # and the backward graph.
     if backend != "fake":
         return pack
     send_splits[own] = receive_splits[own] = 1
@@ -180,16 +185,16 @@ def never_nothing(
 
 # --- Redistribution ---
 
-# The shape of the tensor that torch's steps redistribute, for
-# `_optimize_transform_infos`, which isn't told.
+# The shape of the tensor that torch redistributes step by step.
+# `_optimize_transform_infos` needs it to merge steps, and has no argument for it.
 moved_shape: contextvars.ContextVar[Any] = contextvars.ContextVar(
     "moved_shape", default=None
 )
 
 
 def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]:
-    """Wrap torch's steps so that their merging knows the tensor's shape. Upstream it is
-    an argument."""
+    """Wrap torch's redistribution so that the merging of steps knows the shape of the
+    tensor. Upstream the shape is an argument."""
 
     def redistribute_shape(*arguments: Any, **named: Any) -> Any:
         token = moved_shape.set(shape)
@@ -205,38 +210,37 @@ def of_shape(redistribute: Callable[..., Any], shape: Any) -> Callable[..., Any]
 
 
 def original(module: types.ModuleType | type, name: str) -> types.FunctionType:
-    """A copy of torch's function under another identity, for a body that replaces it
-    and still calls it.
+    """A copy of a function of torch, for a body that replaces the function and still
+    calls it.
 
-    The copy keeps the code that the function has now: a patch swaps the code of the
-    function and leaves the copy alone.
+    A patch swaps the code of the function itself. The copy is another object, so it
+    keeps the code that the function has now.
     """
     function = getattr(module, name)
-    copy = types.FunctionType(
+    kept = types.FunctionType(
         function.__code__,
         function.__globals__,
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    copy.__kwdefaults__ = dict(function.__kwdefaults__ or {})
-    return copy
+    kept.__kwdefaults__ = dict(function.__kwdefaults__ or {})
+    return kept
 
 
 def span(name: str) -> contextlib.AbstractContextManager[object]:
-    """A block of code as a span ``torch_overlay::name`` of the profiler. Costs a look
-    at a flag while no profiler runs.
-
-    No span under a dispatch mode: a tracer would record the span's own operations as a
-    part of the program.
-    """
+    """Show a block of code in the profiler as ``torch_overlay::name``. While no
+    profiler runs, this costs reading one flag."""
+    # No span under a dispatch mode: a tracer would record its operations as part of the
+    # program.
     if not profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack():
         return contextlib.nullcontext()
     return profiler.record_function(f"torch_overlay::{name}")
 
 
 def spanned(name: Callable[[], str], functions: Sequence[Local]) -> Sequence[Local]:
-    """These functions; while a profiler runs, as one that calls them within a span."""
+    """These functions. While a profiler runs, one function in their place that calls
+    all of them within a span."""
     if not profiler._is_profiler_enabled:
         return functions
 

@@ -1,6 +1,9 @@
-"""The switches that these bodies read. Upstream they are entries of
-torch.distributed.config, off by default; here `enable` sets them, and what isn't ours
-is torch's own."""
+"""The settings of the mesh and of redistribution.
+
+`enable` sets them, and the code under ``distributed/`` reads them. Upstream they are
+entries of torch.distributed.config, and off by default. ``use_torchcomms`` is torch's
+setting, and is read from there.
+"""
 
 from __future__ import annotations
 
@@ -18,38 +21,45 @@ mesh_joint_groups: str = "whole"
 mesh_check: bool = False
 plan_redistribution: bool = True
 
-# Which release this code belongs to; ranks compare it. Whoever turns the code on says
-# so.
+# The release of torch and the version of this package. Ranks compare it, since ranks
+# with different versions would plan differently. `enable` sets it.
 build: str = ""
 
 
 _lock = threading.Lock()
-_found: dict[str, Any] = {}  # what blocks of `patch` that are open found
-_changes: list[dict[str, Any]] = []  # and what they changed
+# The values from before the first open block of `patch`, and the changes of each block.
+_before_blocks: dict[str, Any] = {}
+_changes: list[dict[str, Any]] = []
 
 
 @contextlib.contextmanager
 def patch(**changes: Any) -> Iterator[None]:
-    """Other choices for one block of code, for tests that run in both homes. Torch's
-    function of this name changes them for one thread; this one for all, and what blocks
-    in several threads found is back when the last of them ends."""
+    """Other settings for one block of code, for tests that run here and upstream.
+
+    torch's function of this name changes them for one thread, this one for all threads.
+    If blocks are open in several threads, the values from before are restored when the
+    last of them ends.
+    """
     with _lock:
         for name in changes:
-            _found.setdefault(name, globals()[name])
+            _before_blocks.setdefault(name, globals()[name])
         _changes.append(changes)
-        _put()
+        _apply()
     try:
         yield
     finally:
         with _lock:
-            del _changes[next(i for i, each in enumerate(_changes) if each is changes)]
-            _put()
+            # By identity: a block in another thread may have made equal changes.
+            del _changes[next(i for i, c in enumerate(_changes) if c is changes)]
+            _apply()
             if not _changes:
-                _found.clear()
+                _before_blocks.clear()
 
 
-def _put() -> None:
-    globals().update(_found)
+def _apply() -> None:
+    """Set the values from before the blocks, then the changes of all open blocks in
+    order."""
+    globals().update(_before_blocks)
     for changes in _changes:
         globals().update(changes)
 

@@ -1,10 +1,16 @@
-"""Bodies that replace methods of torch's DeviceMesh and functions of its module, named
-as what they replace.
+"""Methods of DeviceMesh, and functions of its module, under the names that they
+replace.
 
-`_DeviceMesh` only carries the methods to torch's class, which stays the same object.
-Messages are torch's own wherever torch has one. Methods not listed here (``size``,
-``shape``, ``get_coordinate``, ``get_local_rank``, ``from_group``, ``_flatten`` …) work
-on what these leave in the mesh.
+Start at `_DeviceMesh.__init__`: it reads the layout and the rank map, joins the state
+that a root mesh shares with its views, and makes the process groups. The arithmetic is
+in `_mesh_layout.py` and `_mesh/rank_map.py`, the groups are in `_mesh/groups.py`, and
+everything below is a short door to one of these.
+
+`_DeviceMesh` is never instantiated. Its attributes are set on DeviceMesh, which stays
+the same class object. Methods that aren't listed here (``size``, ``shape``,
+``get_coordinate``, ``get_local_rank``, ``from_group``, ``_flatten`` ...) keep their
+code and read the attributes that `__init__` sets. Error messages stay as they were,
+since callers match them.
 """
 
 from __future__ import annotations
@@ -39,7 +45,13 @@ from ._mesh.axes import (
     side_by_side,
     start_at,
 )
-from ._mesh.caches import is_traced, keep_view, note_root, real_mesh, traced_view
+from ._mesh.caches import (
+    forget_shardings_of_equal_root,
+    is_traced,
+    keep_view,
+    real_mesh,
+    traced_view,
+)
 from ._mesh.groups import (
     Request,
     abort_groups,
@@ -49,7 +61,7 @@ from ._mesh.groups import (
     make_joint_groups,
     make_own_groups,
 )
-from ._mesh.pickling import OfTheRank, load_state, saved_state
+from ._mesh.pickling import RankAttribute, load_state, saved_state
 from ._mesh.rank_map import RankMap, View, Window
 from ._mesh.state import (
     check_in_world,
@@ -58,11 +70,11 @@ from ._mesh.state import (
     join_state,
     make_view,
     make_window,
+    private_group_key,
     read_view,
     shared_state,
     thread_id,
     view_of,
-    whose_groups,
 )
 from ._mesh.universe import current_world
 from ._mesh_layout import _MeshLayout
@@ -78,13 +90,16 @@ _Names = tuple[str, ...]
 
 
 class _DeviceMesh:
-    """Never instantiated: its attributes are set on torch's DeviceMesh."""
+    """Carries the methods. Its attributes are set on DeviceMesh itself."""
 
     # Meshes pickled before this attribute existed lack it.
     _preserve_rank_order = False
-    _rank: int = OfTheRank()  # type: ignore[assignment]
-    _coordinate_on_dim: Any = OfTheRank()
-    _dim_group_names: list[str] = OfTheRank()  # type: ignore[assignment]
+    # Descriptors, for meshes that were unpickled before there was a world: what such a
+    # mesh stored is about the rank that saved it. All other meshes store the attribute,
+    # and Python reads that first.
+    _rank: int = RankAttribute()  # type: ignore[assignment]
+    _coordinate_on_dim: Any = RankAttribute()
+    _dim_group_names: list[str] = RankAttribute()  # type: ignore[assignment]
 
     def __init__(
         self: DeviceMesh,
@@ -107,20 +122,24 @@ class _DeviceMesh:
         overrides = read_overrides(backend_override, len(view.layout.axes))
         self._mesh_dim_names = read_names(mesh_dim_names, len(view.layout.axes))
         shared = join_state(self, view, _root_mesh)  # sets _layout, _in_universe
+        # Caches of sharding results hold meshes by value. A loop that builds an equal
+        # mesh each time would otherwise keep every one of them, and its groups, alive.
         if _root_mesh is None:
-            note_root(shared)
+            forget_shardings_of_equal_root(shared)
         self._device_type = device_type
         self._root_mesh = None if _root_mesh is None else _root_mesh._get_root_mesh()
         self._preserve_rank_order = preserve_rank_order
-        # A new view's own are empty: look-ups go through its root.
+        # A view starts with empty ones: flattened views and groups are looked up
+        # through its root.
         self._flatten_mapping = shared.flattened if _root_mesh is None else {}
         self._pg_registry = shared.registry if _root_mesh is None else {}
         self._thread_id = None
         self._hash: int | None = None
         if device_type == "xla":
-            return  # DeviceMesh makes no groups on XLA, and sets no rank or coordinates
+            return  # no groups on XLA, and neither rank nor coordinates
         if _init_backend:
-            # makes the default group if there is none
+            # Makes the default group if there is none, so only now is there a world
+            # against which the ranks can be checked.
             self._setup_world_group_and_device()
             check_in_world(shared.rank_map)
             make_own_groups(self, overrides)
@@ -128,39 +147,51 @@ class _DeviceMesh:
         self._rank = get_rank() if _rank is None else _rank
         self._coordinate_on_dim = self._compute_coordinate_on_dim()
 
-    # --- what torch stores, made on request
+    # --- attributes that are computed when they are first read
 
     @cached_property
     def _rank_map(self: DeviceMesh) -> torch.Tensor:
-        """The rank at each index, one dimension, int32; made when it is first read,
-        once for a root and all its views. A cached_property, not a property: subclasses
-        that skip this constructor assign it. Assigning it to a mesh that has its view
-        changes `mesh`, not its coordinates."""
+        """The rank at each index, as a tensor of one dimension (int32, on the CPU).
+
+        It is built when it is first read, once for a root mesh and all its views. This
+        is a cached_property and not a property, since subclasses that skip `__init__`
+        assign it. If the mesh has its view already, assigning it changes `mesh` but not
+        the coordinates.
+        """
         return shared_state(self).tensor
 
     @cached_property
     def _flatten_rank_map(self: DeviceMesh) -> tuple[int, ...]:
-        """`_rank_map` as a tuple."""
+        """The same ranks as `_rank_map`, as a tuple."""
         return shared_state(self).ranks
 
     @property
     def mesh(self: DeviceMesh) -> torch.Tensor:
-        """The ranks as a tensor of the mesh's shape; a rank outside the mesh sees the
-        first copy. A view of the one tensor that the root and all its views share,
-        wherever strides can say it."""
+        """The ranks as a tensor of the mesh's shape. A rank outside the mesh sees the
+        first copy.
+
+        Wherever strides can express it, this is a view of the one rank map tensor that
+        the root mesh shares with all its views, so it costs the same for a million
+        ranks as for eight.
+        """
         view = view_of(self)
-        # A mesh for xla has no _rank; with -1 it shows the first copy.
+        # An XLA mesh has no _rank. No universe holds rank -1, so it shows the first
+        # copy.
         rank = get_rank() if is_initialized() else getattr(self, "_rank", -1)
-        # real ranks under fake tensors, the meta device and while tracing
+        # Callers read numbers from it, also under FakeTensorMode, torch.device("meta")
+        # and while tracing.
         with _disable_current_modes():
             return shared_state(self).shown(view.layout, view.start(rank))
 
     def _compute_coordinate_on_dim(self: DeviceMesh) -> tuple[int, ...] | None:
+        """This rank's coordinate on each mesh dim; None on a rank outside the mesh."""
         return view_of(self).coordinate(self._rank)
 
-    # --- as a value
+    # --- equality, hash and pickling
 
     def _hash_key(self: DeviceMesh) -> tuple[Any, ...]:
+        """The values that make two meshes equal: ranks, layout, device type, names,
+        thread, and the tokens of private groups."""
         view, names = view_of(self), self._mesh_dim_names
         return (
             view.rank_map.key,
@@ -168,7 +199,9 @@ class _DeviceMesh:
             self._device_type,
             names,
             self._thread_id,
-            *whose_groups(self),
+            # Two meshes made alike, one of them inside private_groups(), must not be
+            # equal: a cache would run a collective of one on the groups of the other.
+            *private_group_key(self),
         )
 
     def __eq__(self: DeviceMesh, other: object) -> bool:
@@ -176,6 +209,7 @@ class _DeviceMesh:
             return True
         if not isinstance(other, DeviceMesh):
             return False
+        # Dynamo compares a mesh with the wrapper that stands for one in a graph.
         mesh = real_mesh(other)
         return (
             self._hash_key() == mesh._hash_key()
@@ -183,7 +217,8 @@ class _DeviceMesh:
         )
 
     def _stable_hash(self: DeviceMesh) -> str:
-        """The same in every process, for caches of compiled code."""
+        """A hash that is the same in every process, for caches of compiled code. `hash`
+        isn't: Python seeds it per process for strings."""
         return hashlib.blake2b(
             repr((self._hash_key(), self._preserve_rank_order)).encode(), digest_size=16
         ).hexdigest()
@@ -195,21 +230,24 @@ class _DeviceMesh:
         load_state(self, state)
 
     def __copy__(self: DeviceMesh) -> DeviceMesh:
-        """Another mesh with the same root and groups; what users put on it is shared,
-        not copied."""
+        """A second mesh with the same root and the same process groups. Attributes that
+        users set on the mesh are shared, not copied."""
         return copy_mesh(self)
 
     def __deepcopy__(self: DeviceMesh, memo: dict[int, Any]) -> DeviceMesh:
-        """Another mesh of the same universe: views flattened later, and groups, are
-        seen by both. Its root is a copy, too, the one that what else is copied with it
-        has."""
+        """A second mesh of the same universe: both see views that are flattened later,
+        and both use the same process groups, which can't be copied.
+
+        The root mesh is copied, too. Other meshes that are copied in the same call,
+        with this ``memo``, share that copy of the root.
+        """
         return copy_mesh(self, memo)
 
-    # --- views
+    # --- views, which make no groups
 
     def __getitem__(self: DeviceMesh, mesh_dim_names: str | _Names) -> DeviceMesh:
-        """The view of these axes, in the mesh's order; flattened views count by their
-        names."""
+        """Slice the mesh: the view of these mesh dims. They must be in the mesh's
+        order. A flattened view counts as a mesh dim under its name."""
         if not self._mesh_dim_names:
             raise RuntimeError("Cannot slice a DeviceMesh without mesh_dim_names!")
         names = (
@@ -226,11 +264,13 @@ class _DeviceMesh:
         )
 
     def _get_slice_mesh_layout(self: DeviceMesh, mesh_dim_names: _Names) -> Any:
+        """The layout of a slice, in the form of ``_layout``."""
         return to_torch(ascending(self, mesh_dim_names))
 
     def _create_sub_mesh(
         self: DeviceMesh, layout: Any, submesh_dim_names: _Names
     ) -> DeviceMesh:
+        """The slice with this layout and these names."""
         names = submesh_dim_names
         return mark_slice(
             make_view(self, from_torch(layout), names, select_groups(self, names)),
@@ -239,44 +279,47 @@ class _DeviceMesh:
         )
 
     def permute(self: DeviceMesh, mesh_dim_names: Sequence[str]) -> DeviceMesh:
-        """The same ranks with the axes in another order, any order; no groups are made.
+        """The same ranks with the mesh dims in the given order. Makes no groups.
 
         Raises:
-            ValueError: the names aren't the mesh's own, each once.
+            ValueError: ``mesh_dim_names`` isn't each name of the mesh exactly once.
 
         >>> mesh.shape, mesh.permute(("tp", "dp")).shape  # doctest: +SKIP
         ((2, 4), (4, 2))
         """
+        # Dynamo can't construct a mesh, so compiled code gets the view as an attribute.
         if is_traced():
             return traced_view(self, "permute", mesh_dim_names)
-        names, own = tuple(mesh_dim_names), self._mesh_dim_names or ()
-        if not own or (len(names), {*names}) != (len(own), {*own}):
+        names = tuple(mesh_dim_names)
+        mesh_names = self._mesh_dim_names or ()
+        if not mesh_names or (len(names), {*names}) != (len(mesh_names), {*mesh_names}):
             raise ValueError(
-                f"permute needs each name of the mesh once; it has {own or 'none'}, "
-                f"got {names}"
+                "permute needs each name of the mesh once; it has "
+                f"{mesh_names or 'none'}, got {names}"
             )
         return make_view(self, select(self, names), names, select_groups(self, names))
 
     def submesh_at(
         self: DeviceMesh, mesh_dim_names: str | tuple[str, ...], at: Mapping[str, int]
     ) -> DeviceMesh:
-        """The view of some axes as it is at given coordinates of the others, in
-        constant time.
+        """Slice the mesh at given coordinates of the other mesh dims, in constant time.
+        `mesh[...]` slices at this rank's own coordinates.
 
         Args:
-            mesh_dim_names: the axes to show.
-            at: the coordinate on other axes of the mesh; this rank's own where not
-                given, 0 on a rank outside the mesh.
+            mesh_dim_names: the mesh dims to show.
+            at: coordinates on other mesh dims, by name. A mesh dim that isn't named is
+                taken at this rank's own coordinate, or at 0 on a rank outside the mesh.
 
         Returns:
-            A root mesh of its own; its groups are there on the ranks that it holds.
+            A root mesh. It has process groups on the ranks that it holds, and none on
+            other ranks.
 
         Raises:
-            KeyError: a name that the mesh doesn't have.
-            ValueError: an axis shown twice or both shown and fixed, be it inside a
-                flattened view, or a coordinate outside its axis.
+            KeyError: the mesh has no mesh dim of this name.
+            ValueError: a mesh dim is shown twice, or is both shown and fixed, directly
+                or as part of a flattened view; or a coordinate is outside its mesh dim.
 
-        What another replica's ranks see:
+        The ranks of another replica:
 
         >>> mesh.submesh_at("shard", at={"replicate": 1})  # doctest: +SKIP
         """
@@ -287,40 +330,45 @@ class _DeviceMesh:
             if isinstance(mesh_dim_names, str)
             else tuple(mesh_dim_names)
         )
-        layout, own = select(self, names), select_groups(self, names)
+        layout = select(self, names)
+        groups = select_groups(self, names)
         start = start_at(self, names, layout, at)
         view = view_of(self).window(layout, start)
         inside = is_initialized() and view.rank_map.index(get_rank()) is not None
-        own = own if inside or own is None else []
-        return mark_slice(make_window(self, layout, start, names, own), self, names)
+        # The groups found above are those through this rank. If the submesh is that of
+        # other ranks, they aren't its groups.
+        groups = groups if inside or groups is None else []
+        return mark_slice(make_window(self, layout, start, names, groups), self, names)
 
     def _get_all_submeshes(self: DeviceMesh, mesh_dim_name: str) -> list[DeviceMesh]:
-        """Every copy of one axis over the whole universe, each a root mesh."""
+        """Every copy of one mesh dim over the whole universe, each as a root mesh. Only
+        the copy that holds this rank has a process group."""
         axis = view_of(self).layout.axes[self._get_mesh_dim_by_name(mesh_dim_name)]
         view = view_of(self).show(_MeshLayout((axis,)))
-        names, mine = (
-            (mesh_dim_name,),
-            view.start(get_rank() if is_initialized() else self._rank),
-        )
-        own = select_groups(self, names)
+        names = (mesh_dim_name,)
+        own_start = view.start(get_rank() if is_initialized() else self._rank)
+        groups = select_groups(self, names)
         return [
             make_window(
                 self,
                 view.layout,
                 start,
                 names,
-                own if start == mine or own is None else [],
+                groups if start == own_start or groups is None else [],
             )
             for start in view.copies()
         ]
 
     @cached_property
     def _traced_views(self: DeviceMesh) -> TracedViews:
-        """The views that compiled code made, by `_trace_view`'s names; cached, since
-        dynamo guards what it finds so."""
+        """The views that compiled code asked for, by the names that `_trace_view`
+        returns. Cached in the mesh's ``__dict__``, since dynamo guards what it finds
+        there."""
         return shared_state(self).traced
 
     def _trace_view(self: DeviceMesh, method: str, *arguments: Any) -> str:
+        """Make the view that ``method`` returns, keep it, and return its name in
+        `_traced_views`. Compiled code calls this while it is traced."""
         return keep_view(self, method, arguments)
 
     # --- views that need groups
@@ -328,24 +376,24 @@ class _DeviceMesh:
     def _create_flatten_mesh(
         self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)
     ) -> None:
-        """Put the flattened view into the root's mapping, from which `_flatten` takes
-        it."""
+        """Flatten the mesh and register the view in the root's ``_flatten_mapping``,
+        from which `_flatten` returns it."""
         root = self._get_root_mesh()
         layout = _MeshLayout((view_of(self).layout.collapse(),))
         if is_flattened(root, mesh_dim_name, layout):
             return
         names, overrides = (mesh_dim_name,), (backend_override,)
-        # A mesh without groups whose view can't have one: there is no world, or the
-        # mesh is for xla.
-        bare = group_names(self) is None and (
+        # A mesh that was made without groups (_init_backend=False) can be flattened
+        # where no group can be made: before init_process_group, and on XLA.
+        without_groups = group_names(self) is None and (
             self._device_type == "xla" or not is_initialized()
         )
-        groups = None if bare else make_groups(self, layout, names, overrides)
+        groups = None if without_groups else make_groups(self, layout, names, overrides)
         flattened = make_view(self, layout, names, groups)
         mark_apart(flattened)
         root._flatten_mapping[mesh_dim_name] = flattened
-        # The same dict, unless `self` is of a class that forwards to a view, and so is
-        # a root with the view's dict.
+        # This is the same dict, except for a subclass that forwards to a view by
+        # `__getattr__`: such a mesh is its own root, but shares the view's state.
         shared_state(self).flattened.setdefault(mesh_dim_name, flattened)
 
     def _create_unflatten_mesh(
@@ -355,7 +403,12 @@ class _DeviceMesh:
         mesh_dim_names: _Names,
         backend_override: tuple[Override, ...] = ((None, None),),
     ) -> DeviceMesh:
-        """One axis as several; the other axes keep their groups."""
+        """Replace one mesh dim by several. The new mesh dims get groups; the other mesh
+        dims keep theirs.
+
+        Raises:
+            IndexError: the mesh has no such dim.
+        """
         layout, ndim = view_of(self).layout, self.ndim
         if not -ndim <= dim < ndim:
             raise IndexError(
@@ -363,15 +416,17 @@ class _DeviceMesh:
                 f"{ndim - 1}"
             )
         dim %= ndim
-        new, names = cut_axis(self, dim, mesh_sizes, mesh_dim_names)
+        new_axes, names = cut_axis(self, dim, mesh_sizes, mesh_dim_names)
         groups = group_names(self)
         if groups is not None:
             groups = [
                 *groups[:dim],
-                *make_groups(self, new, mesh_dim_names, backend_override),
+                *make_groups(self, new_axes, mesh_dim_names, backend_override),
                 *groups[dim + 1 :],
             ]
-        unflattened = make_view(self, layout.splice(dim, dim + 1, new), names, groups)
+        unflattened = make_view(
+            self, layout.splice(dim, dim + 1, new_axes), names, groups
+        )
         if groups is not None:
             mark_apart(unflattened)
             make_joint_groups(unflattened)
@@ -379,19 +434,21 @@ class _DeviceMesh:
 
     @staticmethod
     def _concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
-        """The axes of several views of one universe side by side; no groups are
-        made."""
+        """The mesh dims of several views of one universe, in the order given. Makes no
+        groups."""
         if not device_mesh_list:
             raise ValueError("concatenate needs at least one mesh, got an empty list")
         layout = side_by_side(device_mesh_list)
         names = [
             name for mesh in device_mesh_list for name in mesh._mesh_dim_names or ()
         ]
-        held = [group_names(mesh) for mesh in device_mesh_list]
+        groups_of_views = [group_names(mesh) for mesh in device_mesh_list]
+        # One view without a backend leaves the mesh dims half with groups, half
+        # without: then the mesh counts as one that was made without.
         groups = (
             None
-            if None in held
-            else [name for names_of_one in held for name in names_of_one or ()]
+            if None in groups_of_views
+            else [name for view_groups in groups_of_views for name in view_groups or ()]
         )
         concatenated = make_view(device_mesh_list[0], layout, names, groups)
         mark_beside(concatenated, device_mesh_list)
@@ -399,24 +456,24 @@ class _DeviceMesh:
 
     @staticmethod
     def concatenate(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
-        """The axes of several views of one root mesh side by side, in the order given;
-        no groups are made.
+        """The mesh dims of several views of one root mesh, in the order given. Makes no
+        groups.
 
         Args:
-            device_mesh_list: views that have no axis in common.
+            device_mesh_list: views that have no mesh dim in common.
 
         Raises:
-            ValueError: an empty list.
-            RuntimeError: views of different ranks, axes that overlap, or names on some
-                axes only.
+            ValueError: the list is empty.
+            RuntimeError: the views are of different root meshes, their mesh dims
+                overlap, or only some of them have names.
         """
         if is_traced() and device_mesh_list:
             return device_mesh_list[0]._beside(device_mesh_list)
         return DeviceMesh._concatenate(device_mesh_list)
 
     def _beside(self: DeviceMesh, device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
-        """`concatenate` as a method of the first mesh: these are what a compiled graph
-        may call."""
+        """`concatenate` as a method of the first mesh. A compiled graph can call
+        methods of a mesh, but no static method."""
         if is_traced():
             return traced_view(self, "_beside", device_mesh_list)
         return DeviceMesh._concatenate([real_mesh(mesh) for mesh in device_mesh_list])
@@ -424,18 +481,22 @@ class _DeviceMesh:
     def flatten(
         self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Any = None
     ) -> DeviceMesh:
-        """All axes as one. Makes its group, unless the root has this view already, so
-        all ranks of the root mesh must call this, or all ranks of the world where
-        members can't make groups alone.
+        """All mesh dims as one.
+
+        Collective: it makes the group of the new mesh dim, unless the root has this
+        view already. So all ranks of the root mesh must call it, or all ranks of the
+        world where the backend doesn't let members make a group alone.
 
         Args:
-            mesh_dim_name: what the root and its views call it from then on; the names
-                joined with "_" unless given.
-            backend_override: the backend of its group, or options, or both.
+            mesh_dim_name: the name by which the root mesh and its views know the
+                flattened view from then on. The default joins the names with "_".
+            backend_override: the backend of its group, or its options, or a pair of
+                both.
 
         Raises:
-            RuntimeError: a mesh whose axes have no names.
-            ValueError: a name that an axis has, or a flattened view of other axes.
+            RuntimeError: the mesh dims have no names.
+            ValueError: the name belongs to a mesh dim, or to a flattened view of other
+                mesh dims.
         """
         return self._flatten(mesh_dim_name, backend_override)
 
@@ -446,21 +507,23 @@ class _DeviceMesh:
         mesh_dim_names: tuple[str, ...],
         backend_override: Any = None,
     ) -> DeviceMesh:
-        """One axis as several. Makes their groups, so all ranks of the root mesh must
-        call this (in compiled code: compile it), or all ranks of the world where
-        members can't make groups alone.
+        """One mesh dim as several.
+
+        Collective: it makes the groups of the new mesh dims. So all ranks of the root
+        mesh must call it (in compiled code: compile it), or all ranks of the world
+        where the backend doesn't let members make a group alone.
 
         Args:
-            dim: the axis, by number or name.
-            mesh_sizes: of the new axes; their product is the size of the old one.
-            mesh_dim_names: of the new axes.
-            backend_override: the backends of their groups, or options, by number or
-                name.
+            dim: the mesh dim, by number or name.
+            mesh_sizes: sizes of the new mesh dims. Their product is the size of
+                ``dim``.
+            mesh_dim_names: names of the new mesh dims.
+            backend_override: backends of their groups, or options, by number or name.
 
         Raises:
-            RuntimeError: not one name for each size.
-            ValueError: no such axis, sizes with another product, or a name that another
-                axis has.
+            RuntimeError: there isn't one name for each size.
+            ValueError: there is no such mesh dim, the sizes have another product, or
+                another mesh dim has one of the names.
         """
         if is_traced():
             return traced_view(
@@ -480,20 +543,27 @@ class _DeviceMesh:
         backend_override: Override,
         preserve_rank_order: bool = False,
     ) -> str | None:
+        """The name of this rank's group on one axis, for callers of this older private
+        method. None on a rank outside. Each call opens a universe of its own, so the
+        group is shared with no mesh."""
         view = View(
             RankMap(rank_map.tolist()), _MeshLayout((axis_from_torch(sub_layout),))
         )
+        # This signature has no device type. With "cpu", an axis over the whole world
+        # gets the default group on every backend.
         request = Request(view, str(dim_name), backend_override, "cpu")
-        return getattr(
-            axis_group(current_world().open_universe(view.rank_map), request),
-            "group_name",
-            None,
-        )
+        group = axis_group(current_world().open_universe(view.rank_map), request)
+        return getattr(group, "group_name", None)
 
     def get_group(self: DeviceMesh, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """This rank's group on one axis, by number or name: of the mesh's own axes,
-        then of flattened views."""
-        # dynamo inlines this: use only members that it may read
+        """This rank's process group on one mesh dim, given by number or name. A name is
+        looked up among the mesh's dims first, then among the flattened views.
+
+        Raises:
+            RuntimeError: the mesh was made without groups, this rank isn't in the mesh,
+                or ``mesh_dim`` is missing for a mesh of several dims.
+        """
+        # Dynamo inlines this method: use only members of a mesh that it can read.
         if not hasattr(self, "_dim_group_names"):
             raise RuntimeError("DeviceMesh process groups not initialized!")
         if self.ndim == 0 and mesh_dim is None:
@@ -516,6 +586,8 @@ class _DeviceMesh:
                 dim = self._get_mesh_dim_by_name(mesh_dim)
         if not isinstance(dim, int):
             raise AssertionError(f"mesh_dim must be an int, got {type(mesh_dim)}")
+        # On a rank outside the list of groups is empty. Without this check such a rank
+        # would meet an IndexError that says nothing.
         if not (names := owner._dim_group_names) and self._coordinate_on_dim is None:
             raise RuntimeError(
                 f"Rank {self.get_rank()} isn't in the mesh {self}, so it has no "
@@ -525,9 +597,15 @@ class _DeviceMesh:
         return group_by_name(owner, names[dim], mesh_dim, dim)
 
     def abort(self: DeviceMesh) -> None:
-        """Abort every group of this mesh and its views, for ranks whose peers died;
-        call it on the root mesh."""
-        # its groups are its parent's
+        """Abort every process group of this mesh and its views, for ranks whose peers
+        died.
+
+        Raises:
+            RuntimeError: the mesh is a slice of another one, or a result of
+                `submesh_at`. Call this on the root mesh.
+        """
+        # A submesh uses its parent's groups, and so does a window (`submesh_at`),
+        # though it is a root mesh.
         if self._root_mesh is not None or isinstance(view_of(self).rank_map, Window):
             raise RuntimeError(
                 "abort() is not supported on a submesh. Call abort() on the root mesh "
@@ -543,8 +621,8 @@ def init_device_mesh(
     mesh_dim_names: _Names | None = None,
     backend_override: Mapping[int | str, Any] | None = None,
 ) -> DeviceMesh:
-    """A row-major mesh over ranks 0 to the product of the sizes; holds nothing that
-    grows with the world."""
+    """A row-major mesh over ranks 0 to the product of the sizes. It allocates nothing
+    that grows with the world: the rank map is the identity, which stores no ranks."""
     check_names(mesh_shape, mesh_dim_names)
     overrides = None
     if backend_override is not None:
@@ -566,12 +644,12 @@ def init_device_mesh(
 def _normalize_backend_override(
     backend_override: Mapping[Any, Any], ndim: int, mesh_dim_names: _Names | None = None
 ) -> Iterator[Override]:
-    """One (backend, options) an axis, from a dict by number or name; the caller's dict
-    stays as it is."""
+    """One (backend, options) for each mesh dim, from a dict by number or name. The
+    caller's dict isn't changed."""
     return iter(normalize_overrides(backend_override, ndim, mesh_dim_names))
 
 
 def _maybe_traced_group(mesh: DeviceMesh, mesh_dim: int) -> ProcessGroup | None:
-    """The group as a value of the graph that is being traced on one rank for all;
-    before 2.14 there is none."""
+    """The process group as a value of the graph, where one rank traces for all.
+    Releases before 2.14 have no such value, so this returns None."""
     return None

@@ -1,5 +1,9 @@
-"""Bodies that replace functions of ``torch.distributed.distributed_c10d``, named as
-what they replace."""
+"""Functions of ``torch.distributed.distributed_c10d``, under the names that they
+replace.
+
+Start at `_process_group_name`: it names a group that only its members create, so that
+all of them find each other in the store.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,9 @@ _names_lock = threading.Lock()
 
 
 class MemberNames:
-    """Names by how often exactly these ranks made a group, the same on all of them,
-    whatever other groups they made.
+    """Names for groups that only their members create. A name counts how often exactly
+    these ranks created a group. That number is the same on all of them, whatever other
+    groups they created.
 
     >>> one, other = MemberNames(), MemberNames()
     >>> _ = other.next([4, 6])  # rank 4 made a group of which rank 5 knows nothing
@@ -33,13 +38,13 @@ class MemberNames:
 
     def __init__(self, what: str = "group") -> None:
         self._what = what
-        self._made: Counter[Sequence[int]] = Counter()
+        self._count: Counter[Sequence[int]] = Counter()
 
     def next(self, ranks: Sequence[int]) -> str:
-        """A name for the next group of these ranks, in this order."""
-        made = compact(ranks)
-        self._made[made] += 1
-        text = f"{self._what} {self._made[made]} of ranks {made}"
+        """The name of the next group of these ranks, in this order."""
+        key = compact(ranks)
+        self._count[key] += 1
+        text = f"{self._what} {self._count[key]} of ranks {key}"
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -49,8 +54,8 @@ _names_by_world: weakref.WeakKeyDictionary[Any, MemberNames] = (
 
 
 def member_names(world: Any) -> MemberNames:
-    """The names of a world, by its default group; without one it is the world itself
-    that is named."""
+    """The names of a world, by its default group. Without a default group, it is the
+    world itself that gets a name."""
     if world is None:
         return MemberNames("world")
     with _names_lock:
@@ -58,28 +63,34 @@ def member_names(world: Any) -> MemberNames:
 
 
 def compact(ranks: Sequence[int]) -> tuple[int, ...] | range:
-    """Ranks as a value; consecutive ones, of which there may be a million, as a
-    range."""
-    run = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
-    return run if ranks and list(run) == list(ranks) else tuple(map(int, ranks))
+    """Ranks as a hashable value. Consecutive ranks become a range, since there may be a
+    million of them."""
+    consecutive = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
+    return (
+        consecutive
+        if ranks and list(consecutive) == list(ranks)
+        else tuple(map(int, ranks))
+    )
 
 
 def _process_group_name(
     ranks: list[int], use_hashed_name: bool, to_global: dict[int, int] | None = None
 ) -> GroupName:
-    """The name of a group about to be made, the same on every rank that takes part.
+    """The name of a new group, the same on every rank that takes part in creating it.
 
-    A group that only its members make must be named from what all of its members know.
-    A counter of the process, of the groups it is in or of the calls it made, drifts
-    apart as soon as some ranks make a group and others don't. How often *these* ranks
-    have made a group is the same on all of them, whatever else any of them did. The
-    counter behind the other names is left to calls that every rank makes.
+    If only the members create the group, the name may depend only on what all of them
+    know. A counter of the process doesn't: of its groups, or of its calls, it drifts
+    apart as soon as some ranks create a group and others don't. How often exactly these
+    ranks created a group is the same on all of them. The counter ``group_count`` behind
+    the other names is left to calls that every rank makes.
 
     Args:
-        to_global: of a split, the world's rank for each of its parent, in which
-            ``ranks`` count.
+        to_global: for a split, the rank in the world of each rank of the parent group,
+            since ``ranks`` count inside the parent.
     """
     if use_hashed_name:
+        # Two splits of different parents may have the same local ranks, [0, 1] say, and
+        # would get one name.
         if to_global is not None:
             ranks = [to_global[rank] for rank in ranks]
         return distributed_c10d.GroupName(
@@ -91,10 +102,9 @@ def _process_group_name(
 
 
 def _timeout_of(group: ProcessGroup) -> timedelta | None:
-    """How long the collectives of a group wait; None if that isn't known, or if it is
-    the default of the group's backend, also where the user gave just that: a group on
-    another backend has another default."""
-    constant = distributed_c10d._get_default_timeout(
+    """The timeout of the collectives of a group. None if the backend doesn't say, or if
+    it is the default of the group's backend, even if the user chose just that value."""
+    backend_default = distributed_c10d._get_default_timeout(
         distributed_c10d.get_backend(group)
     )
     for device in group._device_types:
@@ -102,5 +112,7 @@ def _timeout_of(group: ProcessGroup) -> timedelta | None:
             timeout: timedelta = group._get_backend(device).options._timeout
         except (RuntimeError, AttributeError):
             continue  # a backend without options
-        return None if timeout == constant else timeout
+        # A caller passes it on to a group that may be on another backend, which has
+        # another default.
+        return None if timeout == backend_default else timeout
     return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 
 def _register_distributed_opaque_types():
-    from torch.distributed._mesh import universe
-    from torch.distributed._mesh import caches
+    from torch.distributed._mesh import caches, universe
 
     {  # noqa: B018
         "_flatten": ...,
@@ -19,5 +18,5 @@ def _register_distributed_opaque_types():
         "_trace_view": MemberType.USE_REAL,
         "_traced_views": MemberType.USE_REAL,
     }
-    [obj._thread_id, *caches.whose_views(obj), universe.making_private.get()]
+    [obj._thread_id, *caches.compiled_group_key(obj), universe.making_private.get()]
     _distributed_opaque_types_registered = ...

@@ -15,7 +15,7 @@ def init_device_mesh():
 def _register_distributed_opaque_types():
     from torch.distributed._mesh import state
 
-    [obj._thread_id, obj._preserve_rank_order, *state.whose_groups(obj)]
+    [obj._thread_id, obj._preserve_rank_order, *state.private_group_key(obj)]
     _distributed_opaque_types_registered = ...
 
 

@@ -1,4 +1,8 @@
-"""What users pass to make a mesh beside its ranks, checked before anything changes."""
+"""Checks of the arguments of a new mesh, except for its ranks, before anything changes.
+
+The ranks are read in state.py (`read_view`). An override is what a user gives for one
+mesh dim in ``backend_override``: a backend, its options, or both.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ Override = tuple[str | None, Any]  # (backend, options) of one axis
 
 
 def read_sizes(mesh_shape: Any) -> tuple[int, ...]:
-    """The sizes of a new mesh's axes. Raises TypeError or ValueError for what can't be
-    sizes."""
+    """The sizes of the axes of a new mesh. Raises TypeError or ValueError for other
+    things."""
     sizes = tuple(mesh_shape)
     if any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(
@@ -28,9 +32,12 @@ def read_sizes(mesh_shape: Any) -> tuple[int, ...]:
 def read_overrides(
     overrides: tuple[Override, ...] | None, ndim: int
 ) -> tuple[Override, ...]:
-    """One (backend, options) an axis. Raises ValueError for another number of them."""
+    """One (backend, options) for each axis. Raises ValueError if there are more or
+    fewer of them."""
     if overrides is None:
         return ((None, None),) * ndim
+    # Only the private constructor argument comes here; init_device_mesh turns a dict
+    # into one entry for each axis.
     if len(overrides) != ndim:
         raise ValueError(
             "backend_override should have the same length as the number of mesh "
@@ -41,11 +48,11 @@ def read_overrides(
 
 
 def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
-    """The names of the axes, or None: strings as a rule, but numbers and members of an
-    Enum name axes as well.
+    """The names of the axes, or None. Names are usually strings, but numbers and
+    members of an Enum name axes as well.
 
     Raises:
-        ValueError: not one for each axis, or one that can't be a key, so that no
+        ValueError: there isn't one name for each axis, or a name can't be hashed, so no
             look-up would ever find it.
     """
     names = tuple(names or ())
@@ -67,7 +74,8 @@ def read_names(names: Any, ndim: int) -> tuple[str, ...] | None:
 
 
 def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
-    """Raise RuntimeError unless there is one name for each size, none twice."""
+    """Raise RuntimeError if a name occurs twice, or there isn't one name for each
+    size."""
     if names is None:
         return
     if len(set(names)) != len(names):
@@ -84,7 +92,8 @@ def check_names(mesh_shape: Any, names: Any) -> None:  # overlay only
 
 
 def check_device_type(device_type: str) -> None:  # overlay only
-    """Raise RuntimeError for a device with a number, such as cuda:0."""
+    """Raise RuntimeError for a device with an index, such as cuda:0."""
+    # A mesh spans many devices. The index is each rank's own.
     if device_type and not device_type.isalpha():
         raise RuntimeError(
             f"Device type with index is not supported but got {device_type}. ",
@@ -94,13 +103,16 @@ def check_device_type(device_type: str) -> None:  # overlay only
 
 
 def _read_override(value: Any, dim: Any) -> Override:
+    """One (backend, options) from a value of ``backend_override``. Raises TypeError for
+    other things."""
     if isinstance(value, str):
         return value, None
     if value is None or isinstance(value, Backend.Options):
         return None, value
     if isinstance(value, (tuple, list)) and len(value) == 2:
         name, options = value
-        # A backend that is registered from Python may have options of any class.
+        # Options may be of any class, since a backend can be registered from Python.
+        # But the three here are mistakes, such as a pair of names.
         if isinstance(name, (str, type(None))) and not isinstance(
             options, (str, int, float)
         ):
@@ -112,29 +124,31 @@ def _read_override(value: Any, dim: Any) -> Override:
 
 
 def normalize_overrides(
-    given: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
+    overrides: Mapping[Any, Any], ndim: int, mesh_dim_names: Sequence[str] | None
 ) -> tuple[Override, ...]:
-    """One (backend, options) an axis, from a dict by number or name.
+    """One (backend, options) for each axis, from a dict by number or name.
 
     Raises:
-        RuntimeError: an axis given twice, or a key that is no axis.
-        TypeError: what is neither a backend nor options, nor a pair of them.
+        RuntimeError: an axis is given by number and by name, or a key is no axis.
+        TypeError: a value is neither a backend nor options, nor a pair of both.
     """
     names = tuple(mesh_dim_names or ())
-    found: list[Override] = []
+    result: list[Override] = []
     for dim in range(ndim):
-        named = dim < len(names) and names[dim] in given
-        if named and dim in given:
+        by_name = dim < len(names) and names[dim] in overrides
+        if by_name and dim in overrides:
             raise RuntimeError(
                 f"Found redundant dim index {dim} and name {names[dim]} in "
                 "backend_override"
             )
-        value = given[names[dim]] if named else given.get(dim, (None, None))
-        found.append(_read_override(value, names[dim] if named else dim))
-    left = [key for key in given if key not in names and key not in range(ndim)]
-    if left:
+        value = overrides[names[dim]] if by_name else overrides.get(dim, (None, None))
+        result.append(_read_override(value, names[dim] if by_name else dim))
+    # A misspelled name would otherwise be ignored, and the axis get the default
+    # backend.
+    unknown = [key for key in overrides if key not in names and key not in range(ndim)]
+    if unknown:
         raise RuntimeError(
-            f"Found invalid keys in backend_override: got {left}, "
+            f"Found invalid keys in backend_override: got {unknown}, "
             f"expected integers in range [0, {ndim}) or one of {names}"
         )
-    return tuple(found)
+    return tuple(result)

@@ -1,5 +1,9 @@
-"""Axes of a mesh by their names: the mesh's own, flattened views of its universe, and
-those of views that share groups with no other.
+"""Axes of a mesh by their names: which layout a slice, an unflattened or a concatenated
+mesh has, and which of its axes have groups that no other view shares.
+
+Start at `select`. A name means an axis of the mesh, or else a flattened view of its
+universe. The functions `mark_*` at the end copy the tokens of `is_apart` from axes to
+the views that show them.
 """
 
 from __future__ import annotations
@@ -21,52 +25,54 @@ T = TypeVar("T")
 
 
 def _by_name(mesh: DeviceMesh, values: Sequence[T]) -> dict[str, T]:
-    """One value an axis, by the axes' names; of two axes of one name, the first, as
-    `_get_mesh_dim_by_name` has it."""
-    found: dict[str, T] = {}
-    # a mesh without names has none
+    """One value for each axis, by name. If two axes have one name, the first counts, as
+    in `_get_mesh_dim_by_name`."""
+    value_of: dict[str, T] = {}
+    # No strict: a mesh without names has values and no names.
     for name, value in zip(mesh._mesh_dim_names or (), values):
-        found.setdefault(name, value)
-    return found
+        value_of.setdefault(name, value)
+    return value_of
 
 
 def select(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of these axes, in this order: the mesh's own, else the flattened view
-    of that name.
+    """The layouts of these axes, in the order given. A name means an axis of the mesh,
+    or else the flattened view of that name.
 
     Raises:
-        KeyError: a name that neither the mesh nor a flattened view has; lists those
-            that would do.
+        KeyError: neither the mesh nor a flattened view has the name. The message lists
+            the valid ones.
     """
-    own = _by_name(mesh, view_of(mesh).layout.axes)
+    axis_of = _by_name(mesh, view_of(mesh).layout.axes)
     flattened = shared_state(mesh).flattened
-    if not all(name in own or name in flattened for name in names):
-        valid = list(dict.fromkeys([*own, *flattened]))
+    if not all(name in axis_of or name in flattened for name in names):
+        valid = list(dict.fromkeys([*axis_of, *flattened]))
         raise KeyError(
             f"Invalid mesh_dim_names {names} specified. Valid mesh_dim_names are "
             f"{valid}."
         )
     axes: list[_FlatLayout] = [
-        own[name] if name in own else view_of(flattened[name]).layout.axes[0]
+        axis_of[name] if name in axis_of else view_of(flattened[name]).layout.axes[0]
         for name in names
     ]
     return _MeshLayout(tuple(axes))
 
 
 def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
-    """The layouts of these axes, held to the rule for slices: outer axes before inner
-    ones, or the mesh's order.
+    """The layouts of these axes for a slice, whose axes must be in order: from outer to
+    inner ones, or as in the mesh.
 
     Raises:
-        KeyError: another order, or a name that there isn't.
-        RuntimeError: axes that share ranks.
+        KeyError: they are in another order, or there is no such name.
+        RuntimeError: two of the axes share ranks.
     """
     layout = select(mesh, names)
     joint = layout.collapse()
-    own = mesh._mesh_dim_names or ()
-    places = [own.index(name) for name in names if name in own]
+    mesh_names = mesh._mesh_dim_names or ()
+    # Both rules are needed. A permuted mesh has its own order, in which strides needn't
+    # descend; a flattened view has no position in the mesh, only strides.
+    positions = [mesh_names.index(name) for name in names if name in mesh_names]
     if not joint.check_sorted() and (
-        len(places) < len(names) or places != sorted(places)
+        len(positions) < len(names) or positions != sorted(positions)
     ):
         raise KeyError(
             f"Invalid mesh_dim_names {names} specified. Mesh dim indices should be in "
@@ -80,12 +86,12 @@ def ascending(mesh: DeviceMesh, names: Names) -> _MeshLayout:
 def cut_axis(
     mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Names
 ) -> tuple[_MeshLayout, list[str]]:
-    """The layouts of the axes that axis ``dim`` becomes (only these), and the names of
-    all axes of the cut mesh.
+    """Unflatten axis ``dim``. Returns the layouts of the new axes only, and the names
+    of all axes of the resulting mesh.
 
     Raises:
-        ValueError: the sizes don't give the axis, a name is taken, or other axes have
-            none.
+        ValueError: the sizes don't multiply to the size of the axis, another axis has
+            one of the names, or the other axes have no names.
     """
     axis = view_of(mesh).layout.axes[dim]
     if math.prod(sizes) != axis.numel():
@@ -94,12 +100,13 @@ def cut_axis(
             f"but the original dimension at dim={dim} has size {axis.numel()}. "
             f"These must be equal for unflatten to work correctly."
         )
-    sizes = read_sizes(sizes)  # two negative ones have a product, too
+    sizes = read_sizes(sizes)  # (-2, -4) has the right product, too
     if mesh._mesh_dim_names is None and mesh.ndim > 1:
         raise ValueError(
             f"unflatten names the new axes, so the others need names, too, and {mesh} "
             "has none"
         )
+    # The names of the whole mesh: a new name may equal that of the axis it replaces.
     all_names = list(mesh._mesh_dim_names or ())
     all_names[dim : dim + 1] = names
     if len(set(all_names)) != len(all_names):
@@ -111,58 +118,65 @@ def cut_axis(
 
 
 def dim_of(mesh: DeviceMesh, dim: int | str) -> int:
-    """The number of an axis, given by number or name. Raises ValueError for a name that
-    the mesh doesn't have."""
+    """The number of an axis that is given by number or name. Raises ValueError if the
+    mesh has no such name."""
     if not isinstance(dim, str):
         return dim
-    own = mesh._mesh_dim_names or ()
-    if dim not in own:
+    mesh_names = mesh._mesh_dim_names or ()
+    if dim not in mesh_names:
         raise ValueError(
-            f"No axis {dim!r} in this mesh to unflatten. It has {own or 'no names'}."
+            f"No axis {dim!r} in this mesh to unflatten. It has "
+            f"{mesh_names or 'no names'}."
         )
-    return own.index(dim)
+    return mesh_names.index(dim)
 
 
 def is_flattened(root: DeviceMesh, name: str, layout: _MeshLayout) -> bool:
-    """Whether the root has a flattened view of this name and layout. Raises ValueError
-    if the name belongs to an axis of the root or to a flattened view with another
-    layout."""
-    taken = root._mesh_dim_names or ()
-    if name in taken:
+    """True if the root has a flattened view of this name and layout.
+
+    Raises:
+        ValueError: the name belongs to an axis of the root, or to a flattened view with
+            another layout.
+    """
+    root_names = root._mesh_dim_names or ()
+    if name in root_names:
         raise ValueError(
             f"{name} already exists for submesh of the {root}. "
-            f"The mesh_dim_names of submesh and flattened mesh are {taken}. "
+            f"The mesh_dim_names of submesh and flattened mesh are {root_names}. "
             f"Please specify another valid mesh_dim_name.",
         )
-    known = root._flatten_mapping.get(name)
-    if known is not None and view_of(known).layout != layout:
+    flattened = root._flatten_mapping.get(name)
+    if flattened is not None and view_of(flattened).layout != layout:
         raise ValueError(
             f"Flatten mesh with mesh_dim_name {name} has been created before, "
             f"Please specify another valid mesh_dim_name."
         )
-    return known is not None
+    return flattened is not None
 
 
 def select_groups(mesh: DeviceMesh, names: Names) -> list[str] | None:
-    """The group name on each of these axes; empty on a rank outside, None where no
-    backend was set up."""
-    held = group_names(mesh)
-    if not held:
-        return held
-    own = _by_name(mesh, held)
+    """The name of this rank's group on each of these axes; [] on a rank outside, None
+    where no backend was set up."""
+    own_groups = group_names(mesh)
+    # Also for an unknown name, which `select` reports. [] and None mean different
+    # things.
+    if not own_groups:
+        return own_groups
+    group_of = _by_name(mesh, own_groups)
     flattened = shared_state(mesh).flattened
     return [
-        own[name] if name in own else flattened[name]._dim_group_names[0]
+        group_of[name] if name in group_of else flattened[name]._dim_group_names[0]
         for name in names
     ]
 
 
 def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
-    """All axes of several views over one rank map.
+    """The layout with all axes of several views over one rank map.
 
     Raises:
-        RuntimeError: meshes over different rank maps, axes that share ranks, or names
-            or the order of ranks in groups on some axes only.
+        RuntimeError: the meshes have different rank maps, two axes share ranks, or the
+            meshes differ in whether they have names or keep the order of ranks in
+            groups.
     """
     if any(view_of(mesh).rank_map != view_of(meshes[0]).rank_map for mesh in meshes):
         raise RuntimeError(
@@ -187,21 +201,27 @@ def side_by_side(meshes: Sequence[DeviceMesh]) -> _MeshLayout:
 def start_at(
     mesh: DeviceMesh, shown: Names, axes: _MeshLayout, at: Mapping[str, int]
 ) -> int:
-    """The index where the axes in ``shown``, with these layouts, start if the others
-    sit at the coordinates ``at``, else at this rank's own.
+    """The index at which a copy of some axes starts, with the other axes at given
+    coordinates.
+
+    Args:
+        shown: the names of the axes that the copy shows.
+        axes: their layouts.
+        at: coordinates on other axes, by name. An axis that isn't named is taken at
+            this rank's own coordinate.
 
     Raises:
-        KeyError: a name in ``at`` that the mesh doesn't have.
-        ValueError: a coordinate outside its axis, or given for an axis that is shown,
-            be it inside a flattened view; an axis shown twice, be it once inside a
-            flattened view.
+        KeyError: the mesh has no axis of a name in ``at``.
+        ValueError: a coordinate is outside its axis, or is given for an axis that is
+            shown; or an axis is shown twice. An axis inside a flattened view counts as
+            shown.
     """
-    own = _by_name(mesh, view_of(mesh).layout.axes)
-    unknown = [name for name in at if name not in own]
+    axis_of = _by_name(mesh, view_of(mesh).layout.axes)
+    unknown = [name for name in at if name not in axis_of]
     if unknown:
         raise KeyError(
             f"No axis {unknown[0]!r} in this mesh to fix a coordinate on. Its axes "
-            f"are {list(own)}."
+            f"are {list(axis_of)}."
         )
     if len(set(shown)) < len(shown) or not axes.collapse().check_orthogonal():
         raise ValueError(
@@ -211,16 +231,21 @@ def start_at(
     for name in at:
         if (
             name in shown
-            or not _MeshLayout((*axes.axes, own[name])).collapse().check_orthogonal()
+            or not _MeshLayout((*axes.axes, axis_of[name]))
+            .collapse()
+            .check_orthogonal()
         ):
             raise ValueError(
                 f"Axis {name!r} is shown, so it can't sit at one coordinate: give "
                 f"{list(shown)} or `at`."
             )
-    index = view_of(mesh).rank_map.index(mesh._rank) or 0  # 0 on a rank outside
+    # A rank outside the mesh has no index, and starts from the first copy.
+    index = view_of(mesh).rank_map.index(mesh._rank) or 0
     start = index
     for name, coordinate in at.items():
-        axis = own[name]
+        # Move along this axis from the own coordinate to the given one. Other axes
+        # stay, so the order of `at` doesn't matter.
+        axis = axis_of[name]
         if not 0 <= coordinate < axis.numel():
             raise ValueError(
                 f"Axis {name!r} has coordinates 0 to {axis.numel() - 1}, got "
@@ -231,52 +256,58 @@ def start_at(
 
 
 def mark_apart(mesh: DeviceMesh) -> None:
-    """Give a view whose new axes have groups of their own a token, see `is_apart`, and
-    note it of these groups."""
+    """Give a view a new token if its new axes have groups of their own, see `is_apart`.
+    The entries of these groups get the token, too."""
     shared, names = shared_state(mesh), group_names(mesh)
     if (
         names is not None
         and shared.private is None
         and (making_private.get() or is_apart(mesh))
     ):
-        mesh.__dict__["_apart"] = whose = current_world().next_private(shared.rank_map)
+        token = current_world().next_private(shared.rank_map)
+        mesh.__dict__["_apart"] = token
         for entry in list(universe_of(shared).table.entries.values()):
             if entry.apart == "" and entry.group_name in names:
-                entry.apart = whose
+                entry.apart = token
 
 
 def mark_slice(view: DeviceMesh, mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
-    """Give a slice the token of each axis that it shows: of the mesh's own, else of the
-    flattened view of that name."""
-    own, flattened = mesh._mesh_dim_names or (), shared_state(mesh).flattened
-    _mark_axes(
-        view, [_token(mesh if name in own else flattened[name], name) for name in names]
+    """Copy the tokens of the selected axes to a slice."""
+    mesh_names, flattened = mesh._mesh_dim_names or (), shared_state(mesh).flattened
+    _store_tokens(
+        view,
+        [
+            _token_of_axis(mesh if name in mesh_names else flattened[name], name)
+            for name in names
+        ],
     )
     return view
 
 
 def mark_beside(mesh: DeviceMesh, parts: Sequence[DeviceMesh]) -> None:
-    """Give a view of several side by side the token of each axis."""
-    names = [
+    """Copy the tokens of all axes of several views to their concatenation."""
+    names_of_parts = [
         axis_names(part._mesh_dim_names, len(view_of(part).layout.axes))
         for part in parts
     ]
-    _mark_axes(
+    _store_tokens(
         mesh,
         [
-            _token(part, name)
-            for part, held in zip(parts, names, strict=True)
-            for name in held
+            _token_of_axis(part, name)
+            for part, part_names in zip(parts, names_of_parts, strict=True)
+            for name in part_names
         ],
     )
 
 
-def _mark_axes(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
-    """One token if all axes have the same, nothing if none has any; else pairs of name
-    and token, the same in any order of the axes."""
+def _store_tokens(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
+    """Store the tokens of the axes of a mesh: one token if all axes have the same,
+    nothing if no axis has one. Else pairs of axis name and token."""
     mesh.__dict__.pop("_apart", None)
     if len(set(tokens)) > 1:
         names = axis_names(mesh._mesh_dim_names, len(tokens))
+        # Sorted, so that the tokens don't depend on the order in which axes were
+        # selected.
         mesh.__dict__["_apart"] = tuple(
             sorted(zip(names, tokens), key=lambda pair: pair[0])
         )
@@ -284,7 +315,10 @@ def _mark_axes(mesh: DeviceMesh, tokens: Sequence[str | None]) -> None:
         mesh.__dict__["_apart"] = tokens[0]
 
 
-def _token(mesh: DeviceMesh, name: str) -> str | None:
-    """Of the axis of this name; of two of one name, of the first."""
-    held = mesh.__dict__.get("_apart")
-    return dict(reversed(held)).get(str(name)) if isinstance(held, tuple) else held
+def _token_of_axis(mesh: DeviceMesh, name: str) -> str | None:
+    """The token of the axis of this name. If two axes have the name, that of the
+    first."""
+    tokens = mesh.__dict__.get("_apart")
+    return (
+        dict(reversed(tokens)).get(str(name)) if isinstance(tokens, tuple) else tokens
+    )

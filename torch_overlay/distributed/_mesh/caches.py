@@ -1,9 +1,11 @@
-"""Where one mesh stands for another: in caches, in which two equal meshes are one
-although each has groups of its own, and in traces, which copy a mesh.
+"""Where one mesh is used in place of an equal one: in caches that are keyed by meshes,
+and in compiled code, which holds a copy of a mesh.
 
-The sharding caches give results with the mesh that was there first. So an entry is
-found only by a mesh that is as good as the one in it, and caches are emptied before
-equal meshes, one built after the other, pile up in them.
+Start at `as_good_as`. Two meshes that were built alike compare equal, although each has
+process groups of its own. The caches of sharding results hold meshes and look them up
+by value, so a result could lie on the wrong one of two. Therefore `as_good_as` is asked
+before a result is used, and `forget_shardings_of_equal_root` empties the caches before
+equal meshes pile up in them.
 """
 
 from __future__ import annotations
@@ -27,68 +29,67 @@ if TYPE_CHECKING:
 
 
 def real_mesh(mesh: Any) -> DeviceMesh:
-    """The mesh itself: under tracing a wrapper may come, whose attributes aren't all
-    the mesh's."""
+    """The mesh itself. While a graph is traced, a wrapper may come in its place, which
+    lacks some attributes of the mesh."""
     return getattr(mesh, "real_obj", mesh)
 
 
 def is_traced() -> bool:
-    """Whether dynamo reads this code. Dynamo can't make meshes; a view must be an
-    attribute that it can guard."""
+    """True while dynamo traces this code. Dynamo can't construct a mesh, so a view has
+    to be an attribute that it can guard."""
     return torch.compiler.is_dynamo_compiling()
 
 
 def traced_view(mesh: DeviceMesh, method: str, *arguments: Any) -> DeviceMesh:
-    """What a method of the mesh gives, as an input of the graph: made once, when the
-    code is compiled."""
-    name = mesh._trace_view(method, *map(_fixed, arguments))
+    """The view that ``method`` of the mesh returns, as an input of the graph. It is
+    made once, when the code is compiled."""
+    name = mesh._trace_view(method, *map(_with_fixed_numbers, arguments))
     return getattr(mesh._get_root_mesh()._traced_views, name)
 
 
-def whose_views(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """What compiled code is guarded by beside the mesh's value: it may have names of
-    groups in it, of views that it made, too. Those of an equal mesh may be others, and
-    are after abort()."""
+def compiled_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
+    """The values that compiled code is guarded by, beside the value of the mesh. The
+    code may contain names of groups, also of groups of views that it made. An equal
+    mesh may have other groups, and so has this mesh after abort()."""
     universe = shared_state(mesh).universe
     return group_names(mesh), universe.serial if universe is not None else None
 
 
-def _fixed(argument: Any) -> Any:
-    """The same, with numbers that the compiler would leave open: each other number
-    makes another view."""
+def _with_fixed_numbers(argument: Any) -> Any:
+    """The argument with plain ints in place of symbolic ones: each number makes another
+    view, so the compiler must not leave it open."""
     if isinstance(argument, dict):
-        return {name: _fixed(value) for name, value in argument.items()}
+        return {name: _with_fixed_numbers(value) for name, value in argument.items()}
     if isinstance(argument, (list, tuple)):
-        return tuple(map(_fixed, argument))
+        return tuple(map(_with_fixed_numbers, argument))
     return operator.index(argument) if isinstance(argument, int) else argument
 
 
 def keep_view(mesh: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> str:
-    """Make a view for compiled code and keep it with the universe; returns the name by
-    which `_traced_views` has it.
-
-    It is made once, however often the code is compiled: another rank may compile once
-    more, or less, and a view may need groups.
-    """
+    """Make a view for compiled code and keep it with the universe. Returns its
+    attribute name in `_traced_views`."""
     traced = shared_state(mesh).traced
-    said = (
-        f"{method}{_said(arguments)} of {mesh._stable_hash()} on "
+    description = (
+        f"{method}{_argument_text(arguments)} of {mesh._stable_hash()} on "
         f"{group_names(mesh)}, {making_private.get()}"
     )
-    name = f"view_{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+    name = f"view_{hashlib.blake2b(description.encode(), digest_size=16).hexdigest()}"
+    # Made once, however often the code is compiled. A view may need groups, which are
+    # collective to make, and another rank may compile more or less often.
     if not hasattr(traced, name):
         setattr(traced, name, getattr(mesh, method)(*arguments))
     return name
 
 
 def forget_views(shared: SharedState) -> None:
-    """Let compiled code make its views anew."""
+    """Drop the views of compiled code, which makes them again."""
     vars(shared.traced).clear()
 
 
-def _said(argument: Any) -> str:
+def _argument_text(argument: Any) -> str:
+    """An argument as text that differs for meshes with different groups."""
     if isinstance(argument, (list, tuple)):
-        return f"({', '.join(map(_said, argument))})"
+        return f"({', '.join(map(_argument_text, argument))})"
     return (
         f"{argument._stable_hash()} on {group_names(argument)}"
         if hasattr(argument, "_stable_hash")
@@ -96,18 +97,21 @@ def _said(argument: Any) -> str:
     )
 
 
-# The root that was built last over some ranks, by these, while anybody holds it: maybe
-# the caches alone.
+# For each rank map, the shared state of the root mesh that was built last. Weak: the
+# entry goes with the last mesh of the universe. If it is still here, something holds
+# one of these meshes, perhaps only a cache.
 _latest: weakref.WeakValueDictionary[tuple[Any, ...], SharedState] = (
     weakref.WeakValueDictionary()
 )
 
 
 def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
-    """Whether of two equal meshes one may stand for the other: they are of one
-    universe, as copies, slices and loaded meshes are, and their axes have the same
-    groups. Two that have no universe, as those of `from_group`, need the same groups.
-    For a subclass of DeviceMesh, equality is enough.
+    """True if, of two equal meshes, one may be used in place of the other.
+
+    They must be of one universe, as copies, slices and loaded meshes are, and have the
+    same groups on their axes. Two meshes without a universe, such as those of
+    `from_group`, need the same group objects. For a subclass of DeviceMesh, equality is
+    enough.
 
     >>> as_good_as(mesh["tp"], mesh["tp"])  # doctest: +SKIP
     True
@@ -122,18 +126,20 @@ def as_good_as(mesh: DeviceMesh, other: DeviceMesh) -> bool:
     names = group_names(mesh)
     if names != group_names(other):
         return False
-    one, two = shared_state(mesh), shared_state(other)
-    if one is two or one.universe is not two.universe:
-        return one is two
-    # Names of groups come again in the next world.
-    return one.universe is not None or all(
-        one.registry.get(name) is two.registry.get(name) for name in names or ()
+    state, other_state = shared_state(mesh), shared_state(other)
+    if state is other_state or state.universe is not other_state.universe:
+        return state is other_state
+    # Compare objects, not names: c10d gives the same names again after
+    # destroy_process_group and init_process_group.
+    return state.universe is not None or all(
+        state.registry.get(name) is other_state.registry.get(name)
+        for name in names or ()
     )
 
 
-def note_root(shared: SharedState) -> None:
-    """Empty the caches where an equal root was built before that somebody holds: it may
-    be held by them alone."""
+def forget_shardings_of_equal_root(shared: SharedState) -> None:
+    """Empty the caches of sharding results if an equal root mesh was built before and
+    still lives: perhaps only these caches hold it."""
     key = shared.rank_map.key
     if key in _latest:
         forget_shardings()
@@ -141,16 +147,18 @@ def note_root(shared: SharedState) -> None:
 
 
 def forget_shardings(_: None = None) -> None:
-    """Empty the caches of how operations on DTensors are sharded, which hold the meshes
+    """Empty the caches of how operations on DTensors are sharded. They hold the meshes
     of their results.
 
-    Those of C++ and of the propagator are one for each thread, and this thread's are
-    emptied: others give results on a mesh that is as good (`as_good_as`), so they may
-    stay.
+    Two of them, in C++ and in the propagator, exist once for each thread, and only this
+    thread's are emptied. Those of other threads may stay: their results are checked by
+    `as_good_as`.
     """
+    # Without DTensor there is nothing to empty, and a program that only builds meshes
+    # shouldn't import it.
     if "torch.distributed.tensor._api" not in sys.modules:
         return
-    # these import meshes, and so this file
+    # Not at the top: these modules import device_mesh, and that imports this file.
     from torch.distributed.tensor import _collective_utils, _redistribute
     from torch.distributed.tensor._api import DTensor
 

@@ -1,17 +1,19 @@
-"""Who builds which mesh: told when a rank waits long, and compared before groups are
-made if that is asked for.
+"""Which rank builds which mesh: reported when a rank waits long, and compared before
+groups are created if the user asks for it.
 
-Before it makes groups, each rank puts one line about its mesh into the default group's
-store: one `set` a mesh, under one key a rank, which the next line replaces. A rank that
-has waited for `SECONDS` reads the lines of the others and logs a warning if they
-differ. That never raises, and nothing depends on what was read.
+A rank that builds another mesh than its peers hangs in the creation of a group, and so
+do they. Start at `leave_line` and `explained`: before it creates groups, each rank
+stores one line about its mesh in the store of the default group. That is one `set` for
+each mesh, under one key for each rank, which the next line replaces. A rank that has
+waited for `SECONDS` reads the lines of the other ranks and logs a warning if they
+differ. This never raises, and nothing depends on what was read.
 
-With ``mesh_check``, rank 0 compares the lines and answers all ranks, so that a mismatch
-is an error on every rank and not a hang. It costs each rank five store operations a
-mesh, and rank 0 two more for each rank; and the same once for each world, in which
-ranks compare their settings. If all ranks came, nothing stays in the store. If some
-didn't, those who waited leave a count, by which a later world on this store uses other
-keys.
+`check_same_mesh` compares the lines if the setting ``mesh_check`` is on. Rank 0 reads
+all lines and answers all ranks, so a mismatch is an error on every rank and not a hang.
+It costs each rank five store operations for each mesh, and rank 0 two more for each
+rank. Once for each world, ranks compare their settings in the same way. If all ranks
+came, nothing stays in the store. If some didn't, those who waited leave a count, and a
+later world on this store uses other keys.
 """
 
 from __future__ import annotations
@@ -35,136 +37,156 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-SECONDS = 5.0  # of waiting, before a rank reads what others build
-SPREAD = 0.001  # seconds for each rank before it, so that a store serves few at a time
-MOST = 256  # ranks whose lines are read
-SWITCH = "mesh_check"  # compares meshes before groups are made
+SECONDS = 5.0  # how long a rank waits before it reads the lines of others
+# Seconds by which each rank reads later than the rank before it. Without this, all
+# ranks of a large world would ask one store in the same moment.
+SPREAD = 0.001
+MOST = 256  # how many ranks' lines are read
+SWITCH = "mesh_check"  # how messages name the setting that compares meshes
 SWITCH = "check_mesh=True, or TORCH_OVERLAY_CHECK_MESH=1,"  # overlay only
 
 logger = logging.getLogger(__name__)
 
 
 def leave_line(describe: Callable[[], str]) -> None:
-    """Let other ranks find what this one is about to build. A mesh that comes again
-    says how often it came.
+    """Store one line about the mesh that this rank is about to build, for other ranks
+    to read. If the same line comes again, the stored one says how often it came.
 
     Args:
-        describe: gives one readable line, the same on all ranks that build this mesh.
+        describe: returns one readable line, the same on all ranks that build this mesh.
     """
-    world = distributed_c10d._get_default_group()
-    if not _can_wait(world):
+    default_group = distributed_c10d._get_default_group()
+    if not _can_wait(default_group):
         return
+    # The line only serves a warning, so a failure here must not stop the mesh.
     with contextlib.suppress(Exception):
-        ours, line = current_world(), describe()
-        ours.lines[line] += 1
-        ours.line = (
+        world = current_world()
+        line = describe()
+        world.lines[line] += 1
+        world.line = (
             line
-            if ours.lines[line] == 1
-            else f"{line} for the {_th(ours.lines[line])} time"
+            if world.lines[line] == 1
+            else f"{line} for the {_ordinal(world.lines[line])} time"
         )
-        distributed_c10d._world.pg_map[world][1].set(_key(world.rank()), ours.line)
+        distributed_c10d._world.pg_map[default_group][1].set(
+            _line_key(default_group.rank()), world.line
+        )
 
 
 @contextlib.contextmanager
 def explained(wait: Callable[[], tuple[str, Sequence[int]]]) -> Iterator[None]:
-    """While the block waits for other ranks: if that takes long, log once who builds
-    what.
+    """Run a block that waits for other ranks. If it takes long, log once which rank
+    builds what.
 
     Args:
-        wait: gives what other ranks are to do, and who take part, those first that are
-            waited for now; called only if that takes long.
+        wait: returns what other ranks have to do, and which ranks take part, those that
+            are waited for first. Called only if the block takes long.
     """
     timer = None
     with contextlib.suppress(Exception):
-        timer = _timer(wait)
+        timer = _start_timer(wait)
     try:
         yield
     finally:
         if timer is not None:
             timer.cancel()
-            # it reads for some milliseconds; where the store is gone, it isn't waited
-            # for
+            # If it is reading right now, that takes milliseconds. If the store is gone,
+            # it would take until the store's timeout, hence the limit.
             timer.join(1)
 
 
-def _timer(wait: Callable[[], tuple[str, Sequence[int]]]) -> threading.Timer | None:
+def _start_timer(
+    wait: Callable[[], tuple[str, Sequence[int]]],
+) -> threading.Timer | None:
+    """Start the timer of `explained`. None if this rank can't wait for others."""
     world = distributed_c10d._get_default_group()
     if not _can_wait(world):
         return None
     rank, line = world.rank(), current_world().line
-    # stubs have no clone()
+    # Any: the stubs of Store have no clone().
     store = cast("Any", distributed_c10d._world.pg_map[world][1])
 
     def explain() -> None:
         with contextlib.suppress(Exception):
             what, ranks = wait()
-            asked = [*dict.fromkeys(ranks)][:MOST]
-            # the store's own client may be what waits
-            said = who_builds(store.clone(), asked)
-            if any(theirs != line for theirs in said) and not timer.finished.is_set():
-                logger.warning(_explanation(rank, line, what, said))
+            ranks_to_read = [*dict.fromkeys(ranks)][:MOST]
+            # A clone: the store's own connection may be what the block waits on.
+            ranks_by_line = who_builds(store.clone(), ranks_to_read)
+            if (
+                any(other_line != line for other_line in ranks_by_line)
+                and not timer.finished.is_set()
+            ):
+                logger.warning(_explanation(rank, line, what, ranks_by_line))
 
     timer = threading.Timer(SECONDS + SPREAD * rank, explain)
-    timer.daemon = True
+    timer.daemon = True  # a process that ends must not wait for it
     timer.start()
     return timer
 
 
 def _can_wait(world: ProcessGroup) -> bool:
-    """Whether there is somebody to wait for, and a store through which all ranks
+    """True if there are other ranks to wait for, and a store through which all ranks
     talk."""
+    # Ranks of the fake backend don't exist, and MPI has no store.
     return world.size() > 1 and distributed_c10d.get_backend(world) not in (
         "fake",
         "mpi",
     )
 
 
-def _key(rank: int) -> str:
+def _line_key(rank: int) -> str:
+    """The store key of a rank's line."""
     return f"mesh_line/{rank}"
 
 
 def who_builds(store: Any, ranks: Sequence[int]) -> dict[str | None, list[int]]:
-    """Who left which line last, None for none. It asks for no key that isn't there, and
-    so waits for nobody."""
-    there = _there(store, ranks)
-    keys = [_key(rank) for rank in there]
-    words = (
+    """The ranks that left each line last; None stands for no line. It reads no key that
+    isn't set, so it waits for no rank."""
+    with_line = _ranks_with_line(store, ranks)
+    keys = [_line_key(rank) for rank in with_line]
+    values = (
         store.multi_get(keys)
         if keys and store.has_extended_api()
         else map(store.get, keys)
     )
-    lines = dict(zip(there, words))
-    said: dict[str | None, list[int]] = {}
+    lines = dict(zip(with_line, values))
+    ranks_by_line: dict[str | None, list[int]] = {}
     for rank in sorted(ranks):
-        said.setdefault(lines[rank].decode() if rank in lines else None, []).append(
-            rank
-        )
-    return said
+        ranks_by_line.setdefault(
+            lines[rank].decode() if rank in lines else None, []
+        ).append(rank)
+    return ranks_by_line
 
 
-def _there(store: Any, ranks: Sequence[int]) -> list[int]:
-    """Those who left a line, by one request for all or by halves."""
-    if not ranks or store.check([_key(rank) for rank in ranks]):
+def _ranks_with_line(store: Any, ranks: Sequence[int]) -> list[int]:
+    """The ranks that left a line."""
+    if not ranks or store.check([_line_key(rank) for rank in ranks]):
         return [*ranks]
     if len(ranks) == 1:
         return []
+    # check() says only whether all keys are set. Halving takes few requests where few
+    # are missing, which is the usual case.
     half = len(ranks) // 2
-    return _there(store, ranks[:half]) + _there(store, ranks[half:])
+    return _ranks_with_line(store, ranks[:half]) + _ranks_with_line(store, ranks[half:])
 
 
 def _explanation(
-    rank: int, line: str | None, what: str, said: dict[str | None, list[int]]
+    rank: int, line: str | None, what: str, ranks_by_line: dict[str | None, list[int]]
 ) -> str:
-    own = said.get(line, [rank])
-    parts = [f"{of_ranks(own)} build{'s' if len(own) == 1 else ''} {line}"]
-    others = {
-        theirs: ranks for theirs, ranks in said.items() if theirs not in (line, None)
+    """The warning of a rank that waits, with the lines of the ranks that were read."""
+    own_ranks = ranks_by_line.get(line, [rank])
+    parts = [f"{of_ranks(own_ranks)} build{'s' if len(own_ranks) == 1 else ''} {line}"]
+    other_lines = {
+        other_line: ranks
+        for other_line, ranks in ranks_by_line.items()
+        if other_line not in (line, None)
     }
     parts += [
-        f"{of_ranks(ranks)} came last to {theirs}" for theirs, ranks in others.items()
+        f"{of_ranks(ranks)} came last to {other_line}"
+        for other_line, ranks in other_lines.items()
     ]
-    if None in said:
-        parts.append(f"{of_ranks(said[None])} came to no mesh yet")
+    if None in ranks_by_line:
+        parts.append(f"{of_ranks(ranks_by_line[None])} came to no mesh yet")
     return (
         f"Rank {rank} has waited {SECONDS:g} s for other ranks to {what}, and not all "
         "of them are at the same mesh: "
@@ -174,8 +196,8 @@ def _explanation(
     )
 
 
-def _th(number: int) -> str:
-    """A number in words for people: 2nd, 3rd, 11th."""
+def _ordinal(number: int) -> str:
+    """A number as people write it: 2nd, 3rd, 11th."""
     ending = (
         "th"
         if number % 100 in (11, 12, 13)
@@ -184,53 +206,58 @@ def _th(number: int) -> str:
     return f"{number}{ending}"
 
 
-class Words(NamedTuple):
-    """How an error speaks of what is compared.
+class Phrases(NamedTuple):
+    """How an error speaks of the thing that is compared.
 
     Attributes:
         all: what all ranks must do.
-        some: what ranks do, followed by their line.
+        some: the verb for some ranks, which their line follows.
     """
 
     all: str
     some: str
 
 
-MESH = Words("build the same mesh", "build")
-PROCESS = Words("run with the same settings", "run")
+MESH = Phrases("build the same mesh", "build")
+PROCESS = Phrases("run with the same settings", "run")
 
 
 def check_same_mesh(describe: Callable[[], str]) -> None:
-    """Raise on every rank unless all ranks of the world come here with the same line;
-    off unless asked for.
+    """Compare the meshes that all ranks of the world are about to build. Does nothing
+    unless the setting ``mesh_check`` is on.
 
     Args:
-        describe: gives what must agree, readable and complete; called only if it is
-            asked for.
+        describe: returns one readable line with everything that must agree. Called only
+            if the setting is on.
 
     Raises:
-        RuntimeError: ranks differ, or some didn't come within the default group's
-            timeout; names the ranks.
+        RuntimeError: ranks have different lines, or some didn't come within the timeout
+            of the default group. Raised on every rank; names the ranks.
     """
     if not get_settings().mesh_check:
         return
-    world = distributed_c10d._get_default_group()
-    if world.size() == 1 or distributed_c10d.get_backend(world) in ("fake", "mpi"):
-        return  # nobody to ask, or no store to ask through
-    ours = current_world()
-    ours.compared += 1  # before anything is compared: keys are used once
-    with explained(lambda: ("compare meshes", range(world.size()))):
-        if ours.compared == 1:
-            ours.left_before = _left_before()
-            _compare(f"mesh_check/{ours.left_before}/process", _process(), PROCESS)
-        _compare(f"mesh_check/{ours.left_before}/{ours.compared}", describe(), MESH)
+    default_group = distributed_c10d._get_default_group()
+    if default_group.size() == 1 or distributed_c10d.get_backend(default_group) in (
+        "fake",
+        "mpi",
+    ):
+        return  # no other ranks, or no store through which they talk
+    world = current_world()
+    world.compared += 1  # first: after an error, all ranks must use new keys
+    with explained(lambda: ("compare meshes", range(default_group.size()))):
+        if world.compared == 1:
+            world.left_before = _left_before()
+            _compare(
+                f"mesh_check/{world.left_before}/process", _process_line(), PROCESS
+            )
+        _compare(f"mesh_check/{world.left_before}/{world.compared}", describe(), MESH)
 
 
-def _process() -> str:
-    """What groups and plans depend on beside the meshes, as one line."""
-    said = [f"{name}={value!r}" for name, value in get_settings()._asdict().items()]
-    said.insert(0, config.build)  # overlay only
-    return ", ".join(said)
+def _process_line() -> str:
+    """The settings that groups and plans depend on beside the meshes, as one line."""
+    settings = [f"{name}={value!r}" for name, value in get_settings()._asdict().items()]
+    settings.insert(0, config.build)  # overlay only
+    return ", ".join(settings)
 
 
 _NOT_ALL = "Not all ranks came"
@@ -238,20 +265,28 @@ _GAVE_UP = "mesh_check/gave_up"
 
 
 def _left_before() -> int:
-    """How often ranks of earlier worlds on this store gave up, and left lines; the same
-    on all ranks of this world, who met after that."""
+    """How often ranks of earlier worlds on this store gave up comparing, and left their
+    lines. The same on all ranks of this world, since they met after that."""
     store = distributed_c10d._world.pg_map[distributed_c10d._get_default_group()][1]
     return store.add(_GAVE_UP, 0) if store.check([_GAVE_UP]) else 0
 
 
-def _compare(prefix: str, line: str, words: Words) -> None:
-    world = distributed_c10d._get_default_group()
-    store = distributed_c10d._world.pg_map[world][1]
-    seconds = _timeout_seconds(world)
-    store.set(f"{prefix}/{world.rank()}", line)
+def _compare(prefix: str, line: str, phrases: Phrases) -> None:
+    """Compare one line of each rank through the store. Rank 0 reads all lines and
+    stores its verdict.
+
+    Raises:
+        RuntimeError: the lines differ, or ranks are missing.
+    """
+    default_group = distributed_c10d._get_default_group()
+    store = distributed_c10d._world.pg_map[default_group][1]
+    seconds = _timeout_seconds(default_group)
+    store.set(f"{prefix}/{default_group.rank()}", line)
     verdict: str | None
-    if world.rank() == 0:
-        verdict = _verdict(store, prefix, world.size(), 0.8 * seconds, words)
+    if default_group.rank() == 0:
+        # Rank 0 gives up before the others do, so that its verdict, with the names of
+        # the missing ranks, still reaches them.
+        verdict = _verdict(store, prefix, default_group.size(), 0.8 * seconds, phrases)
         store.set(f"{prefix}/verdict", verdict)
         if verdict.startswith(_NOT_ALL):
             store.add(_GAVE_UP, 1)
@@ -262,54 +297,66 @@ def _compare(prefix: str, line: str, words: Words) -> None:
             raise RuntimeError(
                 "Ranks compare their meshes before making groups, and rank 0 didn't "
                 f"answer within {seconds:g} s. "
-                f"This rank {words.some}s {line}. See whether rank 0 died or skips "
+                f"This rank {phrases.some}s {line}. See whether rank 0 died or skips "
                 "this mesh."
             )
-    store.delete_key(f"{prefix}/{world.rank()}")
-    if store.add(f"{prefix}/left", 1) == world.size():
+    store.delete_key(f"{prefix}/{default_group.rank()}")
+    # Who comes last removes the verdict, which all others have read by then.
+    if store.add(f"{prefix}/left", 1) == default_group.size():
         store.delete_key(f"{prefix}/verdict")
         store.delete_key(f"{prefix}/left")
     if verdict != "same":
         raise RuntimeError(
-            f"{verdict} This rank, {world.rank()}, {words.some}s {line}."
+            f"{verdict} This rank, {default_group.rank()}, {phrases.some}s {line}."
         )
 
 
 def _timeout_seconds(world: distributed_c10d.ProcessGroup) -> float:
+    """The shortest timeout of the store and the backends of the default group, in
+    seconds, at least 1."""
     store: Any = distributed_c10d._world.pg_map[world][1]
     timeout = store.timeout
     for device in world._device_types:
-        # a backend without options
+        # Some backends have no options.
         with contextlib.suppress(RuntimeError, AttributeError):
             timeout = min(timeout, world._get_backend(device).options._timeout)
     return max(1.0, timeout.total_seconds())
 
 
 def _read(store: distributed_c10d.Store, key: str, seconds: float) -> str | None:
-    """The value at ``key``, or None if nobody sets it in time."""
+    """The value at ``key``; None if no rank sets it in time."""
     try:
+        # Out of time: read what is there, but wait for no more.
         if seconds <= 0 and not store.check([key]):
             return None
         store.wait([key], timedelta(seconds=max(0.1, seconds)))
     except DistNetworkError:
-        raise  # there is no store any more
+        raise  # the store is gone, and no later read can succeed
     except RuntimeError:
         return None
     return store.get(key).decode()
 
 
 def _verdict(
-    store: distributed_c10d.Store, prefix: str, size: int, seconds: float, words: Words
+    store: distributed_c10d.Store,
+    prefix: str,
+    size: int,
+    seconds: float,
+    phrases: Phrases,
 ) -> str:
+    """ "same" if all ranks left the same line, or else a sentence that says which ranks
+    differ or are missing."""
     deadline = time.monotonic() + seconds
-    said: dict[str, list[int]] = {}
+    ranks_by_line: dict[str, list[int]] = {}
     missing: list[int] = []
+    # One deadline for all ranks, not a timeout for each: several missing ranks must not
+    # add up to more than the others wait.
     for rank in range(size):
         line = _read(store, f"{prefix}/{rank}", deadline - time.monotonic())
         if line is None:
             missing.append(rank)
         else:
-            said.setdefault(line, []).append(rank)
+            ranks_by_line.setdefault(line, []).append(rank)
     if missing:
         return (
             f"{_NOT_ALL}: all {size} ranks must build the same meshes in the same "
@@ -317,10 +364,10 @@ def _verdict(
             f"didn't come to one within {seconds:g} s. See whether they died or skip "
             "it."
         )
-    if len(said) == 1:
+    if len(ranks_by_line) == 1:
         return "same"
-    views = "; ".join(
-        f"{of_ranks(ranks)} {words.some}{'s' if len(ranks) == 1 else ''} {line}"
-        for line, ranks in said.items()
+    differences = "; ".join(
+        f"{of_ranks(ranks)} {phrases.some}{'s' if len(ranks) == 1 else ''} {line}"
+        for line, ranks in ranks_by_line.items()
     )
-    return f"All {size} ranks must {words.all}, and they differ: {views}."
+    return f"All {size} ranks must {phrases.all}, and they differ: {differences}."

@@ -1,8 +1,12 @@
-"""The process groups of a mesh: found or made with the mesh, found by name afterwards,
-aborted together.
+"""The process groups of a mesh: how they are found, created, shared and aborted.
 
-Start at `make_own_groups`, which a new mesh calls, or at `axis_group`, which decides
-whether an axis gets the default group, a group that its universe has, or a new one.
+Start at `make_own_groups`, which a new mesh calls. For each axis it calls `axis_group`,
+which decides whether the axis gets the default group, a group that its universe has
+already, or a new one. Then come joint groups, which a redistribution over several axes
+uses; the creation of a group, by backend; and `abort_groups`.
+
+Nearly everything here is collective. Every decision therefore depends only on what all
+members know: the mesh calls of the universe before this one, and the settings.
 """
 
 from __future__ import annotations
@@ -60,12 +64,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GroupCounters:  # overlay only
-    """What happened to group requests in this process.
+    """Counts of group requests in this process.
 
     Attributes:
-        made: groups that this rank is in, made for a mesh.
-        shared: requests answered with a group that was there.
-        calls: calls of torch's group constructors.
+        made: groups that were created for a mesh and hold this rank.
+        shared: requests that got an existing group.
+        calls: calls of new_group and split_group.
     """
 
     made: int = 0
@@ -77,7 +81,7 @@ _counted = GroupCounters()  # overlay only
 
 
 def counters() -> dict[str, int]:  # overlay only
-    """What was counted in this process, by what it is."""
+    """The counts of this process, by their description."""
     return {
         "process groups made for meshes": _counted.made,
         "requests served by a shared group": _counted.shared,
@@ -87,15 +91,15 @@ def counters() -> dict[str, int]:  # overlay only
 
 @dataclass(frozen=True)
 class Request:
-    """A view of one axis that wants its group.
+    """A request for the group of one axis.
 
     Attributes:
-        view: of the one axis.
-        name: what the axis is called.
-        override: the backend and options that the user gave for it.
-        device_type: the mesh's.
-        joint: whether the group is for redistributions over several axes, and not for
-            an axis that the user made.
+        view: the view of this one axis.
+        name: the name of the axis.
+        override: the backend and the options that the user gave for it.
+        device_type: the device type of the mesh.
+        joint: True if the group is for redistributions over several axes, False if it
+            is for an axis that the user made.
     """
 
     view: View
@@ -105,16 +109,117 @@ class Request:
     joint: bool = False
 
 
-def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
-    """The group of this rank along one axis: shared if it was made, else created; None
-    on a rank outside the mesh.
+# --- Entry points: a new mesh, or new axes of an existing one ---
 
-    Collective: where the backend lets members create alone, the members call it; else
-    every rank of the world does.
+
+def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
+    """Make the groups of a new mesh: one for each axis, and the joint group if the
+    settings ask for it. Collective, as `axis_group` is.
+
+    A root mesh that is built inside `private_groups` makes its universe private.
+    """
+    shared = shared_state(mesh)
+    if making_private.get() and mesh._root_mesh is None:
+        shared.private = current_world().next_private(shared.rank_map)
+    mesh._dim_group_names = make_groups(
+        mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides
+    )
+    make_joint_groups(mesh)
+
+
+def make_groups(
+    mesh: DeviceMesh,
+    layout: _MeshLayout,
+    names: Sequence[str] | None,
+    overrides: Sequence[Override],
+) -> list[str]:
+    """The name of this rank's group on each axis of ``layout``. Missing groups are
+    created. Returns [] on a rank outside the mesh.
+
+    A view with groups of its own (`is_apart`) stays so: axes that it gets by unflatten
+    or flatten don't share groups either.
+    """
+    if is_apart(mesh):
+        with made_private():
+            return _find_or_make_groups(mesh, layout, names, overrides)
+    return _find_or_make_groups(mesh, layout, names, overrides)
+
+
+def _find_or_make_groups(
+    mesh: DeviceMesh,
+    layout: _MeshLayout,
+    names: Sequence[str] | None,
+    overrides: Sequence[Override],
+) -> list[str]:
+    """`make_groups`, with the privacy that the context says."""
+    # Both come before any group is made: a rank whose peers build another mesh would
+    # hang in the first creation.
+    leave_line(lambda: _describe(mesh, layout, names, overrides))
+    check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
+    shared = shared_state(mesh)
+    if shared.private is None:
+        warn_outside_of_blocks()
+    universe = universe_of(shared)
+    own_groups: list[str] = []
+    for axis, name, override in zip(
+        layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True
+    ):
+        view = view_of(mesh).show(_MeshLayout((axis,)))
+        group = axis_group(universe, Request(view, name, override, mesh._device_type))
+        if group is not None:
+            shared.registry[group.group_name] = group
+            own_groups.append(group.group_name)
+    return own_groups
+
+
+def _describe(
+    mesh: DeviceMesh,
+    layout: _MeshLayout,
+    names: Sequence[str] | None,
+    overrides: Sequence[Override],
+) -> str:
+    """One line about axes that are about to get groups, for ranks to compare. Of
+    options it only says that there are some."""
+    rank_map = view_of(mesh).rank_map
+    axes = (
+        [
+            f"{name}={size}"
+            for name, size in zip(names, layout.top_level_sizes, strict=True)
+        ]
+        if names
+        else layout.top_level_sizes
+    )
+    ranks = f"0 to {rank_map.numel - 1}"
+    if not rank_map.is_identity:
+        # The text shortens long lists of ranks, so a digest tells them apart.
+        ranks = f"{ranks_text(rank_map.ranks())} #{rank_map.key[1][:8]}"
+    override_texts = [
+        f"{backend or ''}{'+options' if options else ''}"
+        for backend, options in overrides
+    ]
+    backends = f", backends {override_texts}" if any(override_texts) else ""
+    strides = ", ".join(str(axis) for axis in layout.axes)
+    traits = ", private" if shared_state(mesh).private or making_private.get() else ""
+    traits += ", preserve_rank_order" if mesh._preserve_rank_order else ""
+    return (
+        f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} "
+        f"as {strides}{backends}{traits}"
+    )
+
+
+# --- One axis: the default group, an existing group, or a new one ---
+
+
+def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
+    """This rank's group along one axis: the default group, an existing group of the
+    universe, or a new one. None on a rank outside the mesh.
+
+    Collective: the members call it, where the backend lets members create a group
+    alone; else every rank of the world does.
 
     Raises:
-        RuntimeError: a member didn't take part within the timeout, or the group was
-            made and then destroyed, where not only its members make it.
+        RuntimeError: a member didn't take part within the timeout. Or the group was
+            destroyed, where all ranks of the world create it.
     """
     world = distributed_c10d._get_default_group()
     if _default_serves(world, universe, request):
@@ -122,45 +227,41 @@ def axis_group(universe: Universe, request: Request) -> ProcessGroup | None:
         universe.by_default.setdefault(request.name)  # overlay only
         return world
     alone = members_create(world, request.override[0])
-    table, keys = universe.table, _keys(request, _copies(request.view, alone))
-    if _shares_nothing(universe, request):
+    table = universe.table
+    keys = _group_keys(request, _ranks_to_ask_for(request.view, alone))
+    if _is_never_shared(universe, request):
         keys = [table.next_number(key) for key in keys]
+    # Members destroy a group together, so they can also create it again. Where the
+    # whole world creates groups, ranks outside don't know that it is gone, and
+    # get_or_make raises.
     if alone:
         for key in keys:
             table.forget_gone(key)
     calls = _counted.calls  # overlay only
-    found = table.get_or_make(keys, lambda missing: new_groups(request, missing, alone))
-    mine = next((entry for entry in found if entry.group_name), None)
-    _note_override(universe, request, mine)
-    if mine is None:
+    entries = table.get_or_make(
+        keys, lambda missing: new_groups(request, missing, alone)
+    )
+    # Without `alone` there is one entry for each copy, and only one of them holds this
+    # rank.
+    own_entry = next((entry for entry in entries if entry.group_name), None)
+    _record_override(universe, request, own_entry)
+    if own_entry is None:
         return None
     _counted.made += _counted.calls > calls  # overlay only
     _counted.shared += _counted.calls == calls  # overlay only
-    _note_apart(mine, universe)
-    return _named(mine, request)
-
-
-def _copies(view: View, alone: bool) -> list[list[int]]:
-    """The ranks of each group that this rank asks for. If members make it ``alone``,
-    that is its own copy of the axis, and none outside; else all copies, since every
-    rank of the world takes part in making each.
-
-    On a 2 x 4 mesh, rank 5 asks for [[4, 5, 6, 7]] along the inner axis, or for [[0, 1,
-    2, 3], [4, 5, 6, 7]].
-    """
-    rank = distributed_c10d.get_rank()
-    if not alone:
-        return [view.ranks(view.rank_map[start]) for start in view.copies()]
-    return [view.ranks(rank)] if view.coordinate(rank) is not None else []
+    _reserve_for_view(own_entry, universe)
+    return _add_axis_name(own_entry, request)
 
 
 def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -> bool:
-    """Whether the axis gets the default group, as an axis does that is the whole world.
+    """True if the axis gets the default group, as an axis over the whole world does.
 
-    Beside a gloo default group, a mesh of other devices than CPUs has a group of its
-    own, as it had before. What the mesh is for decides, and not what this host has,
-    which may differ from host to host.
+    A mesh of another device type than CPU doesn't get a gloo default group. It gets a
+    group of its own, as before. The device type decides, not the devices of this host,
+    since hosts may differ.
     """
+    # A joint group isn't the default group: it would run in one stream with the user's
+    # own collectives. A private mesh shares no group, not even this one.
     if (
         request.joint
         or universe.private
@@ -172,31 +273,46 @@ def _default_serves(world: ProcessGroup, universe: Universe, request: Request) -
 
 
 def _covers_world(request: Request, world_size: int) -> bool:
-    """Whether the axis is the whole world in rank order."""
+    """True if the axis holds all ranks of the world, in rank order."""
     view = request.view
     if view.layout.numel() != world_size or request.override != (None, None):
         return False
     if view.layout.axes[0] == _FlatLayout((world_size,)) and view.rank_map.is_identity:
-        return True  # without a list as long as the world
+        return True  # the usual case, without a list as long as the world
     return view.ranks(view.rank_map[0]) == list(range(world_size))
 
 
-def _keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
-    """The keys of all copies, with the name under which the options let the axis
-    share."""
+def _ranks_to_ask_for(view: View, alone: bool) -> list[list[int]]:
+    """The ranks of each group that this rank asks for.
+
+    If members create a group ``alone``, that is the copy of the axis that holds this
+    rank, or nothing on a rank outside. Else it is all copies, since every rank of the
+    world takes part in creating each of them.
+
+    On a 2 x 4 mesh, rank 5 asks for [[4, 5, 6, 7]] along the inner axis, or for [[0, 1,
+    2, 3], [4, 5, 6, 7]].
+    """
+    rank = distributed_c10d.get_rank()
+    if not alone:
+        return [view.ranks(view.rank_map[start]) for start in view.copies()]
+    return [view.ranks(rank)] if view.coordinate(rank) is not None else []
+
+
+def _group_keys(request: Request, copies: Sequence[Sequence[int]]) -> list[Key]:
+    """The key of each copy of the axis. The settings decide whether the axis name is
+    part of it, so that only axes of the same name share."""
     policy = get_settings().mesh_share_groups
-    # A group of one rank is no communicator. With one for each name, a loop that
-    # destroys the groups of all axes works.
+    # Groups of one rank are always kept apart by name. They cost nothing, and a loop
+    # that destroys the group of each axis of a (1, 1) mesh would destroy a shared one
+    # twice.
     named = policy in ("names", "off") or request.view.layout.numel() == 1
-    name, kind = (
-        request.name if named and not request.joint else None,
-        Kind.of(request.override),
-    )
+    name = request.name if named and not request.joint else None
+    kind = Kind.of(request.override)
     return [Key(compact(ranks), kind, name) for ranks in copies]
 
 
-def _shares_nothing(universe: Universe, request: Request) -> bool:
-    """Whether an axis gets a group that no other axis ever gets, not even one of the
+def _is_never_shared(universe: Universe, request: Request) -> bool:
+    """True if the axis gets a group that no other axis ever gets, not even one of the
     same universe."""
     if request.joint:
         return False
@@ -205,22 +321,26 @@ def _shares_nothing(universe: Universe, request: Request) -> bool:
     )
 
 
-def _note_override(universe: Universe, request: Request, mine: Entry | None) -> None:
-    """Note the backend and options of an axis, for groups over several axes, which need
-    equal ones."""
+def _record_override(universe: Universe, request: Request, entry: Entry | None) -> None:
+    """Record the backend and options of an axis. A joint group needs axes with equal
+    ones."""
+    # A rank outside has no group, but must decide on joint groups as the members do.
     axis = request.name, request.view.layout.axes[0]
-    universe.overrides[mine.group_name if mine else axis] = request.override
+    universe.overrides[entry.group_name if entry else axis] = request.override
 
 
-def _note_apart(entry: Entry, universe: Universe) -> None:
-    """Note that one view alone has the group; `mark_apart` notes which, once the view
-    is made."""
+def _reserve_for_view(entry: Entry, universe: Universe) -> None:
+    """Mark a group as one that a single view has. `mark_apart` fills in the token of
+    the view, which doesn't exist yet."""
     if making_private.get() and not universe.private:
         entry.apart = ""
 
 
-def _named(entry: Entry, request: Request) -> ProcessGroup | None:
+def _add_axis_name(entry: Entry, request: Request) -> ProcessGroup | None:
+    """Record that the group serves this axis, and return it."""
     group = entry.group
+    # A group that serves no axis has no owner who would destroy it, so
+    # `_destroy_abandoned_groups` does.
     entry.serves_axis |= not request.joint
     if group is not None and request.name not in entry.names:
         entry.names.append(request.name)
@@ -230,8 +350,8 @@ def _named(entry: Entry, request: Request) -> ProcessGroup | None:
 
 
 def description(names: Sequence[str]) -> str:
-    """What c10d calls the group of axes of these names, in its logs and its flight
-    recorder; a group over several axes is called as if they were flattened.
+    """The description of a group, which c10d shows in logs and in its flight recorder.
+    A joint group is described as if its axes were flattened.
 
     >>> description(["tp"]), description(["dp,tp"]), description(["dp_cp", "fsdp"])
     ('mesh_tp', 'mesh_dp_tp', 'mesh_dp_cp,fsdp')
@@ -239,14 +359,261 @@ def description(names: Sequence[str]) -> str:
     return "mesh_" + ",".join(dict.fromkeys([name.replace(",", "_") for name in names]))
 
 
+def group_by_name(mesh: DeviceMesh, name: str, mesh_dim: Any, dim: int) -> ProcessGroup:
+    """The group of this name. While a graph is traced, it is the value that the graph
+    has for the group.
+
+    Args:
+        mesh_dim: the mesh dim as the caller of get_group gave it.
+        dim: its number.
+
+    Raises:
+        RuntimeError: the mesh was loaded, and this process has no group over these
+            ranks.
+    """
+    traced = (
+        None
+        if isinstance(mesh_dim, str)
+        else device_mesh._maybe_traced_group(mesh, dim)
+    )
+    if traced is not None:
+        return traced
+    if name.startswith(UNBOUND):
+        raise RuntimeError(
+            "This mesh was loaded, and no process group here has the ranks "
+            f"{name.removeprefix(UNBOUND)} of its axis. "
+            "Build a mesh over these ranks first; the loaded one then finds its groups."
+        )
+    return device_mesh._get_pg_from_name(mesh._get_root_mesh(), name)
+
+
+# --- Joint groups, for redistributions over several axes at once ---
+
+
+def make_joint_groups(mesh: DeviceMesh) -> None:
+    """Make the group over all axes of a new mesh, if the setting mesh_joint_groups asks
+    for it. A view with groups of its own (`is_apart`) gets none."""
+    axes = _axes_of_several_ranks(mesh)
+    if len(axes) > 1 and not is_apart(mesh) and _new_meshes_get_joint_groups():
+        _make_missing_joint_groups(mesh, [axes])
+
+
+def _new_meshes_get_joint_groups() -> bool:
+    """True if a new mesh gets a group over all its axes."""
+    # Without sharing, no group may serve two views, but all views of a universe use its
+    # joint groups.
+    if (
+        get_settings().mesh_joint_groups == "existing"
+        or get_settings().mesh_share_groups == "off"
+    ):
+        return False
+    # On a device-bound world a group takes memory as soon as it is made, so the user
+    # has to ask for it.
+    return not makes_communicators(distributed_c10d._get_default_group())
+
+
+def prepare(mesh: DeviceMesh) -> None:  # overlay only
+    """Make a group for each set of two or more axes of a mesh. Redistributions over
+    these axes then use it.
+
+    Collective: all ranks of the mesh call it, or all ranks of the world where the
+    backend doesn't let members create a group alone. A mesh with n axes of more than
+    one rank has 2^n - n - 1 such sets. On NCCL a group takes memory from its first
+    collective on.
+
+    Raises:
+        RuntimeError: the mesh has no groups, is a private view of a mesh that isn't
+            private, or a member didn't take part within the timeout.
+
+    After this call P,P,S0 -> R,R,R takes two collectives:
+
+    >>> prepare(mesh["dp", "cp", "tp"])  # doctest: +SKIP
+    """
+    if group_names(mesh) is None:
+        raise RuntimeError(
+            f"prepare needs a mesh with process groups, and {mesh} was made without"
+        )
+    if is_apart(mesh):
+        raise RuntimeError(
+            f"prepare makes groups that all views of a mesh share, and {mesh} was "
+            "made inside private_groups() from a "
+            "mesh that isn't private. Make the root mesh inside, and prepare that."
+        )
+    leave_line(lambda: f"prepare({mesh})")
+    _make_missing_joint_groups(mesh, sets_of_axes(mesh))
+    universe = universe_of(shared_state(mesh))
+    joint_keys = {
+        key for axes in sets_of_axes(mesh) if (key := _joint_key(mesh, universe, axes))
+    }
+    # Plans are cached by this version. Preparing the same mesh again keeps them.
+    universe.version += len(joint_keys - universe.asked_for)
+    universe.asked_for |= joint_keys
+
+
+def _axes_of_several_ranks(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The numbers of the axes that have more than one rank."""
+    return tuple(
+        axis
+        for axis, size in enumerate(view_of(mesh).layout.top_level_sizes)
+        if size > 1
+    )
+
+
+def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
+    """Each set of two or more axes of a mesh, as numbers. Axes of one rank are left
+    out."""
+    axes = _axes_of_several_ranks(mesh)
+    return itertools.chain.from_iterable(
+        itertools.combinations(axes, count) for count in range(2, len(axes) + 1)
+    )
+
+
+def _make_missing_joint_groups(
+    mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]
+) -> None:
+    """Make the group of each of these sets of axes, unless there is one. Collective, as
+    `axis_group` is."""
+    universe, view = universe_of(shared_state(mesh)), view_of(mesh)
+    names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
+    for axes in subsets:
+        key = _joint_key(mesh, universe, axes)
+        if key is None or key in universe.joint:
+            continue
+        name = ",".join(names[axis] for axis in axes)
+        override = override_of(mesh, universe, axes[0])
+        flat_view = view.show(_MeshLayout((key[0],)))
+        group = axis_group(
+            universe, Request(flat_view, name, override, mesh._device_type, joint=True)
+        )
+        # Ranks outside record it, too, under an empty name: they plan as the members
+        # do.
+        universe.joint[key] = group.group_name if group is not None else ""
+        universe.version += 1
+
+
+def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
+    """The backend and options of an axis of a mesh. If its group wasn't made here, only
+    the backend is known."""
+    own_groups = group_names(mesh)
+    overrides = universe.overrides if universe is not None else {}
+    # A rank outside must ask for the same groups as the members, since all ranks may
+    # have to make them together.
+    if not own_groups:
+        axes = view_of(mesh).layout.axes
+        return overrides.get(
+            (axis_names(mesh._mesh_dim_names, len(axes))[axis], axes[axis]),
+            (None, None),
+        )
+    if own_groups[axis] in overrides:
+        return overrides[own_groups[axis]]
+    group = find_group(own_groups[axis])
+    if group is None or group is distributed_c10d._get_default_group():
+        return (None, None)
+    return (distributed_c10d.get_backend(group), None)
+
+
+def _joint_key(
+    mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]
+) -> tuple[_FlatLayout, Kind] | None:
+    """The key of a joint group: its indices in ascending order, and its backend and
+    options. None if the axes have groups of different kinds, which can't be joined."""
+    kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
+    return (
+        (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop())
+        if len(kinds) == 1
+        else None
+    )
+
+
+def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
+    """The name of the group over several axes of a mesh. The group may hold their ranks
+    in any order. None if there is no such group, and for a view of `is_apart`.
+
+    It is a group that was made for redistributions, or else the group of a flattened
+    view with the backend and options of these axes. On a rank outside, the name of a
+    group that was made is "".
+
+    All ranks of the mesh get the same group or None: the answer follows from the mesh
+    calls of this universe and the settings.
+    """
+    shared = shared_state(mesh)
+    join_universe(shared)
+    universe = shared.universe
+    key = None if is_apart(mesh) else _joint_key(mesh, universe, axes)
+    if key is None:
+        return None
+    usable = get_settings().mesh_joint_groups != "existing"
+    was_prepared = universe is not None and key in universe.asked_for  # overlay only
+    usable = usable or was_prepared  # overlay only
+    if usable and universe is not None and key in universe.joint:
+        return universe.joint[key]
+    return _flattened_group(shared, key)
+
+
+def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
+    """The name of the group of a flattened view over the indices of ``key``. Of several
+    views, the one whose name sorts first."""
+    # With "existing", the default group may serve axes that the user flattened into it.
+    # With any other setting we make a group, so that these collectives don't queue
+    # behind the user's own in the default group.
+    existing = get_settings().mesh_joint_groups == "existing"
+    default_name = (
+        None if existing else distributed_c10d._get_default_group().group_name
+    )
+    # Sorted, so that all ranks pick the same view. Names may be members of an Enum,
+    # which don't compare.
+    for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
+        names = group_names(flattened)
+        if (
+            not names
+            or names[0].startswith(UNBOUND)
+            or names[0] == default_name
+            or is_apart(flattened)
+        ):
+            continue
+        if _joint_key(flattened, shared.universe, (0,)) == key:
+            return names[0]
+    return None
+
+
+def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
+    """A value that changes whenever `joint_group_name` may answer differently. Part of
+    the key of every cache of redistributions, beside the settings.
+
+    Flattening changes it even if no group is made: from then on, the group of the
+    flattened view may serve as a joint group. The names of the groups are part of it,
+    since an equal mesh may have another view under the same name, over other axes or
+    with its own group. A view of `is_apart` has no joint group, but a slice of it may
+    equal a slice of the root mesh.
+    """
+    if is_apart(mesh):
+        return ("apart",)
+    shared = shared_state(mesh)
+    join_universe(shared)
+    universe = shared.universe
+    joint_version = (universe.serial, universe.version) if universe is not None else ()
+    flattened = [
+        (name, *(group_names(view) or ()))
+        for name, view in list(shared.flattened.items())
+    ]
+    return (*joint_version, *flattened)
+
+
+# --- Creation, by backend ---
+
+
 def new_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
-    """New groups over the ranks of each copy of an axis. With ``alone`` only the
-    members call this, and ``copies`` holds just their own ranks."""
-    with explained(lambda: _wait(request, copies, alone)):
-        made = _make(request, copies, alone)
-    for ranks, group in zip(copies, made, strict=True):
+    """Create a group for the ranks of each copy of an axis. Returns one group or None
+    for each copy; None if this rank isn't in it.
+
+    If members create it ``alone``, only they call this, and ``copies`` holds their own
+    ranks only.
+    """
+    with explained(lambda: _describe_wait(request, copies, alone)):
+        groups = _create_groups(request, copies, alone)
+    for ranks, group in zip(copies, groups, strict=True):
         if group is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "made %s, the process group %r of %s",
@@ -254,39 +621,84 @@ def new_groups(
                 group.group_name,
                 of_ranks(ranks),
             )
-    return made
+    return groups
 
 
-def _wait(
+def _describe_wait(
     request: Request, copies: list[list[int]], alone: bool
 ) -> tuple[str, list[int]]:
-    """What other ranks are to do, and which of them, the group's own first."""
-    mine = next(
+    """What this rank is waiting for others to do, and the ranks that take part, those
+    of its own group first."""
+    own_ranks = next(
         (ranks for ranks in copies if distributed_c10d.get_rank() in ranks), copies[0]
     )
-    mesh = (
+    all_ranks = (
         request.view.rank_map.ranks()
         if alone
         else range(distributed_c10d.get_world_size())
     )
     return (
-        f"make the process group of {axes_text([request.name])} over {of_ranks(mine)}",
-        [*mine, *mesh],
+        f"make the process group of {axes_text([request.name])} over "
+        f"{of_ranks(own_ranks)}",
+        [*own_ranks, *all_ranks],
     )
 
 
-def _make(
+def _create_groups(
     request: Request, copies: list[list[int]], alone: bool
 ) -> list[ProcessGroup | None]:
+    """Create the groups by one split of the default group, or one by one."""
+    # One call makes the groups of all copies.
     if not alone and _can_split(distributed_c10d._get_default_group(), request, copies):
-        made = _split(request, copies)
+        group = _split(request, copies)
         return [
-            made if distributed_c10d.get_rank() in ranks else None for ranks in copies
+            group if distributed_c10d.get_rank() in ranks else None for ranks in copies
         ]
     return [_new_group(request, ranks, alone) for ranks in copies]
 
 
+def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -> bool:
+    """True if one split of the default group can make all the groups.
+
+    The world must be bound to a device, or run on torchcomms, and its backend must be
+    able to split. In a world that isn't bound, the device type of the mesh decides, not
+    the devices of this host, since hosts may differ.
+    """
+    device = world.bound_device_id or torch.device(request.device_type)
+    backend = request.override[0]
+    if not makes_communicators(world) or (
+        world.bound_device_id is None and device.type == "cpu"
+    ):
+        return False
+    parent = world._get_backend(device)
+    if backend is not None and parent.name() != backend:
+        return False
+    splits = config.use_torchcomms or parent.supports_splitting
+    # A split may sort its ranks, which would reorder the ranks of a mesh such as [[1,
+    # 0]].
+    return splits and all(ranks == sorted(ranks) for ranks in copies)
+
+
+def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
+    """Split the default group into these groups. Returns this rank's, or None."""
+    _counted.calls += 1  # overlay only
+    group = distributed_c10d.split_group(
+        parent_pg=distributed_c10d._get_default_group(),
+        timeout=_timeout(request),
+        pg_options=_own(request.override[1]),
+        split_ranks=copies,
+        group_desc=description([request.name]),
+    )
+    return None if group is None or group == GroupMember.NON_GROUP_MEMBER else group
+
+
 def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup | None:
+    """Create one group by `new_group`. None on a rank outside.
+
+    Raises:
+        RuntimeError: the creation failed. The message names the axis and the ranks that
+            it needs.
+    """
     backend, options = request.override
     _counted.calls += 1  # overlay only
     try:
@@ -297,7 +709,8 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
             pg_options=_own(options),
             use_local_synchronization=alone,
             group_desc=description([request.name]),
-            # torchcomms can't keep an order, and sorted ranks don't ask for it
+            # The order of ranks in a group is that of the mesh. torchcomms can't keep
+            # an order, so sorted ranks, which need none, don't ask for it.
             sort_ranks=ranks == sorted(ranks),
         )
     except RuntimeError as error:
@@ -319,19 +732,22 @@ def _new_group(request: Request, ranks: list[int], alone: bool) -> ProcessGroup 
 
 
 def _own(options: Any) -> Any:
-    """A group's own copy of the options that the user gave, into which c10d writes the
-    group's name and ranks; of options that can't be copied, as gloo's, these."""
-    for copied in (copy.copy, copy.deepcopy):  # NCCL's know the second way only
+    """A copy of the options that the user gave. c10d writes the name and the ranks of
+    the group into its options, and the user may pass one object for several axes.
+
+    Options that can't be copied, such as gloo's, are returned as they are.
+    """
+    for copy_function in (copy.copy, copy.deepcopy):  # NCCL's have deepcopy only
         try:
-            return copied(options)
+            return copy_function(options)
         except Exception:  # whatever a backend's options raise
             continue
     return options
 
 
 def _timeout(request: Request) -> timedelta | None:
-    """The timeout that the user gave for the axis, else the default group's; None where
-    a backend doesn't say."""
+    """The timeout that the user gave for the axis, or else the default group's. None if
+    the backend doesn't say: then the default of the new group's backend holds."""
     options = request.override[1]
     return (
         options._timeout
@@ -340,402 +756,73 @@ def _timeout(request: Request) -> timedelta | None:
     )
 
 
-def _can_split(world: ProcessGroup, request: Request, copies: list[list[int]]) -> bool:
-    """Whether one split of the default group gives all the groups.
-
-    The world must be bound to a device and its backend must be able to; a split may
-    sort its ranks. Of a world that isn't bound the mesh's type of device decides, and
-    not what this host has, which may differ from host to host.
-    """
-    device, backend = (
-        world.bound_device_id or torch.device(request.device_type),
-        request.override[0],
-    )
-    if not makes_communicators(world) or (
-        world.bound_device_id is None and device.type == "cpu"
-    ):
-        return False
-    parent = world._get_backend(device)
-    if backend is not None and parent.name() != backend:
-        return False
-    splits = config.use_torchcomms or parent.supports_splitting
-    return splits and all(ranks == sorted(ranks) for ranks in copies)
-
-
-def _split(request: Request, copies: list[list[int]]) -> ProcessGroup | None:
-    _counted.calls += 1  # overlay only
-    made = distributed_c10d.split_group(
-        parent_pg=distributed_c10d._get_default_group(),
-        timeout=_timeout(request),
-        pg_options=_own(request.override[1]),
-        split_ranks=copies,
-        group_desc=description([request.name]),
-    )
-    return None if made is None or made == GroupMember.NON_GROUP_MEMBER else made
-
-
-def make_own_groups(mesh: DeviceMesh, overrides: Sequence[Override]) -> None:
-    """Give a new mesh the groups of its axes, and those that redistributions over
-    several axes use.
-
-    If it is a root and made inside a block of `private_groups`, its universe is
-    private.
-    """
-    shared = shared_state(mesh)
-    if making_private.get() and mesh._root_mesh is None:
-        shared.private = current_world().next_private(shared.rank_map)
-    mesh._dim_group_names = make_groups(
-        mesh, view_of(mesh).layout, mesh._mesh_dim_names, overrides
-    )
-    make_joint_groups(mesh)
-
-
-def make_groups(
-    mesh: DeviceMesh,
-    layout: _MeshLayout,
-    names: Sequence[str] | None,
-    overrides: Sequence[Override],
-) -> list[str]:
-    """The name of this rank's group on each axis of ``layout``, made where there is
-    none; [] on a rank outside. Axes that a view of `is_apart` gets share no group
-    either."""
-    if is_apart(mesh):
-        with made_private():
-            return _find_or_make(mesh, layout, names, overrides)
-    return _find_or_make(mesh, layout, names, overrides)
-
-
-def _find_or_make(
-    mesh: DeviceMesh,
-    layout: _MeshLayout,
-    names: Sequence[str] | None,
-    overrides: Sequence[Override],
-) -> list[str]:
-    leave_line(lambda: _describe(mesh, layout, names, overrides))
-    check_same_mesh(lambda: _describe(mesh, layout, names, overrides))
-    shared = shared_state(mesh)
-    if shared.private is None:
-        warn_outside_of_blocks()
-    universe = universe_of(shared)
-    found: list[str] = []
-    for axis, name, override in zip(
-        layout.axes, axis_names(names, len(layout.axes)), overrides, strict=True
-    ):
-        view = view_of(mesh).show(_MeshLayout((axis,)))
-        group = axis_group(universe, Request(view, name, override, mesh._device_type))
-        if group is not None:
-            shared.registry[group.group_name] = group
-            found.append(group.group_name)
-    return found
-
-
-def make_joint_groups(mesh: DeviceMesh) -> None:
-    """The group over all axes of a new mesh, if mesh_joint_groups asks for it; none of
-    a view of `is_apart`."""
-    large = _large(mesh)
-    if len(large) > 1 and not is_apart(mesh) and _brings_joint():
-        _make_joint(mesh, [large])
-
-
-def _brings_joint() -> bool:
-    """Whether a new mesh brings a group over all its axes. With sharing off it brings
-    none: all views of a universe would share it."""
-    if (
-        get_settings().mesh_joint_groups == "existing"
-        or get_settings().mesh_share_groups == "off"
-    ):
-        return False
-    # A communicator takes memory as soon as it is made, so it must be asked for.
-    return not makes_communicators(distributed_c10d._get_default_group())
-
-
-def prepare(mesh: DeviceMesh) -> None:  # overlay only
-    """Make a group for each set of two or more axes of a mesh, which redistributions
-    over them then use.
-
-    Collective: all ranks of the mesh call it, and all ranks of the world where these
-    make every group. A mesh of n axes of more than one rank has 2^n - n - 1 such sets.
-    On NCCL a group takes memory from its first collective on.
-
-    Raises:
-        RuntimeError: the mesh has no groups, is a private view of a mesh that isn't
-            private, or a member didn't take part within the timeout.
-
-    Then P,P,S0 -> R,R,R takes two collectives:
-
-    >>> prepare(mesh["dp", "cp", "tp"])  # doctest: +SKIP
-    """
-    if group_names(mesh) is None:
-        raise RuntimeError(
-            f"prepare needs a mesh with process groups, and {mesh} was made without"
-        )
-    if is_apart(mesh):
-        raise RuntimeError(
-            f"prepare makes groups that all views of a mesh share, and {mesh} was "
-            "made inside private_groups() from a "
-            "mesh that isn't private. Make the root mesh inside, and prepare that."
-        )
-    leave_line(lambda: f"prepare({mesh})")
-    _make_joint(mesh, sets_of_axes(mesh))
-    universe = universe_of(shared_state(mesh))
-    made = {
-        key for axes in sets_of_axes(mesh) if (key := _joint_key(mesh, universe, axes))
-    }
-    universe.version += len(made - universe.asked_for)
-    universe.asked_for |= made
-
-
-def _large(mesh: DeviceMesh) -> tuple[int, ...]:
-    """The axes of more than one rank."""
-    return tuple(
-        axis
-        for axis, size in enumerate(view_of(mesh).layout.top_level_sizes)
-        if size > 1
-    )
-
-
-def sets_of_axes(mesh: DeviceMesh) -> Iterable[tuple[int, ...]]:
-    """Each set of two or more axes of a mesh, without those of one rank."""
-    axes = _large(mesh)
-    return itertools.chain.from_iterable(
-        itertools.combinations(axes, count) for count in range(2, len(axes) + 1)
-    )
-
-
-def _make_joint(mesh: DeviceMesh, subsets: Iterable[tuple[int, ...]]) -> None:
-    """Make the group over each of these sets of axes that isn't there. Collective, as
-    `axis_group` is."""
-    universe, view = universe_of(shared_state(mesh)), view_of(mesh)
-    names = axis_names(mesh._mesh_dim_names, len(view.layout.axes))
-    for axes in subsets:
-        key = _joint_key(mesh, universe, axes)
-        if key is None or key in universe.joint:
-            continue
-        name, override = (
-            ",".join(names[axis] for axis in axes),
-            override_of(mesh, universe, axes[0]),
-        )
-        axis = view.show(_MeshLayout((key[0],)))
-        group = axis_group(
-            universe, Request(axis, name, override, mesh._device_type, joint=True)
-        )
-        universe.joint[key] = group.group_name if group is not None else ""
-        universe.version += 1
-
-
-def override_of(mesh: DeviceMesh, universe: Universe | None, axis: int) -> Override:
-    """The backend and options that an axis of a mesh has; of a group that wasn't made
-    here, its backend."""
-    held = group_names(mesh)
-    known = universe.overrides if universe is not None else {}
-    # A rank outside must ask for the same groups as the members, since all ranks may
-    # have to make them together.
-    if not held:
-        axes = view_of(mesh).layout.axes
-        return known.get(
-            (axis_names(mesh._mesh_dim_names, len(axes))[axis], axes[axis]),
-            (None, None),
-        )
-    if held[axis] in known:
-        return known[held[axis]]
-    group = find_group(held[axis])
-    if group is None or group is distributed_c10d._get_default_group():
-        return (None, None)
-    return (distributed_c10d.get_backend(group), None)
-
-
-def _joint_key(
-    mesh: DeviceMesh, universe: Universe | None, axes: Sequence[int]
-) -> tuple[_FlatLayout, Kind] | None:
-    """What a group over several axes of a mesh is known by: the indices that it holds,
-    in ascending order, and what it can do. None for axes whose groups can do different
-    things, which can't be joined."""
-    kinds = {Kind.of(override_of(mesh, universe, axis)) for axis in axes}
-    return (
-        (view_of(mesh).layout.select(axes).collapse().ascending(), kinds.pop())
-        if len(kinds) == 1
-        else None
-    )
-
-
-def joint_group_name(mesh: DeviceMesh, axes: Sequence[int]) -> str | None:
-    """The name of the group over several axes of a mesh, in whatever order it holds
-    their ranks; None if there is none, and for a view of `is_apart`.
-
-    All ranks of the mesh find the same group, or none, since it follows from the mesh
-    calls of this universe and the options: a group that was made for redistributions,
-    else that of a view that somebody flattened, on the backend and with the options
-    that the axes have. On a rank outside it is "" for a group that was made, else None.
-    """
-    shared = shared_state(mesh)
-    join_universe(shared)
-    universe = shared.universe
-    key = None if is_apart(mesh) else _joint_key(mesh, universe, axes)
-    if key is None:
-        return None
-    usable = get_settings().mesh_joint_groups != "existing"
-    asked = universe is not None and key in universe.asked_for  # overlay only
-    usable = usable or asked  # overlay only
-    if usable and universe is not None and key in universe.joint:
-        return universe.joint[key]
-    return _flattened_group(shared, key)
-
-
-def _flattened_group(shared: SharedState, key: tuple[_FlatLayout, Kind]) -> str | None:
-    """The name of the group of a flattened view, that of the first name in order."""
-    # What we make a group for doesn't run in the default group, beside the user's own
-    # collectives.
-    existing = get_settings().mesh_joint_groups == "existing"
-    default = None if existing else distributed_c10d._get_default_group().group_name
-    for _, flattened in sorted(shared.flattened.items(), key=lambda item: str(item[0])):
-        names = group_names(flattened)
-        if (
-            not names
-            or names[0].startswith(UNBOUND)
-            or names[0] == default
-            or is_apart(flattened)
-        ):
-            continue
-        if _joint_key(flattened, shared.universe, (0,)) == key:
-            return names[0]
-    return None
-
-
-def joint_groups_known(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """Part of every cache's key, beside the options: it changes when `joint_group_name`
-    may answer differently.
-
-    A new flattened view changes it even if no group was made, since the group that it
-    has may serve from now on. Under the same name an equal mesh may have another view,
-    over other axes or with a group of its own. A view of `is_apart` has no such group,
-    and a slice of it may equal one of the root mesh otherwise.
-    """
-    if is_apart(mesh):
-        return ("apart",)
-    shared = shared_state(mesh)
-    join_universe(shared)
-    universe = shared.universe
-    made = (universe.serial, universe.version) if universe is not None else ()
-    flattened = [
-        (name, *(group_names(v) or ())) for name, v in list(shared.flattened.items())
-    ]
-    return (*made, *flattened)
-
-
-def _describe(
-    mesh: DeviceMesh,
-    layout: _MeshLayout,
-    names: Sequence[str] | None,
-    overrides: Sequence[Override],
-) -> str:
-    """One line about axes that are about to get groups, for ranks to compare; of
-    options, that there are some."""
-    rank_map = view_of(mesh).rank_map
-    axes = (
-        [
-            f"{name}={size}"
-            for name, size in zip(names, layout.top_level_sizes, strict=True)
-        ]
-        if names
-        else layout.top_level_sizes
-    )
-    ranks = f"0 to {rank_map.numel - 1}"
-    if not rank_map.is_identity:
-        ranks = f"{ranks_text(rank_map.ranks())} #{rank_map.key[1][:8]}"
-    asked = [
-        f"{backend or ''}{'+options' if options else ''}"
-        for backend, options in overrides
-    ]
-    backends = f", backends {asked}" if any(asked) else ""
-    strides = ", ".join(str(axis) for axis in layout.axes)
-    traits = ", private" if shared_state(mesh).private or making_private.get() else ""
-    traits += ", preserve_rank_order" if mesh._preserve_rank_order else ""
-    return (
-        f"({', '.join(map(str, axes))}) on {mesh._device_type} over ranks {ranks} "
-        f"as {strides}{backends}{traits}"
-    )
-
-
-def group_by_name(mesh: DeviceMesh, name: str, asked: Any, dim: int) -> ProcessGroup:
-    """The group of this name. While tracing, it comes from where a graph can find it.
-
-    Raises:
-        RuntimeError: a loaded mesh whose group doesn't exist in this process.
-    """
-    traced = (
-        None if isinstance(asked, str) else device_mesh._maybe_traced_group(mesh, dim)
-    )
-    if traced is not None:
-        return traced
-    if name.startswith(UNBOUND):
-        raise RuntimeError(
-            "This mesh was loaded, and no process group here has the ranks "
-            f"{name.removeprefix(UNBOUND)} of its axis. "
-            "Build a mesh over these ranks first; the loaded one then finds its groups."
-        )
-    return device_mesh._get_pg_from_name(mesh._get_root_mesh(), name)
+# --- Abort ---
 
 
 def abort_groups(mesh: DeviceMesh) -> None:
-    """Abort every group that a root mesh and its views own, each once, and take them
-    out of c10d's books.
+    """Abort every group that a root mesh and its views own, each once, and remove them
+    from c10d's state.
 
-    The default group stays, and so do groups that other universes use, too: they aren't
-    this mesh's to end.
+    The default group stays. So do groups that the mesh doesn't own, such as those of
+    other universes.
     """
-    groups = _owned(mesh)
+    groups = _groups_of_universe(mesh)
     try:
-        failed = _aborted_together(groups)
+        errors = _abort_together(groups)
     finally:
         for group in groups:
             distributed_c10d._cleanup_process_group_global_state(group)
         shared = shared_state(mesh)
         shared.registry.clear()
-        shared.flattened.clear()  # whose groups are gone
+        shared.flattened.clear()  # a view without its group would be found again
         forget_views(shared)
-        forget_shardings()  # their meshes hold the groups that are gone
-        # What is made from now on is made anew, for a loaded mesh as well.
+        forget_shardings()  # cached results lie on meshes whose groups are gone
+        # The next request opens a new universe, also for a loaded mesh, which would
+        # otherwise join the old one by its saved number.
         shared.universe = shared.saved_number = None
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
-def _aborted_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
-    """Abort all of them at the same time, each in a thread of its own; returns what
-    failed.
+def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
+    """Abort all groups at the same time, each in a thread of its own. Returns the
+    errors.
 
-    The abort of one communicator may wait for work that only the abort of another one
-    ends. A group call of the caller (ncclGroupStart) doesn't help: it is of its thread,
-    and ProcessGroupNCCL aborts in another one.
+    One after the other can hang: the abort of one communicator may wait for work that
+    only the abort of another one ends. ncclGroupStart in this thread doesn't help,
+    since it holds for its own thread and ProcessGroupNCCL aborts in another one.
     """
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def abort(group: ProcessGroup) -> None:
         try:
             group.abort()
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
-    # no pool: it ends before exit handlers run
+    # Not a ThreadPoolExecutor: it takes no work once the interpreter ends, and exit
+    # handlers may call this.
     threads = [Thread(target=abort, args=(group,)) for group in groups]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return failed
+    return errors
 
 
-def _owned(mesh: DeviceMesh) -> list[ProcessGroup]:
+def _groups_of_universe(mesh: DeviceMesh) -> list[ProcessGroup]:
+    """The living groups of a root mesh and its views, without the default group. Joint
+    groups are only in the table of the universe."""
     shared = shared_state(mesh)
     names = dict.fromkeys((*(group_names(mesh) or ()), *shared.registry))
     if shared.universe is not None:
         names |= dict.fromkeys(
             entry.group_name for entry in shared.universe.table.entries.values()
         )
-    found = [find_group(name) for name in names if name]
+    groups = [find_group(name) for name in names if name]
     default = (
         distributed_c10d._get_default_group()
         if distributed_c10d.is_initialized()
         else None
     )
-    return [group for group in found if group is not None and group is not default]
+    return [group for group in groups if group is not None and group is not default]

@@ -1,4 +1,10 @@
-"""Pickled meshes: layout, ranks and names."""
+"""Pickling a mesh, and finding its rank and process groups again after loading.
+
+Start at `saved_state` and `load_state`. A pickle holds layout, ranks and names, and
+which universe the mesh is of. Process groups can't be pickled. So a loaded mesh looks
+for existing groups over the ranks of its axes (`_find`), when it is loaded, or later if
+there is no default group yet (`RankAttribute`, `bind_groups`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from .._mesh_layout import _MeshLayout
 from .._torch import from_torch, loaded_layout
 from .rank_map import View
 from .state import (
-    OfSaver,
+    SavedAttributes,
     axis_names,
     group_names,
     is_apart,
@@ -39,25 +45,26 @@ if TYPE_CHECKING:
     # see `saved_universe`.
     _SavedFrom = tuple[int | None, str | None]
 
-# A group name that no process group has: funcol passes names on to C++, whose error
-# then shows this one.
+# A group name for an axis without a group. No process group has it: functional
+# collectives pass names on to C++, whose error message then shows this text.
 UNBOUND = "unbound: no process group here has ranks "
-# The universe of a mesh that was saved by code that knew of none: any over its ranks
-# that isn't private.
+# The universe of a mesh that was saved by code without universes. No universe has
+# number 0, so any universe over its ranks that isn't private may serve.
 UNKNOWN = (0, None)
 
-# Process groups can't be pickled, and the rest follows from the other attributes.
+# Process groups can't be pickled. The other two follow from the attributes that are.
 NOT_PICKLED = ("_in_universe", "_pg_registry", "_traced_views")
 
 
-class OfTheRank:
-    """An attribute in which a mesh says something of this rank. Most meshes have it in
-    their ``__dict__``, which Python reads first, so that this is reached only by a mesh
-    that was loaded early.
+class RankAttribute:
+    """A descriptor for the attributes of a mesh that are about this rank: its number,
+    its coordinates and its group names.
 
-    One that was loaded where there was no world says what the saver's said, until there
-    is a world. Then it, and one that was loaded before its groups were made, finds out
-    on each request what holds here, and stores it once all is found.
+    Nearly every mesh has these attributes in its ``__dict__``, which Python reads
+    first. The descriptor is only reached on a mesh that was loaded before its groups
+    existed. As long as there is no default group, it answers with the values of the
+    rank that saved the mesh. After that, each read looks for this rank's groups, until
+    all are found and stored in ``__dict__``.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -65,16 +72,16 @@ class OfTheRank:
 
     def __get__(self, mesh: Any, owner: type) -> Any:
         if mesh is not None:
-            # In this order: another thread that finds it out stores the attribute, and
-            # then removes `_of_saver`.
-            saver = mesh.__dict__.get("_of_saver")
+            # Read `_of_saver` before the attribute: another thread that finds the
+            # groups stores the attribute first, and then removes `_of_saver`.
+            saved = mesh.__dict__.get("_of_saver")
             if self.name in mesh.__dict__:
                 return mesh.__dict__[self.name]
-            if saver is not None and self.name in saver.said:
+            if saved is not None and self.name in saved.said:
                 return (
                     bind_groups(mesh)[self.name]
                     if is_initialized()
-                    else saver.said[self.name]
+                    else saved.said[self.name]
                 )
         raise AttributeError(
             f"{owner.__name__!r} object has no attribute {self.name!r}"
@@ -82,8 +89,8 @@ class OfTheRank:
 
 
 def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
-    """What is pickled of a mesh: its attributes, without its state, its groups and its
-    hash, but with the universe that it is of."""
+    """The pickled state of a mesh: its attributes and the universe that it is of,
+    without the shared state, the groups and the hash."""
     state = {
         name: value
         for name, value in mesh.__dict__.copy().items()
@@ -94,96 +101,114 @@ def saved_state(mesh: DeviceMesh) -> dict[str, Any]:
     try:
         shared = shared_state(mesh)
     except AttributeError:
-        # no ranks or no layout, as a subclass that makes its own mesh may have it
+        # A subclass that skips __init__ may have no ranks or no layout yet.
         return state
     state["_rank_map"] = mesh._rank_map
     state["_flatten_rank_map"] = mesh._flatten_rank_map
-    # Nothing here that differs from process to process: keys of compiled code are made
-    # from it.
+    # Cache keys of compiled code are made from the pickle, so nothing may differ from
+    # process to process.
     state["_universe"] = saved_universe(shared)
-    _say_whose(mesh, state)
+    _save_axis_tokens(mesh, state)
     return state
 
 
-def _say_whose(mesh: DeviceMesh, state: dict[str, Any]) -> None:
-    """Add to the state of a view of `is_apart` whose group each axis has: the token of
-    a view that shares it with no other, or None. On a rank outside that isn't known,
-    and the view's own token stands for all, which finds no group that others share."""
+def _save_axis_tokens(mesh: DeviceMesh, state: dict[str, Any]) -> None:
+    """For a view of `is_apart`, add the token of each axis to the state: that of the
+    view that alone has the axis' group, or None if views share it.
+
+    A rank outside doesn't know which axes share their groups. It saves the view's own
+    token for all axes, so that the loaded mesh takes no shared group.
+    """
     if not is_apart(mesh) or "_whose_groups" in state:
         return
-    whose = {entry.group_name: entry.apart for entry in _entries()}
-    own, names = (
-        mesh.__dict__["_apart"],
-        group_names(mesh) or [""] * len(view_of(mesh).layout.axes),
-    )
-    state["_whose_groups"] = [whose.get(name, own) if name else own for name in names]
+    tokens = {entry.group_name: entry.apart for entry in _all_entries()}
+    view_token = mesh.__dict__["_apart"]
+    names = group_names(mesh) or [""] * len(view_of(mesh).layout.axes)
+    state["_whose_groups"] = [
+        tokens.get(name, view_token) if name else view_token for name in names
+    ]
 
 
 def load_state(mesh: DeviceMesh, state: dict[str, Any]) -> None:
-    """Fill a new mesh from a file; its root may still be empty here, so nothing is read
-    through it.
+    """Fill a new mesh from its pickled state.
 
-    Files go both ways between this and versions before it. What belongs to the process
-    that saved is not believed: the rank, the coordinates and the groups are those of
-    the process that loads, as soon as there is a world. A group is found by its ranks,
-    since names depend on the order in which a process made its groups; the name decides
-    between several, and about groups that no mesh made.
+    Rank, coordinates and groups are those of the process that loads, not those in the
+    state: at once if there is a default group, else as soon as there is one. A group is
+    found by its ranks, since names depend on the order in which a process created its
+    groups. The saved name only decides between several groups over the same ranks, and
+    about groups that no mesh made.
+
+    Older and newer versions read each other's files.
     """
+    # In a pickle of both, the root of this mesh may still be empty here. So nothing
+    # below reads through `_root_mesh`.
     mesh.__dict__.update(state)
     mesh.__dict__.setdefault("_universe", UNKNOWN)
     mesh._pg_registry = {}
     mesh._hash = None
-    if "_coordinate_on_dim" not in state:  # xla meshes have neither rank nor groups
+    if "_coordinate_on_dim" not in state:  # an XLA mesh has neither rank nor groups
         return
     mesh._layout = loaded_layout(state["_layout"])  # overlay only
-    mesh.__dict__.setdefault("_rank", -1)  # files of torch 2.10 have coordinates only
-    saver = wait_for_world(mesh)
+    mesh.__dict__.setdefault("_rank", -1)  # files of release 2.10 lack it
+    saved = wait_for_world(mesh)
     if is_initialized():
         view = View(stored_ranks(state), from_torch(mesh._layout))
         mesh._rank = get_rank()
         mesh._coordinate_on_dim = view.coordinate(mesh._rank)
-        _bind(mesh, view, saver, mesh.__dict__["_universe"])
+        _find_all_groups(mesh, view, saved, mesh.__dict__["_universe"])
 
 
 def bind_groups(mesh: DeviceMesh) -> dict[str, Any]:
-    """Find out who this rank is, and its group on each axis, and give what the mesh
-    says of it. An axis without a group has a name that says so; all are looked for
-    again once there may be others."""
-    saver = mesh.__dict__.get("_of_saver")
-    if saver is None:  # another thread found all
+    """Find this rank and its group on each axis. Returns the attributes of the mesh
+    with these values.
+
+    An axis without a group gets a name that says so. All axes are looked up again once
+    other groups exist.
+    """
+    saved = mesh.__dict__.get("_of_saver")
+    if saved is None:  # another thread found them
         return mesh.__dict__
-    if saver.names is not None and saver.among == _groups_here():
-        return {**mesh.__dict__, "_dim_group_names": saver.names}
+    # A look-up scans all groups of the process. It can't find more while there are the
+    # same.
+    if saved.names is not None and saved.among == _groups_here():
+        return {**mesh.__dict__, "_dim_group_names": saved.names}
     shared = shared_state(mesh)
     join_universe(shared)
     mesh._rank = get_rank()
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    names = _bind(mesh, view_of(mesh), saver, (shared.saved_number, shared.private))
+    names = _find_all_groups(
+        mesh, view_of(mesh), saved, (shared.saved_number, shared.private)
+    )
     shared.registry.update(mesh._pg_registry)
     return {**mesh.__dict__, "_dim_group_names": names}
 
 
-def _bind(
-    mesh: DeviceMesh, view: View, saver: OfSaver, saved_from: _SavedFrom
+def _find_all_groups(
+    mesh: DeviceMesh, view: View, saved: SavedAttributes, saved_from: _SavedFrom
 ) -> list[str] | None:
     """The name of this rank's group on each axis, found by its ranks; none on a rank
-    outside. While one is missing, its name starts with UNBOUND, and the names that the
-    saver's groups had stay laid aside."""
+    outside. None for a mesh that was saved without groups.
+
+    If all are found, they are stored in the mesh. Else an axis without a group gets a
+    name that starts with UNBOUND, and the saved names are kept for the next look-up.
+    """
     mesh._thread_id, mesh._hash = thread_id(), None
-    saved = saver.said.get("_dim_group_names")
-    if saved is None:
+    saved_names = saved.said.get("_dim_group_names")
+    if saved_names is None:
         mesh.__dict__.pop("_of_saver", None)
         return None
-    here = _groups_here()
+    existing = _groups_here()
     names: list[str] = []
-    for wanted in _wanted(mesh, view, saved):
+    for wanted in _wanted_groups(mesh, view, saved_names):
         name = _find(wanted, view.rank_map, saved_from)
         names.append(name or f"{UNBOUND}{wanted.ranks}")
         group = find_group(name) if name else None
         if group is not None:
             mesh._pg_registry[group.group_name] = group
     if any(name.startswith(UNBOUND) for name in names):
-        lay_aside(mesh, OfSaver({"_dim_group_names": saved}, names, here))
+        lay_aside(
+            mesh, SavedAttributes({"_dim_group_names": saved_names}, names, existing)
+        )
     else:
         mesh._dim_group_names = names
         mesh.__dict__.pop("_of_saver", None)
@@ -191,18 +216,20 @@ def _bind(
 
 
 def _groups_here() -> tuple[Any, ...]:
-    """Equal to what it was before only if an axis finds the same group as before: there
-    are the same groups, and they serve as many axes."""
+    """A value that changes when a look-up may find other groups: when a group is
+    created or destroyed, or comes to serve another axis."""
     groups = distributed_c10d._world.pg_names
+    # The number alone would miss one group destroyed and another created. The newest is
+    # compared by weak reference, so that this keeps no group alive.
     return (
         len(groups),
         weakref.ref(next(reversed(groups))),
-        sum(len(entry.names) for entry in _entries()),
+        sum(len(entry.names) for entry in _all_entries()),
     )
 
 
-def _entries() -> list[Entry]:
-    """Of all universes of this world."""
+def _all_entries() -> list[Entry]:
+    """The entries of all universes of this world."""
     return [
         entry
         for universe in current_world().universes
@@ -210,15 +237,15 @@ def _entries() -> list[Entry]:
     ]
 
 
-class _Wanted(NamedTuple):
-    """The group of an axis of a loaded mesh.
+class _WantedGroup(NamedTuple):
+    """The group to find for one axis of a loaded mesh.
 
     Attributes:
-        ranks: in the group's order, which is the mesh's.
-        name: of the axis.
-        saved_name: the name that the group had.
-        apart: the token of the view that has the group alone, see `is_apart`; else
-            None.
+        ranks: in the order of the mesh, which is that of the group.
+        name: the name of the axis.
+        saved_name: the name of the group in the process that saved the mesh.
+        apart: the token of the view that alone has the group, see `is_apart`. None if
+            views may share it.
     """
 
     ranks: list[int]
@@ -227,80 +254,98 @@ class _Wanted(NamedTuple):
     apart: str | None
 
 
-def _wanted(mesh: DeviceMesh, view: View, saved: list[str]) -> list[_Wanted]:
+def _wanted_groups(
+    mesh: DeviceMesh, view: View, saved_names: list[str]
+) -> list[_WantedGroup]:
     """One for each axis; none on a rank outside."""
     if mesh._coordinate_on_dim is None:
         return []
     axes = view.layout.axes
     ranks = [view.show(_MeshLayout((axis,))).ranks(mesh._rank) for axis in axes]
     names = axis_names(mesh._mesh_dim_names, len(axes))
-    saved = [*saved, *[""] * len(axes)]
+    # A mesh that was saved by a rank outside it holds no names.
+    saved_names = [*saved_names, *[""] * len(axes)]
     apart = mesh.__dict__.get(
         "_whose_groups", [mesh.__dict__.get("_apart")] * len(axes)
     )
-    return [_Wanted(*each) for each in zip(ranks, names, saved, apart)]
+    return [_WantedGroup(*fields) for fields in zip(ranks, names, saved_names, apart)]
 
 
-def _find(wanted: _Wanted, rank_map: RankMap, saved_from: _SavedFrom) -> str | None:
-    """The name of a group over exactly these ranks.
+def _find(
+    wanted: _WantedGroup, rank_map: RankMap, saved_from: _SavedFrom
+) -> str | None:
+    """The name of a group over exactly these ranks, or None.
 
-    If the universe that the mesh was saved from is here, it is that universe's, even if
-    it was destroyed: who asks for it is told so. Else it is the first live one.
+    If this process has the universe that the mesh was saved from, its group is taken,
+    even if it was destroyed: then whoever uses it gets an error that says so. Else the
+    first living candidate is taken.
     """
     number, private = saved_from
     universe = find_universe(rank_map, private, number)
     if universe is not None and universe.number == number:
-        name = _of_table(universe.table, wanted)
+        name = _name_in_table(universe.table, wanted)
         if name is not None:
             return name
     return next(
-        (name for name in _elsewhere(wanted, universe, saved_from) if find_group(name)),
+        (
+            name
+            for name in _candidates(wanted, universe, saved_from)
+            if find_group(name)
+        ),
         None,
     )
 
 
-def _elsewhere(
-    wanted: _Wanted, like: Universe | None, saved_from: _SavedFrom
+def _candidates(
+    wanted: _WantedGroup, like: Universe | None, saved_from: _SavedFrom
 ) -> Iterator[str]:
-    """The names of groups that may stand for the saver's, the likeliest first. Those of
-    a private mesh, or of a view that has its own, see `is_apart`, are found where they
-    were made alone:
+    """The names of groups that may replace the saved one, best first:
 
-    - groups that no table has, a user's or of a mesh that shares none: that of the
-      saved name;
-    - the default group;
-    - the universe ``like`` the saved one, then the others that are as private: an axis
-      of the same name;
-    - groups that were made for a mesh and that no table has.
+    1. A group of the saved name that is in no table: the user made it, or a mesh that
+       shares no groups.
+    2. The default group.
+    3. A group of an axis of the same name, in the universe ``like`` the saved one, then
+       in the others with the same privacy.
+    4. A group that a mesh made and that is in no table.
+
+    For a private mesh and for a view of `is_apart`, 2 and 4 are left out: these groups
+    may be shared.
     """
     number, private = saved_from
-    alone = private is not None or wanted.apart is not None
-    world, known = current_world(), {entry.group_name for entry in _entries()}
-    unknown = {
-        name: text for name, text in _open(wanted.ranks).items() if name not in known
+    is_private = private is not None or wanted.apart is not None
+    world, in_tables = current_world(), {entry.group_name for entry in _all_entries()}
+    not_in_tables = {
+        name: description
+        for name, description in _groups_over(wanted.ranks).items()
+        if name not in in_tables
     }
-    if wanted.saved_name in unknown:
+    if wanted.saved_name in not_in_tables:
         yield wanted.saved_name
-    if not alone and wanted.ranks == list(range(get_world_size())):
+    if not is_private and wanted.ranks == list(range(get_world_size())):
         yield distributed_c10d._get_default_group().group_name
     tables = [
         universe.table
         for universe in (like, *world.universes)
         if universe and universe.private == private
     ]
-    names = [name for table in tables if (name := _of_table(table, wanted))]
-    # a window has no universe of its own
+    names = [name for table in tables if (name := _name_in_table(table, wanted))]
+    # A window has no universe, so its groups are in the table of another one. Of
+    # several axes of one name, the saved name is then the best hint.
     if number is None and wanted.saved_name in names:
         yield wanted.saved_name
     yield from names
-    if not alone:
-        yield from (name for name, text in unknown.items() if text.startswith("mesh_"))
+    if not is_private:
+        yield from (
+            name
+            for name, description in not_in_tables.items()
+            if description.startswith("mesh_")
+        )
 
 
-def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
-    """The group over these ranks that serves an axis of this name; of several, the one
-    of the saved name."""
-    alike = [
+def _name_in_table(table: GroupTable, wanted: _WantedGroup) -> str | None:
+    """The name of a group over these ranks that serves an axis of this name. Of
+    several, the one with the saved name."""
+    names = [
         entry.group_name
         for key, entry in list(table.entries.items())
         if entry.serves_axis
@@ -308,21 +353,22 @@ def _of_table(table: GroupTable, wanted: _Wanted) -> str | None:
         and list(key.ranks) == wanted.ranks
         if entry.apart == wanted.apart
     ]
-    return wanted.saved_name if wanted.saved_name in alike else next(iter(alike), None)
+    return wanted.saved_name if wanted.saved_name in names else next(iter(names), None)
 
 
-def _open(ranks: list[int]) -> dict[str, str]:
-    """The descriptions of the groups over these ranks, by their names. One that a mesh
-    made counts only in this order; a user's counts in any, since from_group takes a
-    group as it is."""
-    books, found = distributed_c10d._world, {}
-    for group, name in books.pg_names.items():
-        held, text = (
-            list(books.pg_group_ranks.get(group, ())),
-            getattr(group, "group_desc", ""),
-        )
-        if held == ranks or (
-            sorted(held) == sorted(ranks) and not text.startswith("mesh_")
+def _groups_over(ranks: list[int]) -> dict[str, str]:
+    """The descriptions of the groups over these ranks, by group name.
+
+    A group that a mesh made must have the ranks in this order. A user's group may have
+    them in any order, since from_group takes a group as it is.
+    """
+    world = distributed_c10d._world
+    descriptions: dict[str, str] = {}
+    for group, name in world.pg_names.items():
+        group_ranks = list(world.pg_group_ranks.get(group, ()))
+        description = getattr(group, "group_desc", "")
+        if group_ranks == ranks or (
+            sorted(group_ranks) == sorted(ranks) and not description.startswith("mesh_")
         ):
-            found[name] = text
-    return found
+            descriptions[name] = description
+    return descriptions

@@ -1,14 +1,14 @@
-"""Which rank sits where in a mesh universe, and what a mesh shows of it: a rank map,
-and layouts over it.
+"""Which rank has which index in a mesh universe (`RankMap`), and which of these ranks a
+mesh shows (`View`, a layout over a rank map).
 
-Most meshes number their ranks 0 to n-1, and for those nothing is stored. A permutation,
-or a subset of the world, is stored once and shared by the root mesh and all its views.
-Ranks are plain Python integers, so that looking one up works under any tensor mode.
+Most meshes number their ranks 0 to n-1, and for these nothing is stored. A permutation
+or a subset of the world is stored once, and shared by the root mesh and all its views.
+Ranks are plain Python ints, so looking one up works under any tensor mode.
 
-A view is a layout over the rank map, a pure value. A layout says the indices of one
-copy, and each rank sees the copy that it sits in. So one value stands for a mesh on all
-ranks, and what a mesh answers is arithmetic on it. Coordinates and starts take the same
-time at 64 ranks and at a million; a list of ranks takes as long as the copy has ranks.
+A view is a pure value, equal on all ranks: its layout gives the indices of one copy,
+and each rank sees the copy that it is in. All answers of a mesh are arithmetic on it.
+Coordinates and starts take the same time for 64 ranks and for a million; a list of
+ranks takes time in the size of the copy.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class RankMap:
         ranks: the rank at each index, without duplicates.
 
     Raises:
-        ValueError: a rank stands there twice.
+        ValueError: a rank occurs twice.
 
     >>> ranks = RankMap([3, 1, 2, 0])
-    >>> ranks[0], ranks.index(3)  # rank 3 sits at index 0
+    >>> ranks[0], ranks.index(3)  # rank 3 has index 0
     (3, 0)
     >>> RankMap(range(4)) == RankMap.identity(4)
     True
@@ -48,6 +48,8 @@ class RankMap:
         self.numel = len(stored)
         self._ranks: Sequence[int] = range(self.numel)
         self._indices: dict[int, int] | None = None
+        # Canonical at birth: a list that is the identity becomes the identity, so equal
+        # maps have equal keys, and a million ranks in order take no memory.
         if stored == tuple(self._ranks):
             return
         self._ranks = stored
@@ -59,45 +61,46 @@ class RankMap:
 
     @classmethod
     def identity(cls, numel: int) -> RankMap:
-        """The ranks 0 to ``numel - 1`` in their own order, in constant time and
-        space."""
-        made = cls(())
-        made.numel = numel
-        made._ranks = range(numel)
-        return made
+        """The ranks 0 to ``numel - 1`` in order, in constant time and space."""
+        rank_map = cls(())
+        rank_map.numel = numel
+        rank_map._ranks = range(numel)
+        return rank_map
 
     @property
     def is_identity(self) -> bool:
-        """Whether every rank sits at its own index."""
+        """True if the rank at each index is the index."""
         return self._indices is None
 
     def __getitem__(self, index: int) -> int:
         return self._ranks[index]
 
     def index(self, rank: int) -> int | None:
-        """Where ``rank`` sits, or None if the universe doesn't hold it."""
+        """The index of ``rank``; None if the universe doesn't hold it."""
         if self._indices is None:
             return rank if 0 <= rank < self.numel else None
         return self._indices.get(rank)
 
     @cached_property
     def ascends(self) -> bool:  # overlay only
-        """Whether a greater index has a greater rank; as long as the map, once, unless
-        it is the identity."""
+        """True if ranks ascend with their index. Unless the map is the identity, the
+        first call looks at all ranks."""
         return self.is_identity or all(
             itertools.starmap(operator.lt, itertools.pairwise(self.ranks()))
         )
 
     def ranks(self) -> Sequence[int]:
-        """Every rank, in the order of the indices; a range for the identity."""
+        """Every rank, in the order of the indices. A range for the identity."""
         return self._ranks
 
     @cached_property
     def key(self) -> tuple[int, str]:
-        """A short value that is equal for equal maps, in this and in any other
+        """A short value that is equal for equal maps, in this and in every other
         process."""
         if self.is_identity:
             return (self.numel, "")
+        # A digest, since the tuple itself may be a million ranks long, and meshes are
+        # hashed and compared by this key all the time.
         return (
             self.numel,
             hashlib.blake2b(
@@ -107,7 +110,7 @@ class RankMap:
 
     @cached_property
     def ranks_hash(self) -> int:  # overlay only
-        """What the tuple of all ranks hashes to; as long as the map, once."""
+        """The hash of the tuple of all ranks. The first call looks at all ranks."""
         return hash(tuple(self.ranks()))
 
     def __eq__(self, other: object) -> bool:
@@ -123,12 +126,12 @@ class RankMap:
 
 
 class Window(RankMap):
-    """The ranks that one copy of a layout shows of another map, as a map of its own,
+    """A rank map of the ranks that one copy of a layout shows of another map. It is
     made in constant time.
 
     Args:
-        whole: the map to look at.
-        layout: orthogonal; its coordinates become the indices of the window.
+        whole: the other map.
+        layout: orthogonal. Its coordinates are the indices of the window.
         start: the index of ``whole`` at which the copy starts.
 
     The second row of a 2 x 4 mesh; rank 0 is in the other row:
@@ -149,24 +152,32 @@ class Window(RankMap):
         return self._whole[self._start + self._layout(index)]
 
     def index(self, rank: int) -> int | None:
+        """The index of ``rank`` in the window; None if the window doesn't hold it."""
         index = self._whole.index(rank)
         if index is None:
             return None
+        # Every index has a coordinate on the layout, but most are in another copy: in
+        # this one only if taking the coordinate off leads back to its start.
         coordinate = self._layout.coordinate(index)
         return coordinate if index - self._layout(coordinate) == self._start else None
 
     @cached_property
     def _shown(self) -> tuple[int, ...]:
+        # Computed on the first request: a window itself is made in constant time.
         return tuple(
             self._whole[self._start + offset]
             for offset in self._layout.all_ranks_from_zero()
         )
 
     def ranks(self) -> Sequence[int]:
+        """Every rank of the window, in the order of its indices."""
         return self._shown
 
     @property
     def is_identity(self) -> bool:
+        """True if the rank at each index is the index."""
+        # The window at the start of the world equals the identity map, so both must
+        # have one `key`, and this decides whether the key has a digest.
         return self._shown == tuple(range(self.numel))
 
 
@@ -175,12 +186,11 @@ class View:
     """A layout over a rank map.
 
     Attributes:
-        rank_map: shared by every view of one root.
-        layout: from coordinates to indices, relative to the start of the copy that is
-            seen.
+        rank_map: shared by all views of one root mesh.
+        layout: from coordinates to indices, relative to the start of a copy.
 
-    The inner axis of a 2 x 4 mesh has two copies, 0 to 3 and 4 to 7; rank 5 sits in the
-    second:
+    The inner axis of a 2 x 4 mesh has two copies, 0 to 3 and 4 to 7. Rank 5 is in the
+    second one:
 
     >>> tp = View(RankMap.identity(8), _MeshLayout.from_sizes_strides((4,)))
     >>> tp.start(5), tp.ranks(5), tp.coordinate(5)
@@ -191,19 +201,20 @@ class View:
     layout: _MeshLayout
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """The coordinates of ``rank``, or None if the universe doesn't hold it."""
+        """The coordinates of ``rank``; None if the universe doesn't hold it."""
         index = self.rank_map.index(rank)
         return None if index is None else self.layout.coordinate(index)
 
     def start(self, rank: int) -> int:
-        """The index at which the copy that ``rank`` sees starts; a rank outside the
-        universe sees the first."""
+        """The index at which the copy that ``rank`` sees starts. A rank outside the
+        universe sees the first copy."""
         index = self.rank_map.index(rank)
         return 0 if index is None else self.layout.origin(index)
 
     def ranks(self, rank: int) -> list[int]:
-        """Every rank of the copy that ``rank`` sees, row-major."""
+        """Every rank of the copy that ``rank`` sees, in row-major order."""
         start = self.start(rank)
+        # The usual case of a dense axis, at the speed of a range.
         if self.rank_map.is_identity and self.layout.collapse() == _FlatLayout(
             (self.layout.numel(),)
         ):
@@ -214,7 +225,7 @@ class View:
         ]
 
     def show(self, layout: _MeshLayout) -> View:
-        """Another layout over the same ranks."""
+        """Another layout over the same rank map."""
         return View(self.rank_map, layout)
 
     def copies(self) -> list[int]:
@@ -225,8 +236,8 @@ class View:
         )
 
     def window(self, layout: _MeshLayout, start: int) -> View:
-        """The copy of ``layout`` at index ``start`` as a universe of its own: what
-        another rank sees."""
+        """The copy of ``layout`` at index ``start``, as a view of a rank map of its
+        own. Other ranks see such a copy as theirs."""
         return View(
             Window(self.rank_map, layout.collapse(), start),
             _MeshLayout.from_sizes_strides(layout.top_level_sizes),

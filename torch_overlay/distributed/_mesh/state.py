@@ -1,12 +1,16 @@
-"""What a DeviceMesh carries: its view, and the state that all meshes of one universe
-share, the root, its slices, its flattened and unflattened views.
+"""The attributes that a DeviceMesh holds: its view, and the state that a root mesh
+shares with its slices and its flattened and unflattened views.
 
-A view keeps a reference to the state and nothing else that grows with the world. What
-others read off a mesh, the rank map as a tensor and as a tuple, is made here on the
-first request, once.
+Start at `SharedState`, then `view_of` and `shared_state`, which read them off a mesh,
+and `make_view`, which makes every new view.
 
-Meshes come from three places: made here, made by code that knew of no state, and loaded
-from a file. The last two hold the attributes without a state, and get it on first use.
+A view holds a reference to the shared state, and nothing else that grows with the
+world. What other code reads off a mesh, the rank map as a tensor and as a tuple, is
+computed once, when it is first read.
+
+Not every mesh was made by this file. One that was made by older code, by a subclass
+that skips `__init__`, or by unpickling has the plain attributes only. It gets its state
+when that is first read (`_adopt`).
 """
 
 from __future__ import annotations
@@ -44,33 +48,31 @@ if TYPE_CHECKING:
 
 
 def group_names(mesh: DeviceMesh) -> list[str] | None:
-    """The name of this rank's group on each axis; none on a rank outside. None for a
-    mesh that was made without groups.
-
-    It is the mesh's own list, not a copy.
+    """The name of this rank's group on each mesh dim; [] on a rank outside the mesh.
+    None for a mesh that was made without groups. It is the mesh's own list, not a copy.
     """
     return getattr(mesh, "_dim_group_names", None)
 
 
-# Of the meshes that live: what `status()` counts, and what `forget_answers` clears.
+# The shared states of the meshes that live: `status()` counts them, and
+# `forget_answers` clears what they remember.
 states: weakref.WeakSet[SharedState] = weakref.WeakSet()  # overlay only
 
 
 class TracedViews:
-    """The views that compiled code made, each an attribute, which dynamo looks up each
-    time it is read; of a dict it would take what is in it at the first read in a
-    graph."""
+    """The views that compiled code made, each as an attribute. Dynamo looks up an
+    attribute each time a graph reads it; of a dict it would use what it held at the
+    first read."""
 
 
 @dataclass
 class Remembered:
-    """What redistributions over the meshes of a universe found out.
+    """Caches of redistributions over the meshes of one universe.
 
     Attributes:
-        at_hand: the groups at hand of each site, see tensor/_runner/at_hand.py.
-        answers: to questions, each made once, see tensor/_runner/answers.py.
-        specs: the attributes of the specs in which redistributions end, but for the
-            mesh.
+        at_hand: the groups that each call site can use, see tensor/_runner/at_hand.py.
+        answers: by question; each is made once, see tensor/_runner/answers.py.
+        specs: the attributes of result specs, without the mesh.
     """
 
     at_hand: dict[Any, Any] = field(default_factory=dict)
@@ -79,22 +81,23 @@ class Remembered:
 
 
 class SharedState:
-    """One for a root mesh and all its views, a mesh universe.
+    """What a root mesh shares with all its views: one object for each universe of
+    meshes.
 
     Attributes:
-        rank_map: index to rank and back.
-        flattened: the flattened views by name, the mesh's ``_flatten_mapping``; others
-            may write it.
-        registry: the groups by name, the mesh's ``_pg_registry``.
-        private: what tells a private universe from its equals, a part of its meshes'
-            value; None if it isn't private.
-        universe: its groups in this world; None before the first request, see
-            `universe_of`.
+        rank_map: from index to rank and back.
+        flattened: the flattened views by name, the mesh's ``_flatten_mapping``. Other
+            code may write it.
+        registry: the process groups by name, the mesh's ``_pg_registry``.
+        private: a token that tells private universes apart, and is part of the value of
+            their meshes; None if the universe isn't private.
+        universe: the groups in this world, see `universe_of`. None before the first
+            request for one.
         traced: the views that compiled code made.
-        saved_number: of a loaded mesh, which universe over these ranks it was saved
+        saved_number: for a loaded mesh, the number of the universe that it was saved
             from.
-        remembered: what redistributions over its meshes found out; freed with the last
-            mesh of the universe.
+        remembered: caches of redistributions. They are freed with the last mesh of the
+            universe.
     """
 
     def __init__(self, rank_map: RankMap, private: str | None = None) -> None:
@@ -112,10 +115,11 @@ class SharedState:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The rank map as ``_rank_map`` has it: one dimension, int32, on the CPU."""
+        """The rank map in the form of ``_rank_map``: one dimension, int32, on the
+        CPU."""
         if self._tensor is None:
-            # A real tensor, whatever mode (fake, meta, proxy, inference) is active
-            # around the caller.
+            # The tensor is kept for later callers, so it must be a real one, also where
+            # the first caller is under a fake, meta, proxy or inference mode.
             with _disable_current_modes(), torch.inference_mode(False):
                 if self.rank_map.is_identity:
                     self._tensor = torch.arange(
@@ -128,11 +132,12 @@ class SharedState:
         return self._tensor
 
     def shown(self, layout: _MeshLayout, start: int) -> torch.Tensor:
-        """The ranks of the copy of ``layout`` that starts at index ``start``, in its
-        shape.
+        """The ranks of the copy of ``layout`` that starts at index ``start``, in the
+        shape of the layout.
 
-        A view, and so as quick for a million ranks as for eight, unless an axis has
-        several modes, which no single stride can express; then `reshape` copies.
+        It is a view of `tensor`, and so costs the same for a million ranks as for
+        eight. The exception is an axis of several modes, which no single stride can
+        express: there `reshape` copies.
         """
         shape = [size for axis in layout.axes for size in axis.shape]
         stride = [step for axis in layout.axes for step in axis.stride]
@@ -142,26 +147,28 @@ class SharedState:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank map as ``_flatten_rank_map`` has it."""
+        """The rank map in the form of ``_flatten_rank_map``."""
         if self._ranks is None:
             self._ranks = tuple(self.rank_map.ranks())
         return self._ranks
 
 
-_adopting = threading.RLock()  # one state for a mesh, whichever thread asks first
+# Two threads that first read a mesh's state must get the same object.
+_adopting = threading.RLock()
 
-# Every mesh that lacks what torch's own code would look for, by id. Weak: a mesh lives
-# no longer for being listed.
+# Every mesh that lacks an attribute which DeviceMesh stores without this code, by id,
+# so that `hand_back` can restore it. Weak, so that being listed keeps no mesh alive. By
+# id, since equal meshes must be listed one by one.
 _living: Any = weakref.WeakValueDictionary()  # overlay only
 
 
 class InUniverse(NamedTuple):
-    """What a mesh holds as ``_in_universe``; one that doesn't gets it when it is first
-    asked for.
+    """The attribute ``_in_universe`` of a mesh. A mesh without it gets it when it is
+    first read.
 
     Attributes:
-        view: its view over the rank map of its universe.
-        shared: what it has in common with its root and all the root's views.
+        view: the mesh's view over the rank map of its universe.
+        shared: the state that it shares with its root mesh and all views of the root.
     """
 
     view: View
@@ -169,23 +176,23 @@ class InUniverse(NamedTuple):
 
 
 def view_of(mesh: DeviceMesh) -> View:
-    """The mesh's view over its universe's rank map."""
-    held = mesh.__dict__.get("_in_universe")
-    return (_adopt(mesh) if held is None else held).view
+    """The mesh's view over the rank map of its universe."""
+    in_universe = mesh.__dict__.get("_in_universe")
+    return (_adopt(mesh) if in_universe is None else in_universe).view
 
 
 def shared_state(mesh: DeviceMesh) -> SharedState:
-    """What the mesh has in common with its root and all the root's views."""
-    held = mesh.__dict__.get("_in_universe")
-    return (_adopt(mesh) if held is None else held).shared
+    """The state that the mesh shares with its root and all views of the root."""
+    in_universe = mesh.__dict__.get("_in_universe")
+    return (_adopt(mesh) if in_universe is None else in_universe).shared
 
 
 def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
-    """The state of a mesh over these ranks: its root's if that is over the same, else a
-    new one.
+    """The state for a mesh over these ranks: the root's if it is over the same ranks,
+    or else a new one.
 
-    The new one has the root's registry, in which get_group and compiled code look for
-    the groups of a view.
+    A new one has the registry of the root, since get_group and compiled code look there
+    for the groups of a view.
     """
     if root is not None and root.rank_map == rank_map:
         return root
@@ -196,15 +203,15 @@ def state_over(rank_map: RankMap, root: SharedState | None) -> SharedState:
 
 
 def join_state(mesh: DeviceMesh, view: View, root: DeviceMesh | None) -> SharedState:
-    """Give a new mesh over these ranks its state, that of its root if it can be."""
+    """Give a new mesh its state: that of its root, if it is over the same ranks."""
     shared = state_over(view.rank_map, None if root is None else shared_state(root))
-    # the root's rank map, not an equal one
+    # The root's rank map and not an equal one: views over one map compare in no time.
     put_state(mesh, View(shared.rank_map, view.layout), shared)
     return shared
 
 
 def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
-    """Give a mesh its state, and its layout as an attribute."""
+    """Store the state in a mesh, and its layout as `_layout`."""
     mesh._layout = to_torch(view.layout)
     mesh.__dict__["_in_universe"] = InUniverse(view, shared)
     _forget_coordinates(mesh)  # overlay only
@@ -212,11 +219,11 @@ def put_state(mesh: DeviceMesh, view: View, shared: SharedState) -> None:
 
 
 def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
-    """Drop what LocalTensorMode holds for the id of a new mesh.
+    """Drop the entry of LocalTensorMode for the id of a new mesh.
 
-    Before 2.14 it keeps every rank's coordinates by the id of the mesh. A slice that
-    nobody holds is gone at once, since meshes made here are in no reference cycle, and
-    the next slice often has its id.
+    Before 2.14 the mode keeps the coordinates of all ranks by the id of the mesh. A
+    slice that nobody holds is freed at once, since our meshes are in no reference
+    cycle, and the next slice often has its id.
     """
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     for mode in (
@@ -226,36 +233,36 @@ def _forget_coordinates(mesh: DeviceMesh) -> None:  # overlay only
 
 
 def _adopt(mesh: DeviceMesh) -> InUniverse:
-    """Read the state off a mesh that holds only what DeviceMesh stores, or that
-    forwards to another mesh."""
+    """Build the state of a mesh that has only the attributes that DeviceMesh stores, or
+    that forwards to another mesh."""
     with _adopting:
         if "_in_universe" not in mesh.__dict__:
-            lent = _lent_state(mesh)
-            if lent is not None:
-                return lent
+            forwarded = _forwarded_state(mesh)
+            if forwarded is not None:
+                return forwarded
             _read_state(mesh)
         return mesh.__dict__["_in_universe"]
 
 
-def _lent_state(mesh: DeviceMesh) -> InUniverse | None:
-    """The state of the mesh to which this one forwards by `__getattr__`; None if it
-    forwards to none that has one.
+def _forwarded_state(mesh: DeviceMesh) -> InUniverse | None:
+    """The state of the mesh to which this one forwards by `__getattr__`, as a lazily
+    built subclass does. None if it forwards to no mesh that has a state.
 
-    It isn't kept: a class that builds its mesh late, or again after a failure, forwards
-    to another mesh then.
+    The state isn't stored. Such a class may build its mesh later, or build another one
+    after a failure, and forwards to that one then.
     """
     forward = getattr(type(mesh), "__getattr__", None)
     if "_layout" in mesh.__dict__ or forward is None:
         return None
     try:
-        forward(mesh, "_hash_key")()  # one that was never asked reads its state here
-        lent = forward(mesh, "_in_universe")
+        forward(mesh, "_hash_key")()  # makes the other mesh read its own state
+        in_universe = forward(mesh, "_in_universe")
     except AttributeError:
         return None
-    return lent if isinstance(lent, InUniverse) else None
+    return in_universe if isinstance(in_universe, InUniverse) else None
 
 
-_STORED = (
+_STORED_NAMES = (
     "_layout",
     "_rank_map",
     "_flatten_rank_map",
@@ -265,61 +272,69 @@ _STORED = (
 )
 
 
-def _stored(mesh: DeviceMesh) -> dict[str, Any]:
-    """The attributes that a mesh holds: its own dict, or a copy of it with those that
-    `__getattr__` answers for. Our class attributes of the same names must not be asked:
-    they would ask for the state that is to be read."""
-    held, forward = mesh.__dict__, getattr(type(mesh), "__getattr__", None)
-    if "_layout" in held or forward is None:
-        return held
-    found = dict(held)
-    for name in _STORED:
+def _stored_attributes(mesh: DeviceMesh) -> dict[str, Any]:
+    """The attributes that a mesh holds: its ``__dict__``, or a copy of it with the
+    attributes that a `__getattr__` of its class forwards."""
+    attributes, forward = mesh.__dict__, getattr(type(mesh), "__getattr__", None)
+    if "_layout" in attributes or forward is None:
+        return attributes
+    with_forwarded = dict(attributes)
+    # `getattr` would reach our cached properties of the same names, and these read the
+    # state that is about to be built. So ask `__getattr__` alone.
+    for name in _STORED_NAMES:
         with contextlib.suppress(AttributeError):
-            found.setdefault(name, forward(mesh, name))
-    return found
+            with_forwarded.setdefault(name, forward(mesh, name))
+    return with_forwarded
 
 
-def stored_ranks(held: dict[str, Any]) -> RankMap:
-    """The ranks in the attributes of a mesh: of a subclass that makes its own, and of
-    one from an older file, they may lack the tuple. Raises AttributeError where there
-    are none, as in a mesh whose constructor hasn't run."""
-    if "_flatten_rank_map" in held:
-        return RankMap(held["_flatten_rank_map"])
-    if "_rank_map" in held:
-        return RankMap(held["_rank_map"].tolist())
+def stored_ranks(attributes: dict[str, Any]) -> RankMap:
+    """The rank map in the stored attributes of a mesh.
+
+    Raises:
+        AttributeError: there are no ranks, as in a mesh whose constructor hasn't run.
+    """
+    # A subclass that builds its own attributes, or an older pickle, may lack the tuple.
+    if "_flatten_rank_map" in attributes:
+        return RankMap(attributes["_flatten_rank_map"])
+    if "_rank_map" in attributes:
+        return RankMap(attributes["_rank_map"].tolist())
     raise AttributeError(
         "this DeviceMesh has no ranks yet: neither its constructor nor __setstate__() "
         "has run"
     )
 
 
-def _holds_ranks_of(held: dict[str, Any], root: Any) -> bool:
-    """Whether a mesh holds no ranks but its root's; one made with the private
-    ``_root_mesh`` may hold others."""
-    stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in held]
-    # Views made or loaded with their root hold the same objects; so no ranks are read.
-    return not stored or any(held[name] is root.__dict__.get(name) for name in stored)
+def _has_ranks_of_root(attributes: dict[str, Any], root: Any) -> bool:
+    """True if a mesh holds the same ranks as its root, or no ranks. One that was made
+    with the private argument ``_root_mesh`` may hold others."""
+    stored = [name for name in ("_rank_map", "_flatten_rank_map") if name in attributes]
+    # A view that was made or loaded with its root holds the very same objects, so
+    # comparing by identity is enough, and reads no ranks.
+    return not stored or any(
+        attributes[name] is root.__dict__.get(name) for name in stored
+    )
 
 
 def _read_state(mesh: DeviceMesh) -> None:
-    held = _stored(mesh)
+    """Build the state of a mesh from its stored attributes."""
+    attributes = _stored_attributes(mesh)
     root = getattr(mesh, "_root_mesh", None)
-    # of a loaded mesh, see `saved_state`
-    number, private = held.pop("_universe", (None, None))
-    registry = held.setdefault("_pg_registry", {})
-    theirs = None if root is None or root is mesh else shared_state(root)
+    # A loaded mesh says which universe it was saved from, see `saved_state`.
+    number, private = attributes.pop("_universe", (None, None))
+    registry = attributes.setdefault("_pg_registry", {})
+    root_state = None if root is None or root is mesh else shared_state(root)
     rank_map = (
-        theirs.rank_map
-        if theirs is not None and _holds_ranks_of(held, root)
-        else stored_ranks(held)
+        root_state.rank_map
+        if root_state is not None and _has_ranks_of_root(attributes, root)
+        else stored_ranks(attributes)
     )
-    shared = state_over(rank_map, theirs)
-    if shared is not theirs:
+    shared = state_over(rank_map, root_state)
+    if shared is not root_state:
         shared.private = private
         shared.saved_number = number
         join_universe(shared)
-    if theirs is None:
-        shared.flattened = held.setdefault("_flatten_mapping", {})
+    if root_state is None:
+        shared.flattened = attributes.setdefault("_flatten_mapping", {})
         shared.registry = registry
     else:
         shared.registry.update(registry)
@@ -334,34 +349,36 @@ def make_view(
     names: Sequence[str] | None,
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
-    """Another mesh over the ranks of ``parent``'s universe.
+    """A new mesh over the ranks of the universe of ``parent``. All slices,
+    permutations, flattened and unflattened views come from here.
 
     Args:
         layout: over the universe's rank map.
-        names: of the axes; None for none.
-        groups: the name of this rank's group on each axis; empty on a rank outside,
-            None where no backend was set up.
+        names: the names of the axes; None for none.
+        groups: the name of this rank's group on each axis; [] on a rank outside, None
+            where no backend was set up.
     """
     root = parent._get_root_mesh()
-    mesh = _blank(parent, root, names)
+    mesh = _new_mesh(parent, root, names)
     put_state(mesh, view_of(parent).show(layout), shared_state(parent))
-    return _finish(mesh, parent, groups)
+    return _set_rank_and_groups(mesh, parent, groups)
 
 
-# What a mesh says of this rank.
+# The attributes of a mesh that differ from rank to rank.
 RANK_ATTRIBUTES = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 
 
 @dataclass(frozen=True)
-class OfSaver:
-    """What a file says of the rank that saved the mesh, where it isn't taken for what
-    is so of this one.
+class SavedAttributes:
+    """Attributes of the rank that saved a mesh. They are set aside after loading, until
+    this process knows its own rank and groups.
 
     Attributes:
-        said: by attribute, some of `RANK_ATTRIBUTES`.
-        names: what was found on each axis while an axis has no group; None before a
-            world was asked.
-        among: the groups that there were then, see pickling.py.
+        said: the values by attribute, for some of `RANK_ATTRIBUTES`.
+        names: the group names that were found so far, while an axis still has no group.
+            None before there was a world to look in.
+        among: the groups that existed at that look-up, see `_groups_here` in
+            pickling.py.
     """
 
     said: dict[str, Any]
@@ -369,35 +386,40 @@ class OfSaver:
     among: tuple[Any, ...] = ()
 
 
-def wait_for_world(mesh: DeviceMesh) -> OfSaver:
-    """Lay aside what a mesh that was loaded says of a rank: it is the saver's."""
-    held = mesh.__dict__
+def wait_for_world(mesh: DeviceMesh) -> SavedAttributes:
+    """Set aside the attributes of a loaded mesh that are about the rank that saved
+    it."""
+    attributes = mesh.__dict__
     return lay_aside(
-        mesh, OfSaver({name: held[name] for name in RANK_ATTRIBUTES if name in held})
+        mesh,
+        SavedAttributes(
+            {name: attributes[name] for name in RANK_ATTRIBUTES if name in attributes}
+        ),
     )
 
 
-def lay_aside(mesh: DeviceMesh, saver: OfSaver) -> OfSaver:
-    """Hold what the saver said apart from what the mesh says; another thread may ask in
-    between."""
-    mesh.__dict__["_of_saver"] = saver
-    for name in saver.said:
+def lay_aside(mesh: DeviceMesh, saved: SavedAttributes) -> SavedAttributes:
+    """Move these attributes of the saving rank out of the mesh's ``__dict__``, into
+    ``_of_saver``."""
+    # First store, then remove: another thread may read an attribute in between.
+    mesh.__dict__["_of_saver"] = saved
+    for name in saved.said:
         mesh.__dict__.pop(name, None)
     _living[id(mesh)] = mesh  # overlay only
-    return saver
+    return saved
 
 
-def take_back(held: dict[str, Any]) -> None:
-    """Let the attributes of a mesh say again what its saver said, where nothing else
-    was found."""
-    saver = held.pop("_of_saver", None)
-    if saver is not None:
-        held.update(saver.said)
+def take_back(attributes: dict[str, Any]) -> None:
+    """Put the attributes of the saving rank back into the attributes of a mesh, for
+    those that this rank didn't find for itself. For pickling such a mesh again."""
+    saved = attributes.pop("_of_saver", None)
+    if saved is not None:
+        attributes.update(saved.said)
 
 
 def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
-    """What the axes of a mesh are called, of one without names as well; groups are told
-    apart by it."""
+    """A name for each axis. Axes without names get numbered ones, since groups are
+    shared by name."""
     return (
         [str(name) for name in names]
         if names
@@ -406,27 +428,33 @@ def axis_names(names: Sequence[str] | None, ndim: int) -> list[str]:
 
 
 def copy_mesh(mesh: DeviceMesh, memo: dict[int, Any] | None = None) -> DeviceMesh:
-    """Another mesh of the same universe: views flattened later, and groups, are seen by
-    both. With the memo of a deep copy its root, and what users put on it, are copies,
-    too. One of a subclass is copied as other objects are."""
+    """A second mesh of the same universe. Both see views that are flattened later, and
+    both use the same groups.
+
+    With the memo of a deep copy, its root mesh and the attributes that users set on it
+    are copies, too. A mesh of a subclass is copied as other objects are.
+    """
     if type(mesh) is not device_mesh.DeviceMesh:
         reduced = mesh.__reduce_ex__(4)
         return copy._reconstruct(mesh, memo, *reduced)  # type: ignore[attr-defined]
     copied = make_view(
         mesh, view_of(mesh).layout, mesh._mesh_dim_names, group_names(mesh)
     )
-    # on request, as `_rank_map`
-    made = {name for name, value in vars(type(mesh)).items() if not callable(value)}
-    users = {
+    # The copy computes cached properties, such as `_rank_map`, again on request.
+    class_attributes = {
+        name for name, value in vars(type(mesh)).items() if not callable(value)
+    }
+    user_attributes = {
         name: value
         for name, value in mesh.__dict__.items()
-        if name not in {*copied.__dict__, *made}
+        if name not in {*copied.__dict__, *class_attributes}
     }
     root = mesh._root_mesh
+    # The copied root may refer back to this mesh, through attributes that users set.
     if memo is not None:
         memo[id(mesh)] = copied
-        root, users = copy.deepcopy((root, users), memo)
-    copied.__dict__.update(users)
+        root, user_attributes = copy.deepcopy((root, user_attributes), memo)
+    copied.__dict__.update(user_attributes)
     copied._root_mesh = root
     copied._flatten_mapping = mesh._flatten_mapping
     copied._pg_registry = mesh._pg_registry
@@ -440,39 +468,42 @@ def make_window(
     names: Sequence[str] | None,
     groups: Sequence[str] | None,
 ) -> DeviceMesh:
-    """The copy of ``layout`` at index ``start``, as a root of its own."""
+    """A root mesh that shows the copy of ``layout`` at index ``start``."""
     view = view_of(parent).window(layout, start)
     shared = SharedState(view.rank_map, shared_state(parent).private)
-    mesh = _blank(parent, None, names)
+    mesh = _new_mesh(parent, None, names)
     put_state(mesh, view, shared)
     mesh._flatten_mapping = shared.flattened
     mesh._pg_registry = shared.registry
     for name in groups or ():
         if name in shared_state(parent).registry:
             shared.registry[name] = shared_state(parent).registry[name]
-    return _finish(mesh, parent, groups)
+    return _set_rank_and_groups(mesh, parent, groups)
 
 
 def is_apart(mesh: DeviceMesh) -> bool:
-    """Whether it is a view with new axes of a mesh that isn't private, made in a block
-    of `private_groups`, or has an axis of such a view. Its token tells it from other
-    views.
+    """True for a view that has groups of its own, which no other view shares.
 
-    The new axes have groups of their own, the others those that they had. Plans share
-    none over several axes.
+    Such a view was flattened or unflattened inside a block of `private_groups`, from a
+    mesh that isn't private; or it has an axis of such a view. Its new axes have groups
+    of their own, its other axes keep the groups that they had, and redistributions over
+    it use no joint group. A token in its attribute ``_apart`` tells it from other
+    views.
     """
     return "_apart" in mesh.__dict__
 
 
-def whose_groups(mesh: DeviceMesh) -> tuple[Any, ...]:
-    """What tells a mesh from its equals with other groups, which must not stand for it
-    where meshes are kept."""
+def private_group_key(mesh: DeviceMesh) -> tuple[Any, ...]:
+    """The tokens that tell equal meshes with different private groups apart. Part of a
+    mesh's hash and equality, so that a cache doesn't take one for the other."""
     return shared_state(mesh).private, mesh.__dict__.get("_apart")
 
 
-def _blank(
+def _new_mesh(
     parent: DeviceMesh, root: DeviceMesh | None, names: Sequence[str] | None
 ) -> DeviceMesh:
+    """A mesh with the attributes that don't depend on layout, rank or groups. It skips
+    `__init__`, which would make groups."""
     mesh: DeviceMesh = object.__new__(device_mesh.DeviceMesh)
     mesh._device_type = parent._device_type
     mesh._mesh_dim_names = tuple(names) if names else None
@@ -487,29 +518,38 @@ def _blank(
     return mesh
 
 
-def _finish(
+def _set_rank_and_groups(
     mesh: DeviceMesh, parent: DeviceMesh, groups: Sequence[str] | None
 ) -> DeviceMesh:
+    """Give a new view the rank of its parent, its coordinates and its group names."""
     rank = getattr(parent, "_rank", None)
     if rank is None and parent._device_type != "xla" and is_initialized():
-        rank = get_rank()  # a subclass that makes its own mesh may not say
+        rank = get_rank()  # a subclass that skips __init__ may have no _rank
     if rank is not None:
         mesh._rank = rank
         mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    held = group_names(parent) or ()  # first: a loaded mesh may find its groups here
-    saver = parent.__dict__.get("_of_saver")
+    # Before `_of_saver` is read: for a loaded mesh, this look-up may find its groups
+    # and remove `_of_saver`.
+    parent_names = group_names(parent) or ()
+    saved = parent.__dict__.get("_of_saver")
+    # The view of a mesh that still waits for its groups waits, too. So it gets the
+    # names that the saver's groups had, in place of those that say that no group was
+    # found.
     if groups is not None:
-        theirs = (
-            dict(zip(held, saver.said.get("_dim_group_names", ()))) if saver else {}
+        saved_names = (
+            dict(zip(parent_names, saved.said.get("_dim_group_names", ())))
+            if saved
+            else {}
         )
-        mesh._dim_group_names = [theirs.get(name, name) for name in groups]
-    if saver is not None:
+        mesh._dim_group_names = [saved_names.get(name, name) for name in groups]
+    if saved is not None:
         wait_for_world(mesh)
     return mesh
 
 
 def thread_id() -> int | None:
-    """Meshes of the threaded test backend belong to their thread."""
+    """The thread that a mesh belongs to under the threaded test backend, where each
+    thread is a rank. None on other backends."""
     return (
         threading.get_ident()
         if is_initialized() and get_backend() == "threaded"
@@ -518,26 +558,26 @@ def thread_id() -> int | None:
 
 
 def hand_back() -> None:  # overlay only
-    """Give every living mesh what torch's own code looks for, and take the overlay's
-    state off it."""
+    """Turn every living mesh back into what code without this state expects: its
+    attributes are stored, and the state is removed."""
     for mesh in list(_living.values()):
-        held = mesh.__dict__
-        take_back(held)
-        if "_in_universe" not in held:
+        attributes = mesh.__dict__
+        take_back(attributes)
+        if "_in_universe" not in attributes:
             continue
-        shared = held.pop("_in_universe").shared
-        held["_universe"] = saved_universe(shared)
-        held.pop("_apart", None)
-        held.pop("_whose_groups", None)  # of one that was loaded
-        held.pop("_traced_views", None)
-        held.setdefault("_rank_map", shared.tensor)
-        held.setdefault("_flatten_rank_map", shared.ranks)
+        shared = attributes.pop("_in_universe").shared
+        attributes["_universe"] = saved_universe(shared)
+        attributes.pop("_apart", None)
+        attributes.pop("_whose_groups", None)  # only a loaded mesh has it
+        attributes.pop("_traced_views", None)
+        attributes.setdefault("_rank_map", shared.tensor)
+        attributes.setdefault("_flatten_rank_map", shared.ranks)
     _living.clear()
 
 
 def saved_universe(shared: SharedState) -> tuple[int | None, str | None]:
-    """Which universe over its ranks a mesh is of, by its number and what makes it
-    private, for who can't hold the state: a pickle finds its groups again by it."""
+    """The number of a mesh's universe and its private token. A pickle stores these in
+    place of the state, and finds its groups by them."""
     return (
         shared.universe.number if shared.universe else shared.saved_number,
         shared.private,
@@ -545,20 +585,20 @@ def saved_universe(shared: SharedState) -> tuple[int | None, str | None]:
 
 
 def read_view(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """What DeviceMesh is given: ranks, see `read_mesh`, or the private arguments
-    instead, see `read_layout`."""
+    """The view for the arguments of DeviceMesh: ``mesh``, or the private arguments
+    ``_layout`` and ``_rank_map``."""
     if layout is None and rank_map is None:
         return read_mesh(mesh)
     return read_layout(mesh, layout, rank_map)
 
 
 def read_mesh(mesh: Any) -> View:
-    """Ranks as a tensor, array or nested list, of any shape.
+    """The view for ranks that are given as a tensor, array or nested list of any shape.
 
     Raises:
-        TypeError: nothing given, or nothing that can be ranks.
-        ValueError: no rank at all, a rank that isn't a whole number, doesn't fit in
-            int32, or stands there twice.
+        TypeError: there is no mesh, or it can't be turned into a tensor.
+        ValueError: there is no rank; or a rank isn't a whole number, doesn't fit in
+            int32, or occurs twice.
     """
     if mesh is None:
         raise TypeError("The mesh argument is required except for PRIVATE USAGE ONLY!")
@@ -567,6 +607,7 @@ def read_mesh(mesh: Any) -> View:
             "A mesh needs ranks, and a tensor on the meta device holds none, got "
             f"{tuple(mesh.shape)}"
         )
+    # Ranks are read as numbers, so the tensor must be real under any mode.
     with _disable_current_modes():
         given = (
             mesh.detach()
@@ -579,26 +620,30 @@ def read_mesh(mesh: Any) -> View:
                 "A mesh needs at least one rank on each axis, got a mesh of shape "
                 f"{tuple(given.shape)}"
             )
-        asked, stored = given.flatten().tolist(), ranks.flatten().tolist()
-        if asked != stored:
+        given_ranks, int_ranks = given.flatten().tolist(), ranks.flatten().tolist()
+        # 1.5, or 2**40, would silently become another rank.
+        if given_ranks != int_ranks:
             wrong = next(
-                rank for rank, kept in zip(asked, stored, strict=True) if rank != kept
+                rank
+                for rank, kept in zip(given_ranks, int_ranks, strict=True)
+                if rank != kept
             )
             raise ValueError(
                 f"A mesh needs whole ranks from 0 to {torch.iinfo(torch.int).max}, "
                 f"got rank {wrong}"
             )
-        return View(RankMap(stored), _MeshLayout.from_sizes_strides(tuple(ranks.shape)))
+        return View(
+            RankMap(int_ranks), _MeshLayout.from_sizes_strides(tuple(ranks.shape))
+        )
 
 
 def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
-    """The private arguments: a layout and the rank map, as a tensor or, at no cost, as
-    a RankMap.
+    """The view for a layout and a rank map. The rank map is a tensor, or a RankMap,
+    which is taken as it is and without a look at its ranks.
 
     Raises:
-        TypeError: a mesh besides, or only one of the two.
-        AssertionError: overlapping axes, or a rank map that doesn't fit; a RankMap
-            isn't looked at.
+        TypeError: ``mesh`` is given as well, or only one of the two is given.
+        AssertionError: axes overlap, or the rank map doesn't fit the layout.
     """
     if mesh is not None:
         raise TypeError(
@@ -626,8 +671,9 @@ def read_layout(mesh: Any, layout: Any, rank_map: Any) -> View:
 
 
 def check_in_world(rank_map: RankMap) -> None:
-    """Raise ValueError for a rank that the world doesn't have."""
+    """Raise ValueError if the world lacks one of these ranks."""
     world_size = get_world_size()
+    # The usual case, without a loop over all ranks.
     if rank_map.is_identity and rank_map.numel <= world_size:
         return
     for rank in rank_map.ranks():

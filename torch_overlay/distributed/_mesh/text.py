@@ -11,15 +11,17 @@ if TYPE_CHECKING:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks for people, as briefly as they allow: from one to another, else all of
-    them, else the first eight.
+    """A short text for ranks. Ranks with a constant step are a span, up to 16 others
+    are all listed, and of more the first eight are.
 
     >>> ranks_text([0, 1, 2, 3]), ranks_text([0, 8, 16, 24]), ranks_text([0, 1, 4, 5])
     ('0-3', '0-24 by 8', '0, 1, 4, 5')
     >>> ranks_text([rank * rank for rank in range(100)])
     '0, 1, 4, 9, 16, 25, 36, 49, … 9801 (100 ranks)'
     """
-    count, step = len(ranks), ranks[1] - ranks[0] if len(ranks) > 2 else 0
+    count = len(ranks)
+    # Two ranks are shorter as a list.
+    step = ranks[1] - ranks[0] if count > 2 else 0
     if step > 0 and all(map(operator.eq, ranks, itertools.count(ranks[0], step))):
         return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f" by {step}")
     if count <= 16:
@@ -28,7 +30,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def of_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for people, with the word before them.
+    """The same text after the word "rank" or "ranks".
 
     >>> of_ranks([3]), of_ranks([0, 1, 2])
     ('rank 3', 'ranks 0-2')
@@ -37,8 +39,11 @@ def of_ranks(ranks: Sequence[int]) -> str:
 
 
 def axes_text(names: Sequence[str]) -> str:
-    """Axes for people: ``axis 'tp'``, ``axes 'tp' and 'ep'``; of no names ``a
-    mesh``."""
+    """Names of axes in a sentence.
+
+    >>> axes_text(["tp"]), axes_text(["tp", "ep"]), axes_text([])
+    ("axis 'tp'", "axes 'tp' and 'ep'", 'a mesh')
+    """
     if not names:
         return "a mesh"
     word = "axis" if len(names) == 1 else "axes"

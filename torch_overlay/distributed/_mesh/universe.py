@@ -1,17 +1,18 @@
-"""The process groups of a mesh and of all its views, as values: which settings hold,
-which key finds which group.
+"""Which process groups the meshes of one universe share, as plain values: the settings
+in force, and which key finds which group.
 
-A universe is a root mesh with its views, the unit in which groups are shared. ``mesh =
-init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))`` opens one, with
-``mesh["tp"]`` and ``mesh._flatten()`` in it. The same call again opens another, and the
-two share nothing. Groups that the user made with ``dist.new_group`` never enter one.
+A universe is a root mesh with all its views. It is the unit in which groups are shared.
+``mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))`` opens one, and
+``mesh["tp"]`` and ``mesh._flatten()`` belong to it. The same call again opens another
+universe, and the two share no group. Groups that the user made with ``dist.new_group``
+are never part of one.
 
-Whether a request finds its group depends on its key and on the requests before it,
-which every member of the group knows alike. So either all members find the group, or
-all of them make it (groups.py).
+Start at `Universe` and `GroupTable.get_or_make`. Whether a request finds its group
+depends on its key and on the requests before it, and every member of the group knows
+these. So either all members find the group, or all of them create it (see groups.py).
 
-What is kept here outlives the meshes, as groups do, and ends with the world (the
-default process group).
+A `World` keeps the universes of one default process group. They outlive the meshes, as
+groups do, and end with the default group.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Settings(NamedTuple):
-    """What a user may choose about groups and redistributions, by the names in
+    """The settings for groups and redistributions, under their names in
     torch.distributed.config."""
 
     mesh_share_groups: str
@@ -54,7 +55,8 @@ class Settings(NamedTuple):
     plan_redistribution: bool
 
 
-_WORDS = {
+# The values that each setting of text accepts.
+_ACCEPTED = {
     "mesh_share_groups": ("names", "ranks", "off"),
     "mesh_create_groups": ("members", "world"),
     "mesh_joint_groups": ("existing", "whole"),
@@ -62,63 +64,71 @@ _WORDS = {
 
 
 def get_settings() -> Settings:
-    """The choices in force now; ask again at each use, since they change while meshes
-    live.
+    """The settings in force now. Ask again at each use, since a user may change them
+    while meshes live.
 
     Raises:
-        ValueError: a choice that isn't one; names it, and what it takes.
+        ValueError: a setting has a value that it doesn't accept. The message names
+            both.
     """
     return _checked(*[getattr(config, name) for name in Settings._fields])
 
 
 @functools.lru_cache(maxsize=64)
 def _checked(*values: object) -> Settings:
+    """The values as `Settings`, once they are checked. Cached: each redistribution
+    asks."""
     settings = Settings(*values)  # type: ignore[arg-type]
-    for name, words in _WORDS.items():
+    for name, accepted in _ACCEPTED.items():
         value = getattr(settings, name)
-        if value not in words:
+        if value not in accepted:
             raise ValueError(
-                f"torch.distributed.config.{name} is one of {', '.join(words)}, got "
+                f"torch.distributed.config.{name} is one of {', '.join(accepted)}, got "
                 f"{value!r}"
             )
     return settings
 
 
 def members_create(world: ProcessGroup, backend: str | None) -> bool:
-    """Whether the members of a group can make it without the others.
+    """True if the members of a group can create it without the other ranks of the
+    world.
 
-    MPI can't; a device-bound NCCL world splits, in which all ranks take part;
-    torchcomms has its own way. With it, the members make groups of the fake backend,
-    whatever is chosen.
+    Args:
+        backend: the backend of the group; None for the default group's.
     """
-    asked = (backend or distributed_c10d.get_backend(world)).lower()
+    name = (backend or distributed_c10d.get_backend(world)).lower()
     if config.use_torchcomms and backend == "fake":
-        return True  # compiled code can't resolve numbered names beside those of splits
+        # Whatever the setting: compiled code can't resolve numbered names beside the
+        # names that splits have.
+        return True
+    # MPI needs all ranks. A device-bound NCCL world makes groups by a split, in which
+    # all ranks take part, and so does torchcomms.
     return (
         get_settings().mesh_create_groups == "members"
         and not makes_communicators(world)
-        and "mpi" not in asked
+        and "mpi" not in name
     )
 
 
 def makes_communicators(world: ProcessGroup) -> bool:
-    """Whether a group has its communicator, and the memory of one, from the moment it
-    is made."""
+    """True if a group has its communicator, and the memory for it, as soon as it is
+    created. Otherwise the first collective creates it."""
     return world.bound_device_id is not None or config.use_torchcomms
 
 
 class Key(NamedTuple):
-    """What must be equal for two requests to get one group.
+    """What must be equal for two requests to get the same group.
 
-    On a 2 x 4 mesh of axes dp and tp, rank 5 asks for its group of tp with ranks
-    ``range(4, 8)``, named ``"tp"``.
+    On a 2 x 4 mesh with axes dp and tp, rank 5 asks for its group of tp with ranks
+    ``range(4, 8)`` and name ``"tp"``.
 
     Attributes:
-        ranks: in the order of the mesh; see `compact`.
-        kind: the backend and options.
-        name: who shares: the axes and flattened views of this name; None: all, whatever
-            their names.
-        number: above 0 for a group that nobody else gets, however equal the rest.
+        ranks: the ranks of the group, in the order of the mesh; see `compact`.
+        kind: the backend and the options.
+        name: the axes and flattened views of this name share the group. None: all axes
+            share it, whatever their names.
+        number: 0 for a group that may be shared. A group that no other request gets has
+            a number above 0, which no equal key has.
     """
 
     ranks: tuple[int, ...] | range
@@ -129,14 +139,15 @@ class Key(NamedTuple):
 
 @dataclass
 class Entry:
-    """A group that was made.
+    """A group that was created.
 
     Attributes:
-        group_name: by which c10d finds it; empty on a rank that isn't in it.
-        names: of the axes that it serves, in the order in which they asked.
-        serves_axis: whether an axis asked for it, or only redistributions over several.
-        apart: the token of the view of `is_apart` that has the group alone, empty until
-            the view is made; else None.
+        group_name: c10d's name of the group; empty on a rank that isn't in it.
+        names: the axes that it serves, in the order in which they asked for it.
+        serves_axis: True if an axis asked for it, False if only redistributions over
+            several axes did.
+        apart: None, or the token of the view that alone has the group, see `is_apart`.
+            Empty between the creation of the group and that of the view.
     """
 
     group_name: str
@@ -146,13 +157,13 @@ class Entry:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """The group, or None if this rank isn't in it or the group was destroyed."""
+        """The group. None if this rank isn't in it, or if it was destroyed."""
         return find_group(self.group_name) if self.group_name else None
 
 
 class GroupTable:
-    """Groups by their keys. Holds names, not groups, so that a group that was destroyed
-    is freed."""
+    """Groups by their keys. It holds names, not groups, so that a group that the user
+    destroys is freed."""
 
     def __init__(self) -> None:
         self.entries: dict[Key, Entry] = {}
@@ -162,12 +173,15 @@ class GroupTable:
         keys: Sequence[Key],
         make: Callable[[list[list[int]]], Sequence[ProcessGroup | None]],
     ) -> list[Entry]:
-        """The entries of groups: found if they were made before, else made now, all
-        that are missing together.
+        """The entry for each key. All groups that are missing are created together.
+
+        Args:
+            make: creates a group for each list of ranks; returns None for a group that
+                doesn't hold this rank.
 
         Raises:
-            RuntimeError: this rank's group was made and is gone. Ranks that aren't in
-                it can't know, so it can't be made again: they would not take part.
+            RuntimeError: this rank's group was destroyed. Ranks outside it don't know
+                that and wouldn't take part in creating it again.
         """
         missing = [key for key in keys if key not in self.entries]
         if missing:
@@ -176,8 +190,8 @@ class GroupTable:
                 key: Entry(group.group_name if group else "")
                 for key, group in zip(missing, groups)
             }
-        found = [self.entries[key] for key in keys]
-        for key, entry in zip(keys, found):
+        entries = [self.entries[key] for key in keys]
+        for key, entry in zip(keys, entries):
             if entry.group_name and entry.group is None:
                 raise RuntimeError(
                     f"The process group of {axes_text(entry.names)} over ranks "
@@ -186,17 +200,18 @@ class GroupTable:
                     "know. Build a new mesh with "
                     "init_device_mesh; its groups are new."
                 )
-        return found
+        return entries
 
     def forget_gone(self, key: Key) -> None:
-        """Forget a group that was destroyed, where its members alone make it: they
-        destroyed it together, as all must, so all of them forget it."""
+        """Forget a group that was destroyed, so that its members create it again. For
+        groups that members create alone: all members destroyed it, so all of them
+        forget it."""
         entry = self.entries.get(key)
         if entry is not None and entry.group_name and entry.group is None:
             del self.entries[key]
 
     def next_number(self, key: Key) -> Key:
-        """The key of another group of this kind, which nobody else gets."""
+        """An unused key like this one, for a group that no other request gets."""
         number = 1
         while key._replace(number=number) in self.entries:
             number += 1
@@ -204,16 +219,16 @@ class GroupTable:
 
 
 def find_group(group_name: str) -> ProcessGroup | None:
-    """The group of this name in this process, or None; names aren't used again within a
-    world."""
+    """This process's group of this name, or None. c10d doesn't use a name again within
+    a world."""
     try:
         return distributed_c10d._resolve_process_group(cast("GroupName", group_name))
     except RuntimeError:
         return None
 
 
-# What a backend writes into an options object when it makes a group, and so no part of
-# what the user chose.
+# Fields that a backend writes into an options object when it creates a group. They say
+# nothing about what the user chose, so two requests may differ in them.
 _WRITTEN_BY_CREATORS = {
     "global_ranks_in_group",
     "group_name",
@@ -224,110 +239,118 @@ _WRITTEN_BY_CREATORS = {
 
 
 class Kind(NamedTuple):
-    """The backend of a group, and the options it was made with, by value."""
+    """The backend of a group and the options that it was made with, as comparable
+    values."""
 
     backend: str
     options: Any
 
     @classmethod
     def of(cls, override: Override) -> Kind:
-        """The kind that a backend and options ask for; without a backend, the default
-        group's."""
+        """The kind of group that a backend and options ask for. Without a backend it is
+        the default group's."""
         backend, options = override
-        default = distributed_c10d._get_default_group()
+        default_group = distributed_c10d._get_default_group()
         return cls(
-            (backend or distributed_c10d.get_backend(default)).lower(),
-            _by_value(options),
+            (backend or distributed_c10d.get_backend(default_group)).lower(),
+            _options_by_value(options),
         )
 
 
-class _Unlike:
-    """Stands for options that can't be compared: equal to the same object only, which
-    it keeps alive."""
+class _ComparedByIdentity:
+    """Options of a class that we can't compare by value. They equal only the same
+    object. It is kept alive, so that its id isn't used for another one."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unlike) and other.options is self.options
+        return isinstance(other, _ComparedByIdentity) and other.options is self.options
 
     def __hash__(self) -> int:
         return id(self.options)
 
 
-def _by_value(options: Any) -> Any:
-    """Options by value: their fields as they are before a backend writes into them."""
+def _options_by_value(options: Any) -> Any:
+    """Options as a value: their fields, without those that a backend writes."""
+    # Two axes with equal options share a group, so options are compared by value. Most
+    # options classes have no __eq__.
     if options is None:
         return None
     names = [name for name in _fields(options) if name not in _WRITTEN_BY_CREATORS]
     try:
         return (
             type(options).__name__,
-            tuple((name, _plain(getattr(options, name, None))) for name in names),
+            tuple((name, _comparable(getattr(options, name, None))) for name in names),
         )
     except TypeError:
-        return _Unlike(options)
+        return _ComparedByIdentity(options)
 
 
 def _fields(value: Any) -> list[str]:
-    """The attributes of an object, public or not, without the methods of its class."""
+    """The names of an object's attributes, public and private, without the methods of
+    its class."""
+    # dir and not vars: the options of C++ backends have no __dict__.
     names = [name for name in dir(value) if not name.startswith(("__", "_pybind"))]
     return [name for name in names if not callable(getattr(type(value), name, None))]
 
 
-def _plain(value: Any) -> Any:
-    """A value that says all of `value`. Raises TypeError if there is no telling."""
+def _comparable(value: Any) -> Any:
+    """The value in a form that is equal for equal values. Raises TypeError for a class
+    that we don't know."""
     if value is None or isinstance(value, (bool, int, float, str, timedelta)):
         return repr(value)
     if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
+        return tuple(map(_comparable, value))
     if type(value).__name__ == "NCCLConfig":
-        return tuple((name, _plain(getattr(value, name))) for name in _fields(value))
+        return tuple(
+            (name, _comparable(getattr(value, name))) for name in _fields(value)
+        )
     raise TypeError(value)
 
 
+# For opening worlds and universes.
 _lock = threading.RLock()
 _serials = itertools.count(1)
 
-# On in a block of `private_groups`.
+# True inside a block of `private_groups`.
 making_private: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "making_private", default=False
 )
-_blocks: list[str] = []  # the names of the threads that are in one
+_blocks: list[str] = []  # the thread of each open block, for the warning to others
 
 
 @contextlib.contextmanager
 def private_groups() -> Iterator[None]:
-    """Give the meshes that are made inside groups that no other mesh shares, for one
-    block of code. A mesh of `from_group` has the groups that it is given, and isn't
-    private.
+    """Meshes that are built inside this block get groups that no other mesh shares. A
+    mesh of `from_group` keeps the groups that it is given, and isn't private.
 
-    Privacy belongs to the universe: views of such a mesh that are made later, copies
-    and pickles keep it, and redistributions over them use no group from outside, not
-    even the default one. A view with new axes, made inside of a mesh from outside, gets
-    groups of its own for these.
+    Privacy belongs to the universe. Views of such a mesh that are made after the block,
+    copies and pickles keep it. Redistributions over them use no group from outside, not
+    even the default group. If a mesh from outside is flattened or unflattened inside
+    the block, the new axes get groups of their own.
 
-    Inside is the code of the block and what has its context: tasks of asyncio that it
-    starts, and `asyncio.to_thread`. Other threads aren't, be they started in the block
-    or before: nothing tells which of them work for it. One that makes a mesh meanwhile
-    is warned that this one isn't private. As a decorator it goes into any thread:
+    The block covers its own code and what runs in the same context: asyncio tasks that
+    it starts, and `asyncio.to_thread`. It doesn't cover other threads, since nothing
+    tells which of them work for it. A thread that builds a mesh during the block gets a
+    warning that this mesh isn't private. Used as a decorator, it works in any thread:
 
     >>> with private_groups():  # doctest: +SKIP
     ...     second = init_device_mesh("cpu", (8,))  # runs beside the first mesh
     >>> pool.submit(private_groups()(init_device_mesh), "cpu", (8,))  # doctest: +SKIP
     """
-    holder = threading.current_thread().name
-    _blocks.append(holder)
+    thread = threading.current_thread().name
+    _blocks.append(thread)
     try:
         with made_private():
             yield
     finally:
-        _blocks.remove(holder)
+        _blocks.remove(thread)
 
 
 @contextlib.contextmanager
 def made_private() -> Iterator[None]:
-    """The same for groups that are made here and now, whoever else makes some."""
+    """Make groups private in this block. Other threads get no warning about it."""
     token = making_private.set(True)
     try:
         yield
@@ -336,14 +359,16 @@ def made_private() -> Iterator[None]:
 
 
 def warn_outside_of_blocks() -> None:
-    """Say that a mesh which isn't private is made while another thread, or another
-    task, is in a block."""
-    holders = list(_blocks)
-    if holders and not making_private.get():
+    """Warn that a mesh isn't private, if it is built while another thread or another
+    task is inside `private_groups`."""
+    # A user who opens the block in one thread and builds in another would otherwise
+    # find out from collectives of two meshes that run in one group.
+    threads = list(_blocks)
+    if threads and not making_private.get():
         warnings.warn(
             f"A mesh made here, in thread {threading.current_thread().name}, isn't "
             "private, though private_groups() is "
-            f"open in thread {holders[-1]}: a block doesn't reach into other threads. "
+            f"open in thread {threads[-1]}: a block doesn't reach into other threads. "
             "If the mesh is to be private, "
             "open the block where it is made, as in "
             "pool.submit(private_groups()(build)). If not, all is well.",
@@ -352,23 +377,23 @@ def warn_outside_of_blocks() -> None:
 
 
 class Universe:
-    """What a root mesh and all its views have in common of groups.
+    """The groups of a root mesh and all its views.
 
     Attributes:
-        rank_map: of the root.
-        number: counts the universes over this rank map in this world, the same on all
-            its ranks.
-        private: what tells a private universe from its equals; None if it isn't
-            private.
-        table: the groups that were made for its axes.
-        joint: the names of the groups over several axes together, by the indices that
-            they hold and what they can do; empty names on ranks outside.
-        overrides: the backend and options that were given, by the name of the group
-            that was made with them; on a rank outside by the name of the axis and its
-            layout.
-        serial: differs from every other universe of this process.
-        version: counts the changes of `joint`; with `serial`, for whoever remembers
-            what is there.
+        world: the world that it belongs to.
+        rank_map: the rank map of the root mesh.
+        number: 1 for the first universe over this rank map in this world, 2 for the
+            next. Equal on all its ranks, so a pickle can name the universe.
+        private: a token that tells private universes apart; None if it isn't private.
+        table: the groups that were created.
+        joint: the names of the joint groups, by their indices and their kind. The name
+            is empty on ranks outside.
+        overrides: the backend and options that the user gave, by the name of the group;
+            on a rank outside, by the name and the layout of the axis.
+        serial: a number that no other universe of this process has.
+        version: counts the changes of `joint`. Caches are keyed by `serial` and
+            `version`.
+        holders: the shared states of the meshes that live.
     """
 
     def __init__(
@@ -380,20 +405,19 @@ class Universe:
         self.private = private
         self.table = GroupTable()
         self.joint: dict[tuple[_FlatLayout, Kind], str] = {}
-        # Of these, those that their owner asked for by `prepare`, instead of the option
-        # `flatten`.
+        # The joint groups that the user asked for by `prepare`. They are used also
+        # where the setting mesh_joint_groups is "existing".
         self.asked_for: set[tuple[_FlatLayout, Kind]] = set()  # overlay only
         self.overrides: dict[str | tuple[str, _FlatLayout], Override] = {}
         # The axes that the default group serves, for `status()`.
         self.by_default: dict[str, None] = {}  # overlay only
         self.serial = next(_serials)
         self.version = 0
-        # by meshes, as their state
-        self.held: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 class Holder(Protocol):
-    """The shared state of a mesh, as far as a universe needs it."""
+    """The part of a mesh's SharedState that a universe needs."""
 
     rank_map: RankMap
     private: str | None
@@ -402,19 +426,18 @@ class Holder(Protocol):
 
 
 class World:
-    """What meshes left behind in one world, the same on every rank that made the same
-    calls.
+    """The universes of one default process group. It is the same on every rank that
+    made the same mesh calls.
 
     Attributes:
-        universes: in the order in which they were opened; a pickle may name each.
-        left: those of which a mesh is gone in this process, and that `_close_left` may
-            still close.
-        compared: how many times ranks compared meshes (see `check_same_mesh`).
-        left_before: how often ranks gave up comparing in earlier worlds on the same
+        universes: in the order in which they were opened.
+        left: universes of which a mesh is gone in this process.
+            `_destroy_abandoned_groups` looks at them.
+        compared: how often ranks compared meshes (see `check_same_mesh`).
+        left_before: how often ranks gave up comparing, in earlier worlds on the same
             store.
-        line: what this rank said last of a mesh that it is about to build (see
-            `leave_line`).
-        lines: how often it said what.
+        line: the last line that this rank left about a mesh (see `leave_line`).
+        lines: how often it left each line.
     """
 
     def __init__(self) -> None:
@@ -427,9 +450,10 @@ class World:
         self._opened: Counter[RankMap] = Counter()
 
     def open_universe(self, rank_map: RankMap, private: str | None = None) -> Universe:
-        """One more universe over these ranks."""
+        """A new universe over these ranks."""
         with _lock:
-            _close_left(self)
+            # Opening is where a program that builds meshes in a loop comes by again.
+            _destroy_abandoned_groups(self)
             self._opened[rank_map] += 1
             self.universes.append(
                 Universe(self, rank_map, self._opened[rank_map], private)
@@ -437,11 +461,11 @@ class World:
             return self.universes[-1]
 
     def next_private(self, rank_map: RankMap) -> str:
-        """What tells the next private universe over these ranks from any other, the
-        same on all of them.
+        """A token for the next private universe over these ranks. It differs from that
+        of any other universe, and is the same on all these ranks.
 
-        It names the ranks, since a window of a private mesh keeps it, beside private
-        meshes over the window's ranks.
+        The ranks are part of it. A window of a private mesh keeps the mesh's token, and
+        must differ from a private mesh over the window's own ranks.
         """
         self._private[rank_map] += 1
         return f"private {self._private[rank_map]} over {rank_map.key}"
@@ -451,8 +475,9 @@ _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDiction
 
 
 def current_world() -> World:
-    """The world that this thread is in now. Raises ValueError if there is none."""
+    """The world that this thread is in. Raises ValueError before init_process_group."""
     group = distributed_c10d._get_default_group()
+    # The threaded test backend has a default group, and so a world, for each thread.
     world = _worlds.get(group)
     if world is not None:
         return world
@@ -465,23 +490,23 @@ def current_world() -> World:
 def find_universe(
     rank_map: RankMap, private: str | None, number: int | None
 ) -> Universe | None:
-    """The universe of this number over these ranks, else the first; None if none is
-    here that is as private."""
+    """The universe over these ranks with this number, or else the first of them. Only
+    those with the same privacy count. None if there is none."""
     universes = current_world().universes
-    alike = [
-        known
-        for known in universes
-        if (known.rank_map, known.private) == (rank_map, private)
+    candidates = [
+        universe
+        for universe in universes
+        if (universe.rank_map, universe.private) == (rank_map, private)
     ]
     return next(
-        (known for known in alike if known.number == number),
-        alike[0] if alike else None,
+        (universe for universe in candidates if universe.number == number),
+        candidates[0] if candidates else None,
     )
 
 
 def join_universe(shared: Holder) -> None:
-    """Let a loaded mesh have the groups of the universe that it was saved from, else of
-    the first that is alike."""
+    """Let a loaded mesh use the groups of the universe that it was saved from, or else
+    of the first one like it. Does nothing while there is no such universe."""
     if (
         shared.universe is None
         and shared.saved_number is not None
@@ -491,54 +516,66 @@ def join_universe(shared: Holder) -> None:
             shared.rank_map, shared.private, shared.saved_number
         )
         if shared.universe is not None:
-            _leave_with(shared, shared.universe)
+            _note_when_mesh_is_gone(shared, shared.universe)
 
 
 def universe_of(shared: Holder) -> Universe:
-    """The universe of a mesh in this world, opened at the first request for a group."""
+    """The universe of a mesh in this world. The first request for a group opens it."""
     world = current_world()
     join_universe(shared)
+    # A mesh may outlive its world: after destroy_process_group and init_process_group
+    # its groups are gone, and it gets new ones.
     if shared.universe is None or shared.universe.world is not world:
         shared.universe = world.open_universe(shared.rank_map, shared.private)
-        _leave_with(shared, shared.universe)
+        _note_when_mesh_is_gone(shared, shared.universe)
     return shared.universe
 
 
-def _leave_with(shared: Holder, universe: Universe) -> None:
-    """Note that a mesh of a universe is gone, once it is; `_close_left` sees whether
-    others are left."""
-    universe.held.add(shared)
-    noted: Any = weakref.finalize(shared, universe.world.left.setdefault, universe)
-    noted.atexit = False
+def _note_when_mesh_is_gone(shared: Holder, universe: Universe) -> None:
+    """Register a mesh with its universe. When its shared state is collected, the
+    universe is added to ``World.left``."""
+    universe.holders.add(shared)
+    finalizer: Any = weakref.finalize(shared, universe.world.left.setdefault, universe)
+    finalizer.atexit = False  # at exit nobody looks at the world again
 
 
-def _close_left(world: World) -> None:
-    """Destroy the joint groups of universes that no mesh is left of, for which their
-    owner has no name. This rank must have destroyed every group of an axis; until then
-    it is asked again before each next universe.
+def _destroy_abandoned_groups(world: World) -> None:
+    """Destroy the joint groups of universes of which no mesh is left. We made these
+    groups, so no user knows a name to destroy them by.
 
-    Not where every rank of the world makes each group: who loads a mesh of such a
-    universe later may need a joint group again, and ranks outside don't know that it is
-    gone.
+    This happens only once the user has destroyed all groups of axes of the universe.
+    Until then, it is looked at again before each new universe.
+
+    It doesn't happen where every rank of the world takes part in creating each group. A
+    mesh of this universe that is loaded later may need a joint group again, and ranks
+    outside don't know that it is gone.
     """
     alone = members_create(distributed_c10d._get_default_group(), None)
     for universe in list(world.left):
-        del world.left[universe]  # a mesh that goes from here on puts it back
+        del world.left[universe]  # a mesh that is collected from here on adds it again
         entries = universe.table.entries.values()
-        axes = [entry for entry in entries if entry.group_name and entry.serves_axis]
-        joint = [
+        axis_entries = [
+            entry for entry in entries if entry.group_name and entry.serves_axis
+        ]
+        joint_groups = [
             entry.group
             for entry in entries
             if entry.group is not None and not entry.serves_axis
         ]
-        # On other backends all ranks may have to end a communicator together.
-        local = {*map(distributed_c10d.get_backend, joint)} <= {"gloo", "fake"}
-        if universe.held or not (alone and local and axes and joint):
+        # On other backends all ranks may have to destroy a communicator together, and
+        # each rank collects its meshes at its own time.
+        destroyed_locally = {*map(distributed_c10d.get_backend, joint_groups)} <= {
+            "gloo",
+            "fake",
+        }
+        if universe.holders or not (
+            alone and destroyed_locally and axis_entries and joint_groups
+        ):
             continue
-        if any(entry.group is not None for entry in axes):
+        if any(entry.group is not None for entry in axis_entries):
             world.left[universe] = None
             continue
         universe.joint.clear()
         universe.version += 1
-        for group in joint:
+        for group in joint_groups:
             distributed_c10d.destroy_process_group(group)
