@@ -33,6 +33,7 @@ from .cost import (
     in_rounds,
 )
 from .regions import (
+    OPS,
     NotPlanned,
     Regions,
     common,
@@ -713,8 +714,6 @@ NAMES: Mapping[type[Step], str] = {
     ReduceScatter: "reduce_scatter",
     AllToAll: "all_to_all",
 }
-# those for which Partial._partition_value keeps the value
-_KEPT_BY = ("avg", "max", "min")
 
 
 def plan(
@@ -926,7 +925,7 @@ def _made_pending(source: Regions, target: Regions) -> frozenset[int]:
             )
         if axis in source.sharded and new != "sum":
             raise NotPlanned(f"axis {axis}: a shard can't become a term of {new}")
-        if new != "sum" and new not in _KEPT_BY:
+        if new != "sum" and not OPS[new].keeps_value:
             raise NotPlanned(f"axis {axis}: a value can't be split into terms of {new}")
     return target.pending - source.pending
 

@@ -28,7 +28,7 @@ from torch.distributed._functional_collectives import _are_we_tracing
 from ..._torch import never_nothing
 from .._planner.cost import parts
 from .._planner.grids import grids, talkers
-from .._planner.regions import Box, in_runs
+from .._planner.regions import OPS, Box, in_runs
 
 if TYPE_CHECKING:
     from .._planner.grids import Grid
@@ -259,15 +259,15 @@ def as_bytes(flat: torch.Tensor) -> torch.Tensor:
 
 _functional = torch.ops._c10d_functional
 
-_REDUCE: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "product": torch.mul,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+
+def _reduce_function(op: str) -> Callable[..., torch.Tensor]:
+    """Return the function that reduces two tensors of terms to one."""
+    name = OPS[op].function
+    if name is None:
+        raise AssertionError(f"{op} isn't reduced term by term: it is planned as a sum")
+    function: Callable[..., torch.Tensor] = getattr(torch, name)
+    return function
+
 
 # where a piece begins in what arrived, or None; its box; whether it is added
 Landing = tuple[int | None, "Box", bool]
@@ -376,7 +376,7 @@ def landing(
 def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
     """From the terms that came, of which the first `axes` dims of the grid are, to the
     local tensor. All ranks reduce them in one order."""
-    reduce, (lengths, _, order) = _REDUCE[op], grid
+    reduce, (lengths, _, order) = _reduce_function(op), grid
     places = list(itertools.product(*[range(lengths[dim]) for dim in order[:axes]]))
 
     def run(flat: torch.Tensor) -> torch.Tensor:
@@ -439,7 +439,8 @@ def combine(
         # AOTAutograd's partitioner drops what nobody reads, and the other ranks would
         # wait for this one.
         whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
-    reduce = _REDUCE[op or "sum"]  # not called without an op: then no piece is added
+    # Without an op no piece is added, so the function isn't called.
+    reduce = _reduce_function(op or "sum")
     out = may_change(flat) and (kept is None or may_change(kept))
     for at, box, add in pieces:
         target = part(whole, box)
