@@ -26,7 +26,7 @@ import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 
 from ..._torch import never_nothing
-from .._planner.cost import parts
+from .._planner.cost import cut_into_rounds
 from .._planner.grids import grids, talkers
 from .._planner.regions import OPS, Box, in_runs
 
@@ -553,7 +553,7 @@ def _in_parts(pieces: Sequence[Piece], rounds: int) -> list[list[Piece]]:
     are left out."""
     found: list[list[Piece]] = [[] for _ in range(rounds)]
     for piece in pieces:
-        for number, box in enumerate(parts(piece.box.length, rounds)):
+        for number, box in enumerate(cut_into_rounds(piece.box.length, rounds)):
             if 0 not in box.length:
                 found[number].append(piece._replace(box=_placed(box, piece.box)))
     return found
@@ -603,7 +603,7 @@ def reduce_scatter_in_rounds(step: ReduceScatter, here: Here, group: Group) -> L
     pieces = sorted(
         step.pieces(here.coordinate), key=lambda piece: group.places[piece.member]
     )
-    rounds = parts(here.wanted.length, step.rounds)
+    rounds = cut_into_rounds(here.wanted.length, step.rounds)
     op, size, name = step.op, step.ranks, group.name
 
     def reduced(pieces: list[torch.Tensor]) -> torch.Tensor:
