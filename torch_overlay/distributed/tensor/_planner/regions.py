@@ -77,6 +77,8 @@ class Box(_BoxFields):
                         *self.length[inner:],
                     ),
                 )
+            # Along a dim longer than 1 the rows of `other` would have to lie between
+            # those of this box.
             if length != 1 or (other.start[dim], other.length[dim]) != (
                 self.start[dim],
                 1,
@@ -208,6 +210,7 @@ def same_pieces(length: int, one: Sequence[int], other: Sequence[int]) -> bool:
     """
     if one == other:
         return True
+    # Decides almost every case: listing the runs of a long dim takes longer.
     if longest(length, one) != longest(length, other):
         return False
     return all(
@@ -291,6 +294,7 @@ class Cuts(NamedTuple):
             orders = (
                 mesh_orders if factors is None else _orders(dims, factors, ndim, sizes)
             )
+        # Over one rank the only term is the value.
         partial = tuple([op if size > 1 else None for op, size in zip(ops, sizes)])
         return Cuts(
             orders,
@@ -304,6 +308,8 @@ class Cuts(NamedTuple):
         Raises:
             NotPlanned: a dim in `reordered_dims` isn't cut evenly.
         """
+        # Even boxes have the same shape in every order, so all readers of the spec
+        # agree.
         for dim in self.reordered_dims:
             order = self.orders[dim]
             if shape[dim] % math.prod([sizes[a] for a in order]):
@@ -424,6 +430,8 @@ class Regions(_RegionsFields):
             coordinate = first_coordinate.copy()
             for _, _, places in chunks:
                 for axis, number in places:
+                    # An axis cuts one dim at most, so the dims don't overwrite one
+                    # another.
                     coordinate[axis] = number
             yield (
                 coordinate,
@@ -439,6 +447,7 @@ class Regions(_RegionsFields):
         """Return the pieces of a dim that overlap an interval, in ascending order and
         cut down to it."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
+        # An empty box is nowhere, so nobody holds a part of it.
         if not length:
             return []
         return [
@@ -576,6 +585,8 @@ def least_overlap(before: Regions, after: Regions) -> int:
     elements = 1
     for length, old, new in zip(before.shape, before.orders, after.orders):
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)
+        # If one order begins with the other, each piece of the longer cut lies within
+        # one piece of the shorter, and overlaps it as a whole.
         if longer[: len(shorter)] != shorter:
             # Where the orders differ, some rank holds the first chunk and needs the
             # last.
@@ -607,6 +618,7 @@ def _check(
         raise ValueError(
             f"reductions of different kinds in one tensor: {', '.join(sorted(kinds))}"
         )
+    # Partial takes any name, for example that of a user's subclass.
     if unknown := kinds.difference(OPS):
         raise NotPlanned(
             f"a reduction that we don't know: {', '.join(sorted(unknown))}"

@@ -115,6 +115,7 @@ class AtHand(NamedTuple):
         group = self.found.get(axes)
         if group is None:
             group = self.found[axes] = _look_up(mesh, axes)
+        # destroy_process_group on a view of the mesh leaves the name in our table.
         elif find_group(group.name) is None:
             raise RuntimeError(gone(mesh, axes))
         return group

@@ -416,6 +416,7 @@ class Program:
         functions = runners(
             self.steps, coordinate, self.held, group_of, question.async_op
         )
+        # The terms of a p-norm are p-th powers only inside of the reduction.
         if self.norm is not None:
             functions = (
                 self.norm._pre_reduce_transform,
@@ -548,6 +549,7 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
     ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
+    # Backends divide the terms of an average first, which truncates integers.
     before, averaged = _as_sum(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.device)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
@@ -559,6 +561,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
         raise NotPlanned(
             "a backend of a class that isn't built in, which may lack a collective"
         )
+    # The planner knows sums only: it made terms of a sum, which are divided
+    # differently.
     if ends.made is not None:
         steps = into_terms(steps, ends.made)
     if question.async_op:
