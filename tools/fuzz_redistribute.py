@@ -33,7 +33,7 @@ def random_case(rng: random.Random) -> Case:
     """A case of 1 to 4 axes; sizes, shapes with zeros and ones, placements, orders, groups and costs at random."""
     sizes = _sizes(rng)
     shape = _shape(rng, sizes)
-    ops = rng.choice([("sum",), ("avg",), ("sum", "avg"), (rng.choice(OPS),)])
+    ops = rng.choice([("sum",), ("avg",), ("sum", "avg"), (rng.choice([*OPS]),)])
     pending = rng.choice([0, 0, 0.4])
     source = tuple(_placement(rng, shape, ops, pending) for _ in sizes)
     target = tuple(_target(rng, old, shape, pending > 0) for old in source)

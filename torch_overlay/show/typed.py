@@ -57,7 +57,7 @@ class Mesh(NamedTuple):
 
 
 _WORD = re.compile(r"(R)|S(\d+)|_S(\d+)\((\d+)\)|P(?:\((\w+)\))?")
-_KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(OPS[1:])}), or _S0(2), strided with a split factor of 2"
+_KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(list(OPS)[1:])}), or _S0(2), strided with a split factor of 2"
 # Between sizes: a comma, or an x after a number.
 _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 

@@ -73,7 +73,7 @@ def uneven_strides(whole: torch.Tensor, mesh: DeviceMesh, placements: Placements
         cuts = read_cuts(placements, None, len(shape), sizes)
     except NotPlanned:
         return None
-    even = all(shape[dim] % math.prod([sizes[axis] for axis in cuts.orders[dim]]) == 0 for dim in cuts.odd)
+    even = all(shape[dim] % math.prod([sizes[axis] for axis in cuts.orders[dim]]) == 0 for dim in cuts.reordered_dims)
     return None if even or any(cuts.partial) else Regions(shape, sizes, cuts.orders, cuts.partial)
 
 

@@ -20,6 +20,7 @@ from torch_overlay.distributed.tensor._planner.sizes import step_on_shape
 from torch_overlay.distributed.tensor._planner.steps import AllGather
 from torch_overlay.distributed.tensor._runner import answers
 from torch_overlay.distributed.tensor._runner.answers import Answer, Fallback, find_answer
+from torch_overlay.distributed.tensor._runner.program import logger
 from torch_overlay.distributed.tensor._runner.question import Question
 from torch_overlay.distributed.tensor._runner.specs import pads_step_by_step
 
@@ -54,6 +55,16 @@ class TestAnswers(FakeWorld):
 
         answer = self._ask(self.mesh, 8, (Other("sum"), Replicate()))
         self.assertEqual(answer, Fallback("a placement of the class Other"))
+
+    def test_a_fallback_is_logged_with_its_reason(self) -> None:
+        class Other(Partial):
+            pass
+
+        given = DTensor.from_local(torch.ones(8, 8), self.mesh, (Other("sum"), Replicate()), run_check=False)
+        with self.assertLogs(logger, "DEBUG") as logs:
+            given.redistribute(placements=(Replicate(), Replicate()))
+        (line,) = [record.getMessage() for record in logs.records if "step by step" in record.getMessage()]
+        self.assertRegex(line, r"^\(8, 8\) .* -> .*: step by step: a placement of the class Other$")
 
 
 class TestShapes(FakeWorld):

@@ -23,7 +23,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch_overlay.distributed import config
 from torch_overlay.distributed._mesh.universe import private_groups
 from torch_overlay.distributed.tensor._planner.grids import Grid
-from torch_overlay.distributed.tensor._planner.regions import NotPlanned, Regions
+from torch_overlay.distributed.tensor._planner.regions import OPS, NotPlanned, ReduceOp, Regions
+from torch_overlay.distributed.tensor._planner.search import plan
 from torch_overlay.distributed.tensor._planner.steps import AllToAll
 from torch_overlay.distributed.tensor._runner import exchange as packs
 from torch_overlay.distributed.tensor._runner.at_hand import Group, Site, at_hand
@@ -364,6 +365,20 @@ class TestReducing(TestCase):
         by_grid, by_pieces = lands
         self.assertEqual(by_grid, by_pieces, rtol=0, atol=0)
         self.assertEqual((by_grid.is_contiguous(), by_grid.requires_grad), (True, grad))
+
+    def test_an_operation_is_a_row_of_the_table(self) -> None:
+        """Nothing else has to know it, from the spec to the reduction of the terms."""
+        shape, sizes, coordinate = (16, 16), (2, 2, 2), (0, 1, 1)
+        with mock.patch.dict(OPS, {"hypot": ReduceOp("hypot")}):
+            before = Regions.of((None, 0, None), (None, None, "hypot"), shape, sizes)
+            after = Regions.of((None, 1, 1), (None, None, None), shape, sizes)
+            (step,) = plan(before, after, itemsize=4)
+            here = Here(coordinate, before.box(coordinate), after.box(coordinate))
+            _, _, land = all_to_all(step, here, Group("", (0, 1, 2, 3), in_order=True), lambda tensor: tensor)
+            terms = [torch.full(shape, float(value)) for value in (3, 4)]  # by the coordinate on axis 2
+            pieces = sorted(step.receives(coordinate))
+            came = [part(part(terms[piece.member % 2], here.wanted), piece.box).flatten() for piece in pieces]
+            self.assertEqual(land(torch.cat(came)), torch.full(here.wanted.length, 5.0))
 
 
 instantiate_parametrized_tests(TestReducing)

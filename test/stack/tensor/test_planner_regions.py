@@ -9,7 +9,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-from torch_overlay.distributed.tensor._planner.cost import parts
+from torch_overlay.distributed.tensor._planner.cost import cut_into_rounds
 from torch_overlay.distributed.tensor._planner.regions import Box, NotPlanned, Regions, in_runs
 
 
@@ -72,7 +72,7 @@ class TestParts(TestCase):
         for length, rounds in (((8, 3), 4), ((2, 9), 4), ((3, 1), 8), ((0, 5), 2)):
             found = [
                 place
-                for box in parts(length, rounds)
+                for box in cut_into_rounds(length, rounds)
                 for place in itertools.product(*[range(at, at + n) for at, n in zip(box.start, box.length)])
             ]
             self.assertEqual(sorted(found), list(itertools.product(*map(range, length))))

@@ -1,4 +1,5 @@
-"""Bodies that replace methods of torch's DTensorSpec, named as what they replace."""
+"""Equality and hash of DTensorSpec for caches: two specs may stand for one another only
+if their meshes have the same process groups."""
 
 from __future__ import annotations
 
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
 
 
 equals_by_value = original(torch_spec.DTensorSpec, "_check_equals")
-"""Whether two specs say the same, on equal meshes."""
+"""Compares placements and shapes, and meshes by their ranks only."""
 
 
 class _DTensorSpec:
-    """Never instantiated: its methods are set on torch's DTensorSpec."""
+    """Bodies of methods of DTensorSpec. Never instantiated."""
 
     def _check_equals(
         self: DTensorSpec, other: object, skip_shapes: bool = False
     ) -> bool:
-        """Whether one may stand for the other, in a cache or for compiled code: they
-        say the same, and on a mesh with the same groups. C++, too, looks results up by
-        this.
+        """True if `other` may stand for this spec in a cache or in compiled code: it is
+        equal, and its mesh has the same process groups. The cache of sharding
+        propagation in C++ compares specs by this, too.
 
-        Dynamo's guard skips the shapes, since it guards the local ones. See
-        `_changes_alike` for what they don't say.
+        Args:
+            skip_shapes: don't compare global shapes. Dynamo's guard skips them, since
+                it guards the local shapes, see `_changes_alike` for what these don't
+                tell.
         """
         alike: Any = other if equals_by_value(self, other, skip_shapes) else None
         if alike is None or (skip_shapes and not _changes_alike(self, alike)):
@@ -46,33 +49,38 @@ class _DTensorSpec:
         return as_good_as(self.mesh, alike.mesh)
 
     def _stable_hash(self: DTensorSpec) -> str:
-        """For caches of compiled code, which other runs and other ranks may read: of
-        all that the code has in it. The same in every run that makes the same meshes,
-        on this rank; equal meshes have other groups, other ranks too."""
+        """Return a hash for caches of compiled code, which other runs and other ranks
+        may read.
+
+        It covers all that the code contains. It is the same on this rank in every run
+        that makes the same meshes. It differs for equal meshes with other groups, and
+        on other ranks.
+        """
         mesh = real_mesh(self.mesh)
-        known: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
+        key: tuple[Any, ...] = (mesh._stable_hash(), *self._hash_key()[1:])
+        # A compiled plan contains the coordinate and the names of process groups.
         if config.plan_redistribution:
-            known = (*known, _seen_by_this_rank(mesh), get_settings())
-        return hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
+            key = (*key, _seen_by_this_rank(mesh), get_settings())
+        return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
 
 
 def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
-    """Whether local shapes differ on every rank or on none, for two specs that differ
-    in the shape at most.
+    """True if local shapes differ on every rank or on none, for two specs that differ
+    in the global shape at most.
 
-    8 rows over two ranks are 4 and 4, and 7 rows are 4 and 3. Rank 1 sees another local
-    shape and compiles anew, and rank 0 doesn't: it would go on with the collectives of
-    8 rows, and give 8 rows where there are 7.
+    8 rows over two ranks are 4 and 4, 7 rows are 4 and 3. Rank 1 sees another local
+    shape and compiles anew; rank 0 doesn't. It would go on with the collectives for 8
+    rows, and return 8 rows where there are 7.
     """
-    shape, traced = (
+    shape, other_shape = (
         None if spec.tensor_meta is None else spec.tensor_meta.shape
         for spec in (one, other)
     )
-    if shape is None or traced is None:
+    if shape is None or other_shape is None:
         return True
-    for dim, lengths in enumerate(zip(shape, traced)):
-        # Of an open size nothing is asked, which would fix it: the graph in which it is
-        # open has the guard.
+    for dim, lengths in enumerate(zip(shape, other_shape)):
+        # Don't look at a symbolic size, which would specialize it. Its graph has a
+        # guard.
         if type(lengths[0]) is type(lengths[1]) is int and lengths[0] != lengths[1]:
             parts = _parts(one, dim)
             if parts is None or any(length % parts for length in lengths):
@@ -81,27 +89,28 @@ def _changes_alike(one: DTensorSpec, other: DTensorSpec) -> bool:
 
 
 def _parts(spec: DTensorSpec, dim: int) -> int | None:
-    """Into how many equal parts a dim must be cut for all ranks to hold as much of it;
-    None if nobody knows."""
+    """Return into how many equal parts a dim must be cut for all ranks to hold as much
+    of it; None if a placement doesn't tell."""
     sizes, parts = spec.mesh.shape, 1
     for axis, placement in enumerate(spec.placements):
         cut = getattr(placement, "dim", None)
         if cut is None and not (placement.is_replicate() or placement.is_partial()):
-            return None  # a class of a user, or of shards that have no one dim
+            # A placement class of a user, or one that shards more than one dim.
+            return None
         if cut == dim and not placement.is_partial():
             parts *= sizes[axis]
     for axis, placement in enumerate(spec.placements):
-        # Strided shards are cut into chunks first. The axes that make these are among
-        # those above, mostly.
+        # A strided shard is cut into `split_factor` chunks first. Usually the axes
+        # whose sizes make up that factor are counted above already.
         if isinstance(placement, _StridedShard) and placement.dim == dim:
             parts = math.lcm(parts, placement.split_factor * sizes[axis])
     return parts
 
 
 def _seen_by_this_rank(mesh: DeviceMesh) -> list[Any]:
-    """Its coordinate and its groups: those of the axes, and over which axes together
-    there is one."""
+    """Return the coordinate of this rank, the names of its process groups, and over
+    which axes together it has one."""
     if not is_initialized() or group_names(mesh) is None:
-        return []  # and no plan
+        return []  # nothing is planned on such a mesh
     joint = [(axes, joint_group_name(mesh, axes)) for axes in sorted(joint_axes(mesh))]
     return [mesh._coordinate_on_dim, group_names(mesh), joint]

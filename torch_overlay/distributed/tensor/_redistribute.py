@@ -1,8 +1,9 @@
-"""Redistribute a local tensor by one plan; the body that replaces torch's, and the way
-back to torch's own.
+"""Redistribute the local tensor of a DTensor by a plan made for the whole change.
 
-What can't be planned runs step by step, with collectives merged only where that is
-exact.
+Start reading at `redistribute_local_tensor`: it finds the program for a change, or runs
+the step-by-step path, which changes one mesh dim after the other. That path merges
+collectives over several mesh dims only where the merged one gives the same shards, see
+`_cuts_evenly`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from torch.utils._debug_mode import get_active_debug_mode
 
 from .._mesh.caches import as_good_as, real_mesh
 from .._torch import of_shape, original
+from ._planner.regions import OPS
 from ._runner.answers import Fallback, count_fallback, count_run, find_answer
-from ._runner.program import NOT_OF_COMPLEX
+from ._runner.program import tell_fallback
 from ._runner.specs import is_known, other_spec
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement, Shard
 
 redistribute_by_steps = original(torch_redistribute, "redistribute_local_tensor")
-"""One mesh dim after the other, merged where that is exact."""
+"""The step-by-step path: one mesh dim after the other, merged where that is exact."""
 
 
 def _cuts_evenly(
@@ -46,44 +48,53 @@ def _cuts_evenly(
     src_placements: Sequence[Placement],
     shape: Sequence[Any] | None,
 ) -> bool:
-    """Whether every cut is even that these all-gathers undo, or these reduce-scatters
-    make, and those outside of them.
+    """True if these all-gathers, or these reduce-scatters, may become one collective
+    over all their mesh dims.
 
-    Only then is torch.chunk by all their mesh dims at once sure to be torch.chunk by
-    one after the other: 6 rows are 2, 2, 2, 0 on four ranks, and 2, 1, 2, 1 on a 2 x 2
-    mesh. It is asked of the whole tensor, so that all ranks run the same collectives:
-    of 9 rows on 2 x 2 x 2, half of the ranks could merge the inner two gathers, and the
-    others not.
+    They may if every shard boundary on the tensor dim, including those made by outer
+    mesh dims, divides evenly. Only then does `torch.chunk` into as many pieces as all
+    the mesh dims have ranks give the same pieces as `torch.chunk` by one mesh dim after
+    the other: 6 rows are 2, 2, 2, 0 on four ranks, but 2, 1, 2, 1 on a 2 x 2 mesh.
+
+    The global length decides, not the local one, so that all ranks run the same
+    collectives. With 9 rows on 2 x 2 x 2, half of the ranks could merge the inner two
+    gathers and the others could not.
 
     Args:
-        earlier: the transforms of the plan before these.
-        shape: of the whole tensor; where it isn't known, this rank decides by what it
-            has.
+        infos: the transforms to merge, all on one tensor dim.
+        earlier: the transforms that run before these.
+        src_placements: the placements before all transforms.
+        shape: the global shape. If None, the longest logical shape in `infos` decides,
+            which may differ between ranks.
     """
     source, target = infos[0].src_dst_placements
     dim = cast("Shard", target if source.is_partial() else source).dim
-    now, own = list(src_placements), {info.mesh_dim for info in infos}
+    placements, merged_axes = list(src_placements), {info.mesh_dim for info in infos}
     for info in earlier:
-        now[info.mesh_dim] = info.src_dst_placements[1]
+        placements[info.mesh_dim] = info.src_dst_placements[1]
     outer = [
         axis
-        for axis, held in enumerate(now)
-        if axis not in own and getattr(held, "dim", None) == dim
+        for axis, placement in enumerate(placements)
+        if axis not in merged_axes and getattr(placement, "dim", None) == dim
     ]
     if source.is_partial() and any(
-        isinstance(held, _StridedShard)
-        for held in (target, *(now[axis] for axis in outer))
+        isinstance(placement, _StridedShard)
+        for placement in (target, *(placements[axis] for axis in outer))
     ):
-        # uneven though the length may be divided by the parts: 8 rows with split factor
-        # 3 are 5 and 3
+        # The length may be a multiple of the pieces and the cut still be uneven: 8 rows
+        # with split factor 3 over two ranks are 5 and 3.
         return False
+    # Without the global shape the outer mesh dims don't count: a logical shape is
+    # already cut by them.
     if shape is None:
         outer = []
         shape = max(
             [info.logical_shape for info in infos], key=lambda logical: logical[dim]
         )
-    parts = math.prod(device_mesh.size(axis) for axis in (*own, *outer))
-    return guard_or_false(shape[dim] % parts == 0)
+    pieces = math.prod(device_mesh.size(axis) for axis in (*merged_axes, *outer))
+    # False where a symbolic length doesn't tell: two collectives are right for every
+    # length, the merged one isn't.
+    return guard_or_false(shape[dim] % pieces == 0)
 
 
 def redistribute_local_tensor(
@@ -95,10 +106,25 @@ def redistribute_local_tensor(
     use_graph_based_transform: bool | None = None,
     is_explicit: bool = False,
 ) -> torch.Tensor:
-    """What this rank holds of the tensor under the target spec, from what it holds
-    under the current one."""
+    """Return the local tensor under `target_spec`, given the one under `current_spec`.
+
+    Runs the program for this change, or the step-by-step path if there is none. Every
+    rank of the mesh must call it.
+
+    Args:
+        async_op: don't wait for the last collective; the result is then an
+            `AsyncCollectiveTensor`.
+        use_graph_based_transform: the algorithm of the step-by-step path. If it is
+            given, that path runs.
+        is_explicit: the user called `redistribute`; DebugMode shows this.
+
+    Raises:
+        ValueError: the local tensor has another shape than its spec says.
+        RuntimeError: a process group that the program needs was destroyed, or complex
+            numbers are to be reduced by max, min or product.
+    """
     mesh = real_mesh(current_spec.mesh)
-    found = find_answer(
+    answer = find_answer(
         mesh,
         local_tensor,
         current_spec,
@@ -106,10 +132,11 @@ def redistribute_local_tensor(
         async_op,
         use_graph_based_transform,
     )
-    if isinstance(found, Fallback):
+    if isinstance(answer, Fallback):
         if local_tensor.is_complex():
             _check_complex(mesh, current_spec, target_spec)
-        count_fallback(found.reason)  # overlay only
+        tell_fallback(answer.reason, current_spec, target_spec)
+        count_fallback(answer.reason)  # overlay only
         return of_shape(redistribute_by_steps, current_spec.shape)(
             local_tensor,
             current_spec,
@@ -122,7 +149,7 @@ def redistribute_local_tensor(
     # Under a dispatch mode (a tracer, CommDebugMode), a plan that is the one collective
     # of the step-by-step path runs by that path, so that the mode sees the same
     # operations. Without a mode that would take 2.4 times the CPU time.
-    if torch._C._len_torch_dispatch_stack() and found.same_step_by_step(mesh):
+    if torch._C._len_torch_dispatch_stack() and answer.same_step_by_step(mesh):
         one_step = partial(
             of_shape(redistribute_by_steps, current_spec.shape),
             current_spec=current_spec,
@@ -130,33 +157,39 @@ def redistribute_local_tensor(
             async_op=async_op,
             is_explicit=is_explicit,
         )
-        return found.run(local_tensor, mesh, (one_step,))
+        return answer.run(local_tensor, mesh, (one_step,))
     debug_mode = get_active_debug_mode()
     if debug_mode is None:
-        return found.run(local_tensor, mesh)
+        return answer.run(local_tensor, mesh)
     with debug_mode.record_redistribute_calls(
         local_tensor,
         current_spec.placements,
         target_spec.placements,
-        found.text,
+        answer.text,
         is_explicit=is_explicit,
     ):
-        return found.run(local_tensor, mesh)
+        return answer.run(local_tensor, mesh)
 
 
 def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> None:
-    """Refuse what has no answer, as the all-reduce does. A reduce-scatter takes real
-    and imaginary parts for numbers of their own.
+    """Raise if complex numbers are to be reduced by an operation that they don't have.
+
+    The all-reduce refuses these itself. The reduce-scatter doesn't: it would reduce
+    real and imaginary parts as separate numbers, and return a wrong result.
 
     Raises:
-        RuntimeError: a greatest or least complex number, or a product, is wanted from
-            several ranks of the mesh.
+        RuntimeError: a pending max, min or product of complex numbers changes over a
+            mesh dim of several ranks.
     """
+    # A rank outside of the mesh reduces nothing.
     if mesh.get_coordinate() is None:
         return
-    for axis, (old, new) in enumerate(zip(source.placements, target.placements)):
-        op = getattr(old, "reduce_op", None)
-        if op in NOT_OF_COMPLEX and old != new and mesh.size(axis) > 1:
+    for axis, (placement, wanted) in enumerate(
+        zip(source.placements, target.placements)
+    ):
+        op = getattr(placement, "reduce_op", None)
+        refused = op in OPS and OPS[op].wrong_by_parts
+        if refused and placement != wanted and mesh.size(axis) > 1:
             raise RuntimeError(
                 f"reduce_op {op} does not support complex tensors: a redistribution "
                 f"from {source.placements} to "
@@ -168,8 +201,8 @@ def _check_complex(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -
 
 
 class _Redistribute:
-    """Never instantiated: its method is set on torch's autograd function of this
-    name."""
+    """Body of `Redistribute.apply`. It is never instantiated: `apply` is set on the
+    autograd function of DTensor."""
 
     @classmethod
     def apply(
@@ -180,35 +213,36 @@ class _Redistribute:
         async_op: bool,
         dtype_config: dict[str, Any],
     ) -> DTensor:
-        """The redistributed DTensor; where there is nothing to differentiate, without a
-        node of autograd."""
+        """Return the redistributed DTensor. Where nothing can be differentiated no
+        autograd node is made, which saves its CPU time."""
         if has_other_groups(input._spec.mesh, device_mesh):
             return lay_on(
                 device_mesh,
                 cls.apply(input, input._spec.mesh, placements, async_op, dtype_config),
             )
-        made = None
         input = cast_in_order(input, dtype_config["op_dtype"])
         same_dtype = (
             dtype_config["op_dtype"]
             == dtype_config["out_dtype"]
             == input._local_tensor.dtype
         )
+        # A subclass may have a forward of its own. A cast needs the node, which casts
+        # the gradient back.
         if cls is torch_redistribute.Redistribute and same_dtype:
-            made = without_node(input, device_mesh, placements, async_op)
-        if made is not None:
-            return made
+            result = without_node(input, device_mesh, placements, async_op)
+            if result is not None:
+                return result
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
             input, device_mesh, placements, async_op, dtype_config
         )
 
 
 def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
-    """Whether a DTensor on this mesh, asked for on the other, must change its mesh, but
-    not its ranks.
+    """True if a DTensor on `mesh` has to change to `wanted`, an equal mesh with other
+    process groups. No data moves: both have the same ranks in the same places.
 
     Raises:
-        NotImplementedError: the ranks are others, or lie otherwise.
+        NotImplementedError: the meshes aren't equal.
     """
     if mesh is wanted:
         return False
@@ -225,12 +259,14 @@ def has_other_groups(mesh: DeviceMesh, wanted: DeviceMesh) -> bool:
 
 
 class _LayOn(torch.autograd.Function):
+    """Replace the mesh of a DTensor by an equal one; backward puts the old one back."""
+
     @staticmethod
-    def forward(ctx: Any, given: DTensor, mesh: DeviceMesh) -> Any:  # type: ignore
-        ctx.mesh = given._spec.mesh
-        spec = dataclasses.replace(given._spec, mesh=mesh)
-        grad = given.requires_grad
-        local = given._local_tensor
+    def forward(ctx: Any, source: DTensor, mesh: DeviceMesh) -> Any:  # type: ignore
+        ctx.mesh = source._spec.mesh
+        spec = dataclasses.replace(source._spec, mesh=mesh)
+        grad = source.requires_grad
+        local = source._local_tensor
         return dtensor.DTensor(local, spec, requires_grad=grad)  # type: ignore
 
     @staticmethod
@@ -238,19 +274,21 @@ class _LayOn(torch.autograd.Function):
         return lay_on(ctx.mesh, grad), None
 
 
-def lay_on(mesh: DeviceMesh, given: DTensor) -> DTensor:
-    """The same on an equal mesh with other groups; a gradient comes back on the mesh
-    that it was on."""
-    return _LayOn.apply(given, mesh)  # type: ignore
+def lay_on(mesh: DeviceMesh, source: DTensor) -> DTensor:
+    """Return the DTensor on an equal mesh with other groups. Its gradient comes back on
+    the mesh of `source`."""
+    return _LayOn.apply(source, mesh)  # type: ignore
 
 
 class _Cast(torch.autograd.Function):
+    """Cast a DTensor and keep its shard order; backward casts the gradient back."""
+
     @staticmethod
-    def forward(ctx: Any, given: DTensor, dtype: torch.dtype) -> Any:  # type: ignore
-        ctx.dtype = given._local_tensor.dtype
-        local, grad = given._local_tensor.to(dtype), given.requires_grad
-        meta = TensorMeta(given.shape, given.stride(), dtype)
-        spec = dataclasses.replace(given._spec, tensor_meta=meta)
+    def forward(ctx: Any, source: DTensor, dtype: torch.dtype) -> Any:  # type: ignore
+        ctx.dtype = source._local_tensor.dtype
+        local, grad = source._local_tensor.to(dtype), source.requires_grad
+        meta = TensorMeta(source.shape, source.stride(), dtype)
+        spec = dataclasses.replace(source._spec, tensor_meta=meta)
         return dtensor.DTensor(local, spec, requires_grad=grad)  # type: ignore
 
     @staticmethod
@@ -258,22 +296,30 @@ class _Cast(torch.autograd.Function):
         return _Cast.apply(grad, ctx.dtype), None  # type: ignore
 
 
-def cast_in_order(given: DTensor, dtype: torch.dtype | None) -> DTensor:
-    """The same in another type, if it has a shard order of its own: the step-by-step
-    path, which casts by making a spec of placements alone, would forget it."""
-    spec = given._spec
-    if dtype in (None, given._local_tensor.dtype) or spec.is_default_device_order(
+def cast_in_order(source: DTensor, dtype: torch.dtype | None) -> DTensor:
+    """Cast a DTensor whose shard order isn't the default one; return any other as it
+    is.
+
+    The step-by-step path casts by making a new spec from the placements alone. That
+    spec would have the default shard order, and the elements would end in the wrong
+    places.
+    """
+    spec = source._spec
+    if dtype in (None, source._local_tensor.dtype) or spec.is_default_device_order(
         spec.shard_order
     ):
-        return given
-    return _Cast.apply(given, dtype)  # type: ignore
+        return source
+    return _Cast.apply(source, dtype)  # type: ignore
 
 
 def without_node(
     source: DTensor, device_mesh: DeviceMesh, placements: Any, async_op: bool
 ) -> DTensor | None:
-    """The redistributed DTensor of the same type; None where autograd has a say, or for
-    placements of other classes."""
+    """Return the redistributed DTensor, of the same dtype and without an autograd node.
+
+    None if autograd or something that watches it needs the node, or if a placement is
+    of an unknown class.
+    """
     local, spec = source._local_tensor, source._spec
     kinds = tuple(map(type, (*spec.placements, *placements)))
     if not is_known(kinds) or _wants_node(source):
@@ -282,32 +328,36 @@ def without_node(
         spec.tensor_meta, spec.placements, placements, kinds, device_mesh
     )
     if target is not None:
-        given = local.dtype
+        dtype = local.dtype
         local = redistribute_local_tensor(
             local, spec, target, async_op=async_op, is_explicit=True
         )
-        # of an average of whole numbers, where the step-by-step path divides
-        if local.dtype != given:
-            local = local.to(given)
+        # The mean of integers: the step-by-step path divides it and returns floats.
+        if local.dtype != dtype:
+            local = local.to(dtype)
         spec = target
-    # As the local tensor does, or DTensor.__new__ warns; taken back below.
-    asked = source.requires_grad and local.requires_grad
-    # Its __init__ does nothing, slowly.
-    made = dtensor.DTensor.__new__(dtensor.DTensor, local, spec, requires_grad=asked)
-    if asked:
-        made.requires_grad_(False)
-    return made
+    # DTensor.__new__ warns unless the DTensor and its local tensor agree. The result
+    # needs no gradient, so this is taken back below.
+    requires_grad = source.requires_grad and local.requires_grad
+    # Not DTensor(...): its __init__ does nothing and takes time.
+    result = dtensor.DTensor.__new__(
+        dtensor.DTensor, local, spec, requires_grad=requires_grad
+    )
+    if requires_grad:
+        result.requires_grad_(False)
+    return result
 
 
 def _wants_node(source: DTensor) -> bool:
-    """Whether a gradient may be asked for, or something else looks at what autograd
-    does: a transform, a tracer, a profiler."""
+    """True if the redistribution has to be an autograd node: a gradient may be asked
+    for, or a transform, a tracer or a profiler watches autograd functions."""
     local = source._local_tensor
     if type(source) is not dtensor.DTensor or type(local) is not torch.Tensor:
         return True
-    # a frozen DTensor may hold a tensor that isn't
+    # A DTensor that needs no gradient may hold a local tensor that does.
     differentiable = source.requires_grad or local.requires_grad
-    # In inference mode the result keeps requires_grad.
+    # In inference mode no gradient is computed, but the result has to keep
+    # requires_grad, as it does from the node.
     if differentiable and (
         torch.is_grad_enabled() or torch.is_inference_mode_enabled()
     ):

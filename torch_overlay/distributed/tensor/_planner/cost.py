@@ -1,9 +1,8 @@
-"""Costs: what the busiest rank of a step gets and sends, the seconds that takes, and
-the choice between plans.
+"""Costs: how many elements the busiest rank of a step receives and sends, how many
+seconds that takes, and the choice between plans. Also which sets of axes have a process
+group, and the rounds of large exchanges.
 
-The same numbers on every rank: nothing here depends on a coordinate.
-
-Groups: which sets of mesh axes have a process group.
+Nothing here depends on a coordinate, so all ranks compute the same numbers.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which joint groups exist: all (`axes` is None), or these axis tuples and every
-    single axis.
+    """Which joint groups exist: all, if `axes` is None; otherwise those over the sets
+    in `axes`, and those over single axes.
 
     >>> groups = Groups.of([(0, 1), (0, 1, 2)], sizes=(2, 3, 4))
     >>> groups.within((0, 1)), groups.between((1,), (0, 1)), groups.cover((0, 1, 2))
@@ -46,24 +45,27 @@ class Groups:
 
     @staticmethod
     def of(axes: Iterable[Iterable[int]] | None, sizes: tuple[int, ...]) -> Groups:
-        """Sorted, and without axes of size 1."""
+        """Sort the sets of axes, and leave axes of size 1 out."""
         if axes is None:
             return Groups(sizes)
         joint = (tuple(sorted(a for a in group if sizes[a] > 1)) for group in axes)
         return Groups(sizes, frozenset(group for group in joint if len(group) > 1))
 
     def has(self, axes: Collection[int]) -> bool:
-        """Is there a group over exactly these axes? Over none, none is needed."""
+        """True if a group over exactly these axes exists. Over no axes, none is
+        needed."""
         return len(axes) <= 1 or self.axes is None or tuple(sorted(axes)) in self.axes
 
     def count(self, axes: Iterable[int]) -> int:
-        """How many ranks a group over these axes has."""
+        """Return the number of ranks of a group over these axes."""
         return math.prod(self.sizes[a] for a in axes)
 
     def within(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """All groups over some of these axes (not empty), the biggest first. Where all
-        groups exist, only the biggest and those of single axes: of the others none
-        would be taken before the biggest."""
+        """Return all groups over a subset of these axes, the largest first.
+
+        If all groups exist, only the largest one and those over single axes: a search
+        that takes the first that fits would take the largest before any other.
+        """
         joint = (
             [tuple(sorted(axes))]
             if self.axes is None
@@ -77,46 +79,49 @@ class Groups:
     def between(
         self, least: Collection[int], most: Collection[int]
     ) -> list[tuple[int, ...]]:
-        """All groups over all axes of `least` and perhaps more of `most`, the smallest
-        first. Where all groups exist, only those over exactly `least`, with least
-        latency, and exactly `most`, in which most ranks can send."""
-        ends = [tuple(sorted(axes)) for axes in (least, most)]
-        found = {group for group in ends if self.has(group)}
+        """Return all groups over the axes in `least` and perhaps more from `most`, the
+        smallest first.
+
+        If all groups exist, only those over exactly `least`, with the least latency,
+        and exactly `most`, in which most ranks can send.
+        """
+        extremes = [tuple(sorted(axes)) for axes in (least, most)]
+        groups = {group for group in extremes if self.has(group)}
         if self.axes is not None:
-            found.update(
+            groups.update(
                 [
                     g
                     for g in self.axes
                     if set(g).issuperset(least) and set(g).issubset(most)
                 ]
             )
-        return sorted(found, key=lambda group: (self.count(group), group))
+        return sorted(groups, key=lambda group: (self.count(group), group))
 
     def cover(self, axes: Collection[int]) -> list[tuple[int, ...]]:
-        """Disjoint groups over all of these axes, the biggest first."""
-        left, found = set(axes), []
-        while left:
-            found.append(self.within(left)[0])
-            left.difference_update(found[-1])
-        return found
+        """Return disjoint groups that cover these axes, the largest first."""
+        uncovered, groups = set(axes), []
+        while uncovered:
+            groups.append(self.within(uncovered)[0])
+            uncovered.difference_update(groups[-1])
+        return groups
 
 
 Steps = tuple[Step, ...]
-# what a byte costs in an all-to-all, if it costs 1 in another collective; assumed
+# The cost of a byte in an all-to-all, relative to other collectives. Assumed.
 EXCHANGE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a collective costs: latency, and over the bandwidth (bytes per second and
-    rank) the bytes that the busiest rank gets or those that the busiest rank sends,
-    whichever is more.
+    """What a collective costs: a latency, and the bytes that the busiest rank receives
+    or those that the busiest rank sends, whichever is more, over the bandwidth.
 
     The defaults are assumptions of the right order for a few hosts, not measurements.
 
     Attributes:
-        latency: seconds that a collective of two ranks takes without data, plus half of
-            that each time their number doubles.
+        latency: seconds that a collective of two ranks takes without data. Each
+            doubling of the number of ranks adds half of it.
+        bandwidth: bytes per second and rank.
         round_bytes: a round of a large exchange has more than half as many bytes, sent
             and received together.
     """
@@ -127,11 +132,11 @@ class Cost:
 
     @staticmethod
     def of(device: str) -> Cost:
-        """What is assumed of the groups of a type of device."""
+        """Return the cost model for the groups of a device type."""
         return _ASSUMED.get(device, _ASSUMED["cpu"])
 
     def seconds(self, step: Step, itemsize: int) -> float:
-        """The time of one step; local steps are free."""
+        """Return the seconds of one step; local steps are free."""
         return (
             sum(self.fixed_and_moving(step, itemsize))
             if isinstance(step, Collective)
@@ -139,7 +144,7 @@ class Cost:
         )
 
     def fixed_and_moving(self, step: Collective, itemsize: int) -> tuple[float, float]:
-        """The seconds that a collective takes without data, and those for its bytes."""
+        """Return the seconds of a collective without data, and those for its bytes."""
         weight = EXCHANGE if isinstance(step, AllToAll) else 1.0
         size = max(arriving(step), leaving(step)) * itemsize
         rounds = step.rounds if isinstance(step, (AllToAll, ReduceScatter)) else 1
@@ -148,42 +153,46 @@ class Cost:
         ) / 2, weight * size / self.bandwidth
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
-        """The fastest of the plans; of equals the one with fewer collectives, then
-        fewer bytes, then the first."""
+        """Return the fastest plan; among equals the one with fewer collectives, then
+        with fewer bytes, then the first."""
         if len(plans) == 1:
             return plans[0]
         return min(plans, key=lambda plan: self.key(plan, itemsize))
 
     def key(self, plan: Steps, itemsize: int) -> tuple[float, int, int]:
-        """What `fastest` compares."""
-        talking = [step for step in plan if isinstance(step, Collective)]
-        # `fsum` gives the same for the same terms in any order; to twelve digits, so
-        # that plans which take as long by other terms are nearly always equal.
+        """Return what `fastest` compares."""
+        communicating = [step for step in plan if isinstance(step, Collective)]
+        # `fsum` gives the same sum for the same terms in any order. Twelve digits make
+        # plans whose equal times come from different terms compare equal, nearly
+        # always.
         terms = [
-            term for step in talking for term in self.fixed_and_moving(step, itemsize)
+            term
+            for step in communicating
+            for term in self.fixed_and_moving(step, itemsize)
         ]
         seconds = float(f"{math.fsum(terms):.12g}")
-        return seconds, len(talking), arriving_by(talking)
+        return seconds, len(communicating), arriving_by(communicating)
 
 
-# By type of device; of others, as for the CPU. Those for GPUs are taken over, until
-# they are measured on one.
+# By device type; others cost as the CPU does. The figures for GPUs aren't measured yet,
+# they are those of the CPU.
 _ASSUMED: Mapping[str, Cost] = MappingProxyType({"cpu": Cost(), "cuda": Cost()})
 
 
 def collectives(plan: Iterable[Step]) -> int:
-    """How many steps of a plan communicate."""
+    """Return how many steps of a plan communicate."""
     return sum(isinstance(step, Collective) for step in plan)
 
 
 def arriving_by(plan: Iterable[Step]) -> int:
-    """The elements that a plan brings to the busiest rank of each step."""
+    """Return the elements that the busiest rank of each step receives, summed over a
+    plan."""
     return sum(map(arriving, plan))
 
 
 def arriving(step: Step) -> int:
-    """The elements that a step brings to the busiest rank, or more where cuts are
-    uneven; 0 for a local step."""
+    """Return the elements that the busiest rank receives in a step, or more where cuts
+    are uneven; 0 for a local step."""
     if isinstance(step, AllToAll):
         terms = math.prod([step.before.sizes[a] for a in step.reduced])
         return terms * step.after.most - least_overlap(step.before, step.after)
@@ -193,8 +202,8 @@ def arriving(step: Step) -> int:
 
 
 def leaving(step: Step) -> int:
-    """The elements that the busiest rank sends in a step, or more where not all dims
-    are aligned (see `most_sent`); 0 for a local step."""
+    """Return the elements that the busiest rank sends in a step, or more where not all
+    dims are aligned, see `most_sent`; 0 for a local step."""
     if isinstance(step, AllToAll):
         return most_sent(
             step.exchange, step.diagonals, least_overlap(step.before, step.after)
@@ -203,37 +212,38 @@ def leaving(step: Step) -> int:
 
 
 # --- What the busiest rank of an all-to-all sends ---
-# A rank sends to one receiver for each coordinate on the shard axes; the receiver's
-# coordinates on the replica axes follow from the sender's, or from the diagonal. It
-# sends each receiver a product of overlaps, one for each dim. So all that it sends is
-# at most a product, too: of what it sends along each dim (`_most_along`), and of the
-# number of receivers that want the same. No rank is looked at.
+# A rank sends to one receiver for each coordinate on the shard axes. The receiver's
+# coordinates on the replica axes are the sender's, or follow from the diagonal. What
+# the rank sends to one receiver is a product of overlaps, one for each dim. So what it
+# sends to all is at most a product, too: of what it sends along each dim
+# (`_most_along`), and of the number of receivers that want the same. This takes no loop
+# over ranks.
 
 
 def most_sent(
     exchange: Exchange, diagonals: Collection[Diagonal], least_kept: int
 ) -> int:
-    """The elements that the busiest rank sends to others: exact where all dims are
-    aligned, see `_aligned`, else not less than that, but for a few elements at the ends
-    of uneven chunks.
+    """Return the elements that the busiest rank sends to others. Exact if all dims are
+    aligned, see `_aligned`. Otherwise an upper bound, apart from a few elements at the
+    ends of uneven chunks.
 
     From R·S0 to S0·R on (2, 2), sender and receiver have the same coordinate on axis 0,
-    and the receiver has any on axis 1: (0, 0) and (1, 1) send what they hold to two
-    ranks, one of them themselves. On a diagonal the receiver's coordinate on axis 1
-    follows from that on axis 0: each rank sends what it holds to one.
+    and the receiver may have any on axis 1: (0, 0) and (1, 1) send what they hold to
+    two ranks, one of which is the rank itself. On a diagonal the receiver's coordinate
+    on axis 1 follows from that on axis 0, so each rank sends what it holds to one rank.
 
     Args:
-        least_kept: what every rank, at least, wants of what it holds already.
+        least_kept: the least number of elements that a rank both holds and wants.
     """
     before, after, shards = exchange.before, exchange.after, exchange.shards
     paired = {diagonal.replica for diagonal in diagonals}
     used = {diagonal.shard for diagonal in diagonals}
-    alike = exchange.cuts(
+    not_in_target = exchange.cuts(
         [axis for axis in exchange.axes if axis in shards and axis not in after.sharded]
     )
-    sent = math.prod([digit.base for digit in alike if digit not in used])
+    sent = math.prod([digit.base for digit in not_in_target if digit not in used])
     # In a pair of bases 2 (replica) and 5 (shard), one value of the replica digit goes
-    # with up to 3 of the shard digit.
+    # with up to 3 values of the shard digit.
     sent *= math.prod([-(-shard.base // replica.base) for replica, shard in diagonals])
     dims = range(len(before.shape))
     for dim in dims:
@@ -245,13 +255,13 @@ def most_sent(
 def _most_along(
     exchange: Exchange, dim: int, paired: Collection[Digit], used: Collection[Digit]
 ) -> int:
-    """Along one dim, the most elements that a rank sends, summed over all receivers
-    that differ in what they want.
+    """Return the most elements that a rank sends along one dim, summed over all
+    receivers that want different elements.
 
     On a replica axis that isn't `paired`, sender and receiver have the same coordinate.
-    On every other digit that cuts the target (`summed`) all values are counted; on an
-    axis outside the group only the sender's own overlaps. But the value of the `used`
-    digits of shard axes follows from the digit that they are paired with.
+    Of every other digit that cuts the target (`summed`) all values count; on an axis
+    outside the group only the sender's overlaps do. But the `used` digits of shard axes
+    follow from the digits that they are paired with.
     """
     cuts = exchange.cuts(exchange.after.orders[dim])
     same = [
@@ -261,7 +271,7 @@ def _most_along(
     ]
     summed = [digit for digit in cuts if digit not in same and digit not in used]
     if len(summed) == len(cuts):
-        # the parts of all receivers cover what a rank holds once
+        # The parts of all receivers cover what a rank holds exactly once.
         return exchange.before.longest[dim]
     length, levels = exchange.after.shape[dim], []
     for axis in exchange.after.orders[dim]:
@@ -275,19 +285,22 @@ def _most_along(
 
 
 def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
-    """Of so many elements in a row, the most that lie where some digits have one value
-    each. The levels are the digits from the most significant on: the elements over
-    which one stays as it is, and whether all its values count.
+    """Return how many of `elements` in a row can lie where some digits have one fixed
+    value each.
 
-    From R·S0 to S0·S0 on (2, 2), eight elements: rank (0, 0) holds four in a row, and
-    sends those where axis 0 is at 0, which are four in a row, too; axis 1, over two
-    elements each, has any value.
+    Args:
+        levels: the digits, from the most significant one on: over how many elements a
+            digit keeps its value, and whether all its values count.
+
+    From R·S0 to S0·S0 on (2, 2), eight elements: rank (0, 0) holds four in a row. It
+    sends those where axis 0 is at 0, which are four in a row; axis 1, which keeps its
+    value for two elements, may have any.
 
     >>> _most_within(4, [(4, False), (2, True)])
     4
 
-    Six of eight, where the first digit has any value, and the second, over two elements
-    each, only one:
+    Six of eight, where the first digit may have any value and the second one, over two
+    elements, is fixed:
 
     >>> _most_within(6, [(4, True), (2, False)])
     4
@@ -303,12 +316,15 @@ def _most_within(elements: int, levels: Sequence[tuple[int, bool]]) -> int:
 
 
 def _kept(exchange: Exchange) -> int:
-    """The least that a rank which sends at all wants of what it holds, by nearest
-    senders and where cuts are aligned: the shorter of both boxes along each dim. But 0
-    if the new cut has a digit of a shard axis at a place where the old cut has another:
-    from S0·S1 to S1·S0 on (2, 2), rank (0, 1) holds the first half of dim 0 and wants
-    the second. A dim that is cut as before, even if unevenly, scales what is sent and
-    what is kept alike."""
+    """Return the least number of elements that a rank which sends at all keeps for
+    itself, with nearest senders and aligned cuts. That is the product of the shorter
+    length along each dim.
+
+    It is 0 if the new cut has a digit of a shard axis where the old cut has another
+    digit: from S0·S1 to S1·S0 on (2, 2), rank (0, 1) holds the first half of dim 0 and
+    wants the second. A dim whose cut stays, even an uneven one, scales what is sent and
+    what is kept alike.
+    """
     before, after = exchange.before, exchange.after
     for old, new in zip(before.orders, after.orders):
         for held, wanted in zip(exchange.cuts(old), exchange.cuts(new)):
@@ -323,8 +339,8 @@ def _kept(exchange: Exchange) -> int:
 
 
 def _aligned(exchange: Exchange, dim: int) -> bool:
-    """Whether this dim is cut as before; or evenly, and the digits of both cuts have
-    the same bases, one after the other, as far as the shorter cut goes."""
+    """True if this dim is cut as before, or if it is cut evenly and the digits of both
+    cuts have the same bases as far as the shorter cut goes."""
     before, after = exchange.before, exchange.after
     orders = before.orders[dim], after.orders[dim]
     if orders[0] == orders[1]:
@@ -332,20 +348,20 @@ def _aligned(exchange: Exchange, dim: int) -> bool:
     old, new = map(exchange.cuts, orders)
     if any(a.base != b.base for a, b in zip(old, new)):
         return False
-    longer = max(old, new, key=len)  # the other is its beginning
+    longer = max(old, new, key=len)  # its bases begin with those of the other
     return before.shape[dim] % math.prod([digit.base for digit in longer]) == 0
 
 
 # --- Rounds ---
-# An exchange over several axes at once may bring a rank many times what it holds, as
-# pieces that lie one after the other until they are put in their places; one axis at a
-# time has less to hold. So a large exchange cuts each piece into about equal parts, and
-# each round moves one part of every piece: the same elements to the same ranks, and
-# what is packed and what arrives take no more than the source.
+# An exchange over several axes may bring a rank many times what it holds. The pieces
+# need a receive buffer until they are copied into their places; the step-by-step path,
+# which changes one axis at a time, needs a smaller one. So a large exchange cuts each
+# piece into about equal parts, and each round moves one part of every piece. The same
+# elements go to the same ranks, and the buffers are no larger than the source.
 
 
 def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step, ...]:
-    """The same steps, the large ones in rounds."""
+    """Return the same steps, the large ones in rounds."""
     if bytes_of(steps, itemsize) < 2 * cost.round_bytes:
         return steps
     return tuple(
@@ -357,14 +373,14 @@ def in_rounds(steps: tuple[Step, ...], itemsize: int, cost: Cost) -> tuple[Step,
 
 
 def with_views(steps: Sequence[Step]) -> Iterator[tuple[Step, bool]]:
-    """Each step, and whether it begins with a part of a local tensor."""
+    """Return each step, and whether its input is a view of a larger tensor."""
     return zip(steps, [False, *[isinstance(step, Narrow) for step in steps]])
 
 
 def in_one_round(
     steps: tuple[Step, ...], *kinds: type[AllToAll | ReduceScatter]
 ) -> tuple[Step, ...]:
-    """The same steps, those of these kinds in one round."""
+    """Return the same steps, with those of these kinds in one round."""
     return tuple(
         [
             dataclasses.replace(step, rounds=1) if isinstance(step, kinds) else step
@@ -374,14 +390,14 @@ def in_one_round(
 
 
 def bytes_of(steps: Sequence[Step], itemsize: int) -> int:
-    """Of the whole tensor, if anything is sent."""
+    """Return the bytes of the global tensor; 0 if the steps don't communicate."""
     step = next((step for step in steps if isinstance(step, Collective)), None)
     return 0 if step is None else math.prod(step.before.shape) * itemsize
 
 
 def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
-    """In so many rounds that none holds more than there is room for, but with so many
-    bytes in each that it is worth one."""
+    """Split a step into as many rounds as keep its buffers small, while each round
+    still has enough bytes to be worth its latency."""
     if not isinstance(step, (AllToAll, ReduceScatter)):
         return step
     staged, most = staged_and_most_rounds(step, is_view)
@@ -397,15 +413,16 @@ def _in_rounds(step: Step, is_view: bool, itemsize: int, cost: Cost) -> Step:
 def staged_and_most_rounds(
     step: AllToAll | ReduceScatter, is_view: bool
 ) -> tuple[int, int]:
-    """The elements that a step packs and receives; and the rounds in which it holds no
-    more of them at once than the rank has (about as much where cuts are uneven), or for
-    a reduce-scatter half of what it would pack.
+    """Return the elements that a step packs and receives, and the number of rounds from
+    which on its buffers are small enough. They may have as many elements as the rank
+    holds (about as many if cuts are uneven); for a reduce-scatter, half of what one
+    round would pack.
 
     Args:
-        is_view: the step begins with a part of a local tensor.
+        is_view: the input of the step is a view of a larger tensor.
     """
     if len(step.axes) == 1:
-        # one axis: redistributing one mesh dim after the other holds as much
+        # The step-by-step path needs the same buffers for one axis.
         return 0, 1
     if isinstance(step, AllToAll):
         staged, room = arriving(step) + leaving(step), step.before.most
@@ -415,29 +432,30 @@ def staged_and_most_rounds(
         packed = step.ranks * step.chunk
         staged, room = packed + step.chunk, packed // 2
     else:
-        # where dim 0 is cut nothing is packed; uneven pieces are padded, and can't be
-        # cut all alike
+        # A cut of dim 0 packs nothing: its pieces lie in order. Uneven pieces are
+        # padded and have no equal parts.
         return 0, 1
     return staged, -(-staged // max(room, 1))
 
 
-def parts(length: Sequence[int], rounds: int) -> list[Box]:
-    """A piece of these lengths in as many parts as there are rounds, along the first
-    dim that is long enough.
+def cut_into_rounds(length: Sequence[int], rounds: int) -> list[Box]:
+    """Cut a piece with these lengths into as many boxes as there are rounds, along the
+    first dim that is long enough. Boxes count from the first element of the piece.
 
-    >>> [box.start for box in parts((2, 6), 3)]
+    >>> [box.start for box in cut_into_rounds((2, 6), 3)]
     [(0, 0), (0, 2), (0, 4)]
     """
     dim = next((d for d, n in enumerate(length) if n >= rounds), None)
+    # No dim is long enough: some boxes are empty, and their rounds move nothing.
     if dim is None:
         dim = max(range(len(length)), key=lambda d: length[d])
-    found = []
+    boxes = []
     for number in range(rounds):
         start, end = (length[dim] * at // rounds for at in (number, number + 1))
-        found.append(
+        boxes.append(
             Box(
                 (*[0] * dim, start, *[0] * (len(length) - dim - 1)),
                 (*length[:dim], end - start, *length[dim + 1 :]),
             )
         )
-    return found
+    return boxes

@@ -1,14 +1,14 @@
-"""Grids: where the pieces of all members have one shape, packing and unpacking is a
+"""Grids: if the pieces of all members have the same shape, packing and unpacking is a
 view, a permute and a copy.
 
 On three ranks an all-to-all takes (6, 12) elements from Shard(0) to Shard(1). A rank
-has (2, 12), of which each member gets (2, 4): view it as (2, 3, 4), which is rows,
-members and columns, and permute by (1, 0, 2): the members come first. What arrives is
-(3, 2, 4): members, rows and columns, and the first two together are the six rows of the
-new local tensor.
+holds (2, 12), of which each member gets (2, 4). View it as (2, 3, 4), which is rows,
+members and columns, and permute by (1, 0, 2), so that the members come first. What
+arrives is (3, 2, 4): members, rows and columns. The first two dims together are the six
+rows of the new local tensor.
 
-A grid puts the same on the wire as a step's list of pieces does in one round, with the
-members in their order.
+A grid sends the same bytes as a step's list of pieces does in one round, if the group
+has its ranks in the order of the members.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """How to read one tensor as another: view it as `lengths`, expand that to
+    """How to reorder the elements of a tensor: view it as `lengths`, expand that to
     `expanded`, permute by `order`, make it contiguous.
 
-    The result is flattened by a pack, and viewed as the new local tensor by an unpack.
-    `expanded` differs from `lengths` where several members get the same.
+    A pack flattens the result, an unpack views it as the new local tensor. `expanded`
+    differs from `lengths` if several members get the same elements.
     """
 
     lengths: tuple[int, ...]
@@ -41,8 +41,8 @@ class Grid(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Is it a plain view, with no copy to make? In the example above, what arrives
-        is the new local tensor.
+        """True if the result is a view, without a copy. In the example above, what
+        arrives is the new local tensor.
 
         >>> to_pack = Grid((2, 3, 4), (2, 3, 4), order=(1, 0, 2))
         >>> to_unpack = Grid((3, 2, 4), (3, 2, 4), order=(0, 1, 2))
@@ -56,32 +56,33 @@ class Grid(NamedTuple):
 def grids(
     step: AllGather | ReduceScatter | AllToAll, held: Box, wanted: Box
 ) -> tuple[Grid | None, Grid | None]:
-    """How to pack: from the local tensor to what goes to the members, one after the
-    other. And how to unpack: from what came from them to the new local tensor. Both are
-    None where there is no grid.
+    """Return how to pack, from the local tensor to what goes to the members one after
+    the other, and how to unpack, from what came from them to the new local tensor. Both
+    are None if there is no grid.
 
-    An all-gather sends its local tensor as it is, so its pack is None; a reduce-scatter
-    receives its result as it is, so its unpack is None. Of an all-to-all that reduces,
-    the unpack has the terms first, as many dims as `step.reduced` has axes.
+    An all-gather sends its local tensor as it is, so its pack is None. A reduce-scatter
+    receives its result as it is, so its unpack is None. The unpack of an all-to-all
+    that reduces has the terms first, as many dims as `step.reduced` has axes.
 
     Args:
-        held, wanted: this rank's boxes before the step and after it.
+        held, wanted: the boxes of this rank before and after the step.
     """
     cuts = _gone_and_new(step)
     if cuts is None:
         return None, None
     gone, new = cuts
     sizes = step.before.sizes
-    # The lengths of what is sent or received, in this order: the members by axis, then
-    # the dims of a piece. In the module's example: {"a0": 3, "d0": 2, "d1": 4}.
+    # The dims of the buffer that is sent or received, in order: the members by axis,
+    # then the dims of a piece. In the example of the module: {"a0": 3, "d0": 2, "d1":
+    # 4}.
     wire = {
         f"a{axis}": sizes[axis]
         for axis in (_talking(step) if isinstance(step, AllToAll) else step.axes)
     }
     for dim, (length, wanted_length) in enumerate(zip(held.length, wanted.length)):
-        # A dim has new axes or gone ones, never both, so that on one side the group
-        # doesn't cut it. That length is the same for all members, since the axes
-        # outside the group cut alike for them; so they all decide alike.
+        # A dim has new axes or gone ones, never both, so on one side the group doesn't
+        # cut it. The length on that side is the same for all members, since axes
+        # outside the group cut alike for them. So all members decide alike.
         longer = max(length, wanted_length)
         parts = math.prod([sizes[axis] for axis in (*gone[dim], *new[dim])])
         if longer % parts:
@@ -102,19 +103,20 @@ def grids(
 
 
 def talkers(step: AllToAll, coordinate: Coordinate) -> list[int]:
-    """For each member 1 if it exchanges something with this rank by a grid, else 0."""
-    found, axes = [1], _talking(step)
+    """Return, for each member, 1 if it exchanges elements with this rank by a grid,
+    else 0."""
+    talks, axes = [1], _talking(step)
     for axis in step.axes:
         size, own = step.before.sizes[axis], coordinate[axis]
         along = [1] * size if axis in axes else [int(at == own) for at in range(size)]
-        found = [one * other for one in found for other in along]
-    return found
+        talks = [one * other for one in talks for other in along]
+    return talks
 
 
 def _talking(step: AllToAll) -> tuple[int, ...]:
-    """The axes of its group along which a rank gets something from others, where there
-    is a grid: those whose cut goes, and those with terms. Along the others, if the
-    group has more, each member exchanges with those at its own coordinate."""
+    """Return the axes of the group along which a rank receives from others, if there is
+    a grid: those whose cut goes, and those with terms. Along any other axis of the
+    group, a member exchanges only with members at its own coordinate."""
     gone = itertools.chain.from_iterable(
         before[len(after) :] for before, after in _orders(step)
     )
@@ -124,33 +126,35 @@ def _talking(step: AllToAll) -> tuple[int, ...]:
 def _orders(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> zip[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the orders before and after, for each dim."""
     return zip(step.before.orders, step.after.orders)
 
 
 def _gone_and_new(
     step: AllGather | ReduceScatter | AllToAll,
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """For each dim the axes by which only the source is cut, and those by which only
-    the target is; None where these allow no grid."""
+    """Return, for each dim, the axes that only cut the source and those that only cut
+    the target; None if these allow no grid."""
     if any(
         common(before, after) < min(len(before), len(after))
         for before, after in _orders(step)
     ):
-        return None  # some members exchange nothing
+        # A cut is replaced by another one, so some members exchange nothing.
+        return None
     gone = [before[len(after) :] for before, after in _orders(step)]
     new = [after[len(before) :] for before, after in _orders(step)]
-    # Along an axis whose cut stays, or that doesn't cut the source, members of an all-
-    # gather have the same.
+    # Members of an all-gather that differ on an axis whose cut stays, or that doesn't
+    # cut the source, send the same elements, which a grid would put in twice.
     if isinstance(step, AllGather) and {*itertools.chain(*gone)} != {*step.axes}:
         return None
-    # An axis that doesn't talk may cut the target as well; then a rank sends only some
-    # of its elements.
+    # If an axis that doesn't talk cuts the target as well, a rank sends only some of
+    # its elements.
     axes = _talking(step) if isinstance(step, AllToAll) else step.axes
     return (gone, new) if {*itertools.chain(*new)}.issubset(axes) else None
 
 
 def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
-    """The names in `wire`, each dim after the axes that cut it."""
+    """Return the names in `wire`, each dim after the axes that cut it."""
     return [
         name
         for dim, axes in enumerate(cuts)
@@ -159,8 +163,8 @@ def _names(cuts: Iterable[tuple[int, ...]]) -> list[str]:
 
 
 def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
-    """From a tensor that has the dims `read`, by their names in `wire`, to one that has
-    those `written`. In the example above, to pack and to unpack:
+    """Make the grid from a tensor that has the dims `read`, by their names in `wire`,
+    to one that has the dims `written`. In the example above, to pack and to unpack:
 
     >>> wire = {"a0": 3, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a0", "d1"], written=["a0", "d0", "d1"])
@@ -168,9 +172,9 @@ def _grid(wire: Mapping[str, int], read: list[str], written: list[str]) -> Grid:
     >>> _grid(wire, read=["a0", "d0", "d1"], written=["a0", "d0", "d1"])
     Grid(lengths=(3, 2, 4), expanded=(3, 2, 4), order=(0, 1, 2))
 
-    What only `written` has is repeated. On a 2 x 2 mesh (8, 8) elements go from
-    Shard(0), Shard(0) to Replicate(), Shard(1): axis 0 doesn't cut the target, so both
-    members along it get the same.
+    Dims that only `written` has are repeated. On a 2 x 2 mesh (8, 8) elements go from
+    Shard(0), Shard(0) to Replicate(), Shard(1). Axis 0 doesn't cut the target, so both
+    members along it get the same elements.
 
     >>> wire = {"a0": 2, "a1": 2, "d0": 2, "d1": 4}
     >>> _grid(wire, read=["d0", "a1", "d1"], written=["a0", "a1", "d0", "d1"])

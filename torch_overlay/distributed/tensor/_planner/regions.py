@@ -1,16 +1,16 @@
-"""Regions: from placements, shape and mesh sizes to the box of the global tensor that
-each coordinate holds.
+"""Regions: which box of the global tensor each coordinate of a mesh holds. They follow
+from the placements, the shape and the mesh sizes.
 
-`Regions` is the planner's view of a DTensor spec: no mesh, no ranks, no torch. An axis
-of size 1 cuts nothing and has nothing pending, whatever its placement says, so that
-specs that differ only there are one value. Placements come as plain values, one for
-each axis: the dim that the axis shards (None if it shards none) and the pending
-reduction (None if there is none).
+A `Box` is an axis-parallel block of the global tensor, in elements. Whatever a
+redistribution copies, sends or receives is a box.
 
-Boxes: axis-parallel blocks of a tensor, in elements, and the chunk rule that cuts them.
+`Regions` is the planner's view of a DTensor spec, without a mesh, ranks or tensors.
+Placements come as plain values, two for each axis: the dim that the axis shards, or
+None, and the pending reduction, or None. An axis of size 1 neither cuts nor has
+anything pending, whatever its placement is, so that specs which differ only there are
+equal.
 
-A `Box` is what one rank holds of a global tensor; everything a redistribution copies,
-sends or receives is a box.
+The reductions are the rows of one table, `OPS`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class _BoxFields(NamedTuple):
 
 
 class Box(_BoxFields):
-    """A block of a tensor: its first element and its length along each dim, in
+    """A block of a tensor: its first element, and its length along each dim, in
     elements.
 
-    A box with a zero length is empty, wherever it starts; two empty boxes hold the same
-    elements (none) although they need not be equal.
+    A box with a zero length is empty, wherever it starts. Two empty boxes hold the same
+    elements (none) but may compare unequal.
     """
 
     @cached_property
     def elements(self) -> int:
-        """How many elements the box holds; 1 for the box of a tensor without dims."""
+        """The number of elements; 1 for the box of a tensor without dims."""
         return math.prod(self.length)
 
     def meet(self, other: Box) -> Box:
-        """The elements in both boxes, as a box; empty if they don't meet."""
+        """Return the box of the elements in both; empty if they don't overlap."""
         start = tuple(map(max, self.start, other.start))
         length = tuple(
             max(0, min(a + n, b + m) - s)
@@ -54,13 +54,13 @@ class Box(_BoxFields):
         return Box(start, length)
 
     def inside(self, outer: Box) -> Box:
-        """The same box, counted from the first element of `outer`: where it is in the
-        tensor that holds `outer`."""
+        """Return the same box counted from the first element of `outer`: its place in a
+        local tensor that holds `outer`."""
         return Box(tuple(a - b for a, b in zip(self.start, outer.start)), self.length)
 
     def then(self, other: Box) -> Box | None:
-        """Both as one box, if its elements, row-major, are those of this one and then
-        those of the other."""
+        """Return both boxes as one, if its elements in row-major order are those of
+        this box and then those of `other`; else None."""
         for dim, length in enumerate(self.length):
             inner = dim + 1
             if other.start[dim] == self.start[dim] + length:
@@ -77,6 +77,8 @@ class Box(_BoxFields):
                         *self.length[inner:],
                     ),
                 )
+            # Along a dim longer than 1 the rows of `other` would have to lie between
+            # those of this box.
             if length != 1 or (other.start[dim], other.length[dim]) != (
                 self.start[dim],
                 1,
@@ -86,32 +88,37 @@ class Box(_BoxFields):
 
 
 def in_runs(placed: Iterable[tuple[int | None, Box]]) -> list[tuple[int | None, Box]]:
-    """The same boxes and where each begins in a flat tensor, with those as one that
-    follow one another there and are one box; what has no place stays as it is.
+    """Merge boxes that are neighbours both in the tensor and in a flat buffer, so that
+    one copy moves them.
+
+    A box whose offset in the buffer is None, since it isn't in the buffer, is never
+    merged.
 
     >>> one, two, apart = Box((0, 0), (2, 3)), Box((2, 0), (1, 3)), Box((3, 0), (1, 3))
     >>> in_runs([(0, one), (6, two), (10, apart)])
     [(0, Box(start=(0, 0), length=(3, 3))), (10, Box(start=(3, 0), length=(1, 3)))]
     """
-    found: list[tuple[int | None, Box]] = []
+    merged: list[tuple[int | None, Box]] = []
     end: int | None = None
-    for at, box in placed:
-        both = found[-1][1].then(box) if at is not None and at == end else None
-        if both is None:
-            found.append((at, box))
+    for offset, box in placed:
+        union = (
+            merged[-1][1].then(box) if offset is not None and offset == end else None
+        )
+        if union is None:
+            merged.append((offset, box))
         else:
-            found[-1] = found[-1][0], both
-        end = None if at is None else at + box.elements
-    return found
+            merged[-1] = merged[-1][0], union
+        end = None if offset is None else offset + box.elements
+    return merged
 
 
 def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
-    """Start and length of piece `part` when `length` elements are cut into at most
-    `parts` pieces.
+    """Return start and length of piece `part` when `length` elements are cut into
+    `parts` pieces, by the rule of `torch.chunk`.
 
-    All pieces have the length of the first, rounded up, until the elements run out: the
-    last pieces may be shorter or empty. This is the rule of `torch.chunk`, with the
-    pieces that it leaves out given as empty ones at the end.
+    All pieces have the length of the first, which is rounded up, until the elements run
+    out. The last pieces may be shorter or empty. `torch.chunk` leaves the empty ones
+    out; here they lie at the end.
 
     >>> [chunk(5, 4, i) for i in range(4)]  # 2 + 2 + 1 + 0, not 2 + 1 + 1 + 1
     [(0, 2), (2, 2), (4, 1), (5, 0)]
@@ -122,8 +129,8 @@ def chunk(length: int, parts: int, part: int) -> tuple[int, int]:
 
 
 def longest(length: int, parts: Sequence[int]) -> int:
-    """The length of the longest piece when `length` elements are cut into `parts[0]`
-    pieces, each of these into `parts[1]`, and so on: that of the first piece.
+    """Return the length of the longest piece when `length` elements are cut into
+    `parts[0]` pieces, each of these into `parts[1]`, and so on. It is the first piece.
 
     >>> longest(9, (2, 2))  # 5 and 4, which are 3, 2, 2 and 2
     3
@@ -134,44 +141,52 @@ def longest(length: int, parts: Sequence[int]) -> int:
 
 
 def lengths(length: int, parts: Sequence[int]) -> set[int]:
-    """The different lengths of all these pieces. The shortest need not come from the
-    shortest one before: 5 in 4 gives a 0, 4 in 4 doesn't.
+    """Return the different lengths of the pieces when `length` elements are cut into
+    `parts[0]` pieces, each of these into `parts[1]`, and so on.
+
+    The shortest piece need not be cut from the shortest piece before: 5 elements in
+    four pieces give an empty one, 4 elements don't.
 
     >>> sorted(lengths(9, (2, 2)))
     [2, 3]
     """
-    found = {length}
+    pieces = {length}
     for count in parts:
-        found = set().union(*[_chunk_lengths(one, count) for one in found])
-    return found
+        pieces = set().union(*[_chunk_lengths(piece, count) for piece in pieces])
+    return pieces
 
 
 def _chunk_lengths(length: int, parts: int) -> set[int]:
+    """Return the different lengths when `length` elements are cut once."""
     step = -(-length // parts)
     if step * parts == length:
         return {step}
-    whole, rest = divmod(length, step)
-    found = {step, rest} if rest else {step}
-    return found if whole + bool(rest) == parts else found | {0}
+    full, rest = divmod(length, step)
+    pieces = {step, rest} if rest else {step}
+    return pieces if full + bool(rest) == parts else pieces | {0}
 
 
 def runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The pieces that aren't empty, from first to last: a length, and how many one
-    after the other have it. Each run is as long as it can be, so that equal cuts have
-    equal runs however they are made.
+    """Yield the pieces that aren't empty, from first to last, as runs: a length, and
+    how many pieces in a row have it. Runs are as long as possible, so that equal cuts
+    give equal runs however they are nested.
 
     >>> [*runs(7, (4,))], [*runs(7, (2, 2))], [*runs(24, (2, 3, 2))]
     ([(2, 3), (1, 1)], [(2, 3), (1, 1)], [(2, 12)])
     """
-    for one, equal in itertools.groupby(_runs(length, parts), key=lambda run: run[0]):
-        yield one, sum(count for _, count in equal)
+    for piece, neighbours in itertools.groupby(
+        _runs(length, parts), key=lambda run: run[0]
+    ):
+        yield piece, sum(count for _, count in neighbours)
 
 
 def _runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    whole = math.prod(parts)
-    if length % whole == 0:
+    """Yield runs that may have neighbours of the same length."""
+    pieces = math.prod(parts)
+    # Even cuts in constant time; there may be 131,072 pieces.
+    if length % pieces == 0:
         if length:
-            yield length // whole, whole
+            yield length // pieces, pieces
         return
     step, inner = -(-length // parts[0]), parts[1:]
     full, rest = divmod(length, step)
@@ -185,14 +200,17 @@ def _runs(length: int, parts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def same_pieces(length: int, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether both ways to cut leave the same pieces, apart from empty ones. Takes time
-    only where the first pieces are equally long, and then as much as there are runs.
+    """True if both ways to cut give the same pieces, apart from empty ones.
+
+    Usually the first pieces differ, which takes no time to see. Else the time is
+    proportional to the number of runs.
 
     >>> same_pieces(7, (4,), (2, 2)), same_pieces(6, (4,), (2, 2))  # 2,2,2; 2,1,2,1
     (True, False)
     """
     if one == other:
         return True
+    # Decides almost every case: listing the runs of a long dim takes longer.
     if longest(length, one) != longest(length, other):
         return False
     return all(
@@ -200,32 +218,63 @@ def same_pieces(length: int, one: Sequence[int], other: Sequence[int]) -> bool:
     )
 
 
-# of a dim: start, length, and the coordinate on each axis cut
+# A piece of a dim: start, length, and (axis, coordinate) for each axis that cuts it.
 Chunk = tuple[int, int, tuple[tuple[int, int], ...]]
 
-# The reductions that a Partial has by name; one with another isn't planned.
-OPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor")
+
+class ReduceOp(NamedTuple):
+    """What the planner and the runner know of one reduction.
+
+    Attributes:
+        function: the name of the function in `torch` that reduces two terms. None for
+            an average, which is planned as a division and a sum.
+        keeps_value: a value becomes a term of this reduction as it is, in
+            `Partial._partition_value`: the maximum of equal terms is each of them.
+        wrong_by_parts: reducing the real and the imaginary part of a complex number as
+            separate numbers gives a wrong result, so it is refused.
+    """
+
+    function: str | None
+    keeps_value: bool = False
+    wrong_by_parts: bool = False
+
+
+# By the name of `Partial.reduce_op`; a Partial with another one isn't planned. To plan
+# another reduction, add a row.
+OPS: dict[str, ReduceOp] = {
+    "sum": ReduceOp("add"),
+    "avg": ReduceOp(None, keeps_value=True),
+    "max": ReduceOp("maximum", keeps_value=True, wrong_by_parts=True),
+    "min": ReduceOp("minimum", keeps_value=True, wrong_by_parts=True),
+    "product": ReduceOp("mul", wrong_by_parts=True),
+    "band": ReduceOp("bitwise_and"),
+    "bor": ReduceOp("bitwise_or"),
+    "bxor": ReduceOp("bitwise_xor"),
+}
 
 
 class NotPlanned(Exception):
-    """The spec or the move can't be planned here; the step-by-step path has to run it.
-    Its text is the reason."""
+    """This spec or this change can't be planned, so the step-by-step path has to run.
+    The message is the reason."""
 
 
 class Cuts(NamedTuple):
-    """What placements say of any tensor with so many dims: the `orders` and `partial`
-    of its `Regions`. Strided shards become an order, too.
+    """What placements say about any tensor with so many dims: the `orders` and
+    `partial` of its `Regions`. Strided shards are expressed as orders.
 
     Attributes:
-        odd: the dims that are cut in another order than that of the axes, which must be
-            cut evenly. Otherwise strided shards are no boxes. Those of an explicit
-            shard order are, but `compute_local_shape_and_global_offset` reads
-            placements in the order of the axes, and says other shapes.
+        orders: for each dim, the axes that cut it, outer to inner.
+        partial: for each axis, the pending reduction or None.
+        reordered_dims: the dims that are cut in another order than that of the axes.
+            They must be cut evenly, for two reasons. Uneven strided shards aren't
+            boxes. Uneven shards in an explicit order are boxes, but
+            `compute_local_shape_and_global_offset` assumes the order of the axes, and
+            returns other shapes.
     """
 
     orders: tuple[tuple[int, ...], ...]
     partial: tuple[str | None, ...]
-    odd: tuple[int, ...]
+    reordered_dims: tuple[int, ...]
 
     @staticmethod
     def of(
@@ -236,24 +285,32 @@ class Cuts(NamedTuple):
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
         factors: Sequence[int] | None = None,
     ) -> Cuts:
-        """Read placements; see `Regions.of`."""
+        """Read placements. Arguments and errors are those of `Regions.of`."""
         _check(dims, ops, ndim, sizes)
-        plain = _orders(dims, (1,) * len(sizes), ndim, sizes)
+        mesh_orders = _orders(dims, (1,) * len(sizes), ndim, sizes)
         if shard_order is not None:
-            orders = _given_orders(shard_order, plain, sizes)
+            orders = _given_orders(shard_order, mesh_orders, sizes)
         else:
-            orders = plain if factors is None else _orders(dims, factors, ndim, sizes)
+            orders = (
+                mesh_orders if factors is None else _orders(dims, factors, ndim, sizes)
+            )
+        # Over one rank the only term is the value.
         partial = tuple([op if size > 1 else None for op, size in zip(ops, sizes)])
         return Cuts(
             orders,
             partial,
-            tuple([dim for dim in range(ndim) if orders[dim] != plain[dim]]),
+            tuple([dim for dim in range(ndim) if orders[dim] != mesh_orders[dim]]),
         )
 
     def on(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
-        """Of a tensor of this shape. Raises NotPlanned if a cut that must be even
-        isn't."""
-        for dim in self.odd:
+        """Return the regions of a tensor of this shape.
+
+        Raises:
+            NotPlanned: a dim in `reordered_dims` isn't cut evenly.
+        """
+        # Even boxes have the same shape in every order, so all readers of the spec
+        # agree.
+        for dim in self.reordered_dims:
             order = self.orders[dim]
             if shape[dim] % math.prod([sizes[a] for a in order]):
                 raise NotPlanned(
@@ -271,17 +328,17 @@ class _RegionsFields(NamedTuple):
 
 
 class Regions(_RegionsFields):
-    """Which box each coordinate of a mesh holds, and over which axes the values are
-    still partial.
+    """Which box each coordinate of a mesh holds, and over which axes values are
+    partial.
 
-    A value, a tuple of its fields. What follows from them is computed once: a search
-    asks for it dozens of times.
+    Regions are values: tuples of their fields. Properties are computed once, since one
+    search reads them dozens of times.
 
     Attributes:
-        shape: of the global tensor.
-        sizes: of the mesh, by axis.
+        shape: the global shape.
+        sizes: the size of each axis.
         orders: for each dim, the axes that cut it, outer to inner. An axis is in at
-            most one order; never of size 1.
+            most one order, and axes of size 1 are in none.
         partial: for each axis, the pending reduction or None.
     """
 
@@ -294,26 +351,26 @@ class Regions(_RegionsFields):
         shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
         factors: Sequence[int] | None = None,
     ) -> Regions:
-        """Read a spec.
+        """Make the regions of a spec.
 
         Args:
             dims: for each axis, the dim that it shards, or None.
             ops: for each axis, the pending reduction, or None.
-            shape: of the global tensor.
-            sizes: of the mesh, by axis.
-            shard_order: the axes of every dim that is cut, outer to inner. Without it,
-                their order in the mesh or, with `factors`, the order that these say.
-                Not both.
-            factors: for each axis, the split factor of a strided shard; 1 for any other
-                placement.
+            shape: the global shape.
+            sizes: the size of each axis.
+            shard_order: for each sharded dim, its axes from outer to inner. Without it
+                the order is that of the mesh or, with `factors`, the one that these
+                express. Give one of them at most.
+            factors: for each axis, the split factor of a strided shard; 1 for other
+                placements.
 
         Raises:
-            ValueError: the spec is wrong: a length, a dim out of range, reductions of
-                different kinds in one tensor, a shard order that doesn't list the axes
-                of a dim.
-            NotPlanned: the spec is right but cuts a dim in another order unevenly, has
-                a split factor that isn't the product of the sizes of later axes on its
-                dim, or a reduction whose name we don't know.
+            ValueError: the spec is wrong: a wrong number of placements, a dim out of
+                range, different reductions in one tensor, a shard order that doesn't
+                list the axes of a dim.
+            NotPlanned: the spec is right, but a dim in another order is cut unevenly, a
+                split factor isn't the product of the sizes of later axes on its dim, or
+                the reduction isn't in `OPS`.
         """
         shape, sizes = tuple(shape), tuple(sizes)
         return Cuts.of(dims, ops, len(shape), sizes, shard_order, factors).on(
@@ -321,8 +378,8 @@ class Regions(_RegionsFields):
         )
 
     def span(self, dim: int, coordinate: Sequence[int]) -> tuple[int, int]:
-        """Start and length along `dim` of what `coordinate` holds: one chunk of a chunk
-        for each axis of the order."""
+        """Return start and length along `dim` of the box of `coordinate`: a chunk of a
+        chunk, one for each axis of the order."""
         start, length = 0, self.shape[dim]
         for axis in self.orders[dim]:
             offset, length = chunk(length, self.sizes[axis], coordinate[axis])
@@ -330,7 +387,7 @@ class Regions(_RegionsFields):
         return start, length
 
     def box(self, coordinate: Sequence[int]) -> Box:
-        """What `coordinate` holds of the global tensor."""
+        """Return the box of the global tensor that `coordinate` holds."""
         spans = [self.span(dim, coordinate) for dim in range(len(self.shape))]
         return Box(
             tuple([start for start, _ in spans]), tuple([length for _, length in spans])
@@ -338,58 +395,71 @@ class Regions(_RegionsFields):
 
     @cached_property
     def most(self) -> int:
-        """The elements of the biggest box."""
+        """The elements of the largest box."""
         return math.prod(self.longest)
 
     @cached_property
     def longest(self) -> tuple[int, ...]:
-        """The lengths of the biggest box: along each dim, of the first chunk of the
-        first chunk."""
+        """The shape of the largest box: along each dim, the first chunk of the first
+        chunk and so on."""
         cuts = zip(self.shape, self.orders)
         return tuple([longest(n, [self.sizes[a] for a in axes]) for n, axes in cuts])
 
     def parts(
         self, box: Box, ranges: Sequence[range], origin: Sequence[int] | None = None
     ) -> Iterator[tuple[list[int], Box]]:
-        """Who holds some of a box, row-major by where it lies: the coordinate, and what
-        it has of the box, counted from `origin` if that is given. Of each axis only the
-        coordinates in its range take part, of one that cuts nothing the first of them.
-        Takes time in proportion to what is found."""
+        """Yield who holds which part of a box: a coordinate, and its part. Parts come
+        in row-major order of their place in the tensor.
+
+        The time is proportional to the number of parts, not to the number of
+        coordinates.
+
+        Args:
+            box: the box, in the global tensor.
+            ranges: for each axis, the coordinates that count. Of an axis that cuts
+                nothing only the first one does, since all of them hold the same.
+            origin: count the parts from here, not from the first element of the tensor.
+        """
         zero = (0,) * len(self.shape) if origin is None else origin
         dims = [
             self._along(dim, *span, ranges, zero[dim])
             for dim, span in enumerate(zip(*box))
         ]
-        first = [coordinates.start for coordinates in ranges]
-        for some in itertools.product(*dims):
-            there = first.copy()
-            for _, _, places in some:
-                for axis, at in places:
-                    there[axis] = at
+        first_coordinate = [coordinates.start for coordinates in ranges]
+        for chunks in itertools.product(*dims):
+            coordinate = first_coordinate.copy()
+            for _, _, places in chunks:
+                for axis, number in places:
+                    # An axis cuts one dim at most, so the dims don't overwrite one
+                    # another.
+                    coordinate[axis] = number
             yield (
-                there,
+                coordinate,
                 Box(
-                    tuple([part[0] for part in some]), tuple([part[1] for part in some])
+                    tuple([part[0] for part in chunks]),
+                    tuple([part[1] for part in chunks]),
                 ),
             )
 
     def _along(
         self, dim: int, start: int, length: int, ranges: Sequence[range], zero: int
     ) -> list[Chunk]:
-        """The chunks of a dim that meet an interval, ascending, cut down to it."""
+        """Return the pieces of a dim that overlap an interval, in ascending order and
+        cut down to it."""
         cuts = [(axis, self.sizes[axis], ranges[axis]) for axis in self.orders[dim]]
+        # An empty box is nowhere, so nobody holds a part of it.
         if not length:
             return []
         return [
-            (at - zero, some, places)
-            for at, some, places in _chunks(
+            (begin - zero, overlap, places)
+            for begin, overlap, places in _chunks(
                 0, self.shape[dim], cuts, start, start + length
             )
         ]
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all boxes are of one size."""
+        """True if all boxes have the same size."""
         cuts = zip(self.shape, self.orders)
         return all(
             length % math.prod([self.sizes[axis] for axis in order]) == 0
@@ -420,19 +490,20 @@ class Regions(_RegionsFields):
         )
 
     def cut(self, orders: Iterable[tuple[int, ...]]) -> Regions:
-        """The same tensor and reductions, cut in other orders."""
+        """Return the same tensor with the same reductions, cut in other orders."""
         return Regions(self.shape, self.sizes, tuple(orders), self.partial)
 
     def without_pending(self, axes: Collection[int]) -> Regions:
-        """The same boxes, with nothing pending over `axes`."""
+        """Return the same boxes, with no reduction pending over `axes`."""
         partial = tuple(
             [None if a in axes else op for a, op in enumerate(self.partial)]
         )
         return Regions(self.shape, self.sizes, self.orders, partial)
 
     def __str__(self) -> str:
-        """One word an axis: `P·S0·R`; another reduction than a sum is named, as is a
-        dim's order unless ascending."""
+        """One word for each axis, as in `P·S0·R`. A reduction other than a sum is
+        named. If the order of a dim isn't ascending, the place of each axis in it is
+        shown: `S0#1·S0#0`."""
         words = [
             "R" if op is None else "P" if op == "sum" else f"P({op})"
             for op in self.partial
@@ -446,42 +517,62 @@ class Regions(_RegionsFields):
 
 
 def cut_last(whole: Regions, cut: Regions, axes: tuple[int, ...]) -> int | None:
-    """The dim whose shards the axes cut once more, where no other dim is cut
-    otherwise."""
-    others = [
+    """Return the dim whose shards in `whole` are cut once more by the axes to give
+    those in `cut`. None if there is no such dim, or if other dims are cut differently,
+    too."""
+    changed_dims = [
         dim
         for dim, (before, after) in enumerate(zip(whole.orders, cut.orders))
         if before != after
     ]
-    if len(others) != 1 or cut.orders[others[0]] != (*whole.orders[others[0]], *axes):
+    if len(changed_dims) != 1 or cut.orders[changed_dims[0]] != (
+        *whole.orders[changed_dims[0]],
+        *axes,
+    ):
         return None
-    return others[0]
+    return changed_dims[0]
 
 
 def _chunks(
     start: int, length: int, cuts: Sequence[tuple[int, int, range]], low: int, high: int
 ) -> Iterator[Chunk]:
-    """Of `length` elements from `start` on, cut by these axes, outer to inner, the
-    chunks that meet an interval."""
+    """Yield the pieces that overlap the interval from `low` to `high`, when `length`
+    elements from `start` on are cut by these axes.
+
+    Args:
+        cuts: for each axis, outer to inner: the axis, its size and the coordinates that
+            count.
+    """
     if not cuts:
         yield low, high - low, ()
         return
     (axis, size, coordinates), *inner = cuts
     step = -(-length // size)
+    # Only chunks that overlap are visited: an axis may have thousands of coordinates.
     first = max((low - start) // step, coordinates.start)
-    for at in range(first, min((high - 1 - start) // step + 1, coordinates.stop)):
-        begin, end = start + at * step, min(start + (at + 1) * step, start + length)
+    for coordinate in range(
+        first, min((high - 1 - start) // step + 1, coordinates.stop)
+    ):
+        begin, end = (
+            start + coordinate * step,
+            min(start + (coordinate + 1) * step, start + length),
+        )
         if not inner:
-            yield max(low, begin), min(high, end) - max(low, begin), ((axis, at),)
+            yield (
+                max(low, begin),
+                min(high, end) - max(low, begin),
+                ((axis, coordinate),),
+            )
             continue
-        for part_start, part_length, places in _chunks(
+        for part_start, part_length, inner_coordinates in _chunks(
             begin, end - begin, inner, max(low, begin), min(high, end)
         ):
-            yield part_start, part_length, ((axis, at), *places)
+            yield part_start, part_length, ((axis, coordinate), *inner_coordinates)
 
 
 def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
-    """How many axes from the outermost on two orders have in common."""
+    """Return the number of axes, from the outermost on, that two orders have in
+    common."""
     depth, most = 0, min(len(old), len(new))
     while depth < most and old[depth] == new[depth]:
         depth += 1
@@ -489,16 +580,19 @@ def common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
 
 
 def least_overlap(before: Regions, after: Regions) -> int:
-    """How many of the elements that it holds after, every rank holds before, at least.
-    Counted dim by dim, so that it may be less than any rank has."""
-    least = 1
+    """Return a number of elements that every rank needs after and holds before. It is
+    counted dim by dim, so it may be lower than the least that any rank has."""
+    elements = 1
     for length, old, new in zip(before.shape, before.orders, after.orders):
         longer, shorter = (old, new) if len(old) > len(new) else (new, old)
+        # If one order begins with the other, each piece of the longer cut lies within
+        # one piece of the shorter, and overlaps it as a whole.
         if longer[: len(shorter)] != shorter:
-            # where the orders part, some rank has the first chunk and wants the last
+            # Where the orders differ, some rank holds the first chunk and needs the
+            # last.
             return 0
-        least *= min(lengths(length, [before.sizes[axis] for axis in longer]))
-    return least
+        elements *= min(lengths(length, [before.sizes[axis] for axis in longer]))
+    return elements
 
 
 def _check(
@@ -507,6 +601,7 @@ def _check(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> None:
+    """Refuse placements that are wrong, or whose reduction isn't in `OPS`."""
     if not len(dims) == len(ops) == len(sizes):
         got = f"{len(dims)} dims and {len(ops)} reductions"
         raise ValueError(
@@ -518,10 +613,12 @@ def _check(
                 f"axis {axis} shards dim {dim} of a tensor with {ndim} dims"
             )
     kinds = {op for op in ops if op is not None}
+    # A sum and an average mix: terms of the average are divided, then all are summed.
     if len(kinds) > 1 and kinds != {"sum", "avg"}:
         raise ValueError(
             f"reductions of different kinds in one tensor: {', '.join(sorted(kinds))}"
         )
+    # Partial takes any name, for example that of a user's subclass.
     if unknown := kinds.difference(OPS):
         raise NotPlanned(
             f"a reduction that we don't know: {', '.join(sorted(unknown))}"
@@ -534,8 +631,9 @@ def _orders(
     ndim: int,
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
+    """Return the orders that placements and split factors express."""
     # From the last axis to the first: a plain shard cuts before all later axes of its
-    # dim, a strided one after those that make up its split factor.
+    # dim, a strided one after those whose sizes multiply to its split factor.
     orders: list[list[int]] = [[] for _ in range(ndim)]
     for axis in reversed(range(len(sizes))):
         dim = dims[axis]
@@ -545,6 +643,7 @@ def _orders(
 
 
 def _depth(order: list[int], sizes: tuple[int, ...], factor: int, axis: int) -> int:
+    """Return how many axes of the order cut before a shard with this split factor."""
     for depth in range(len(order) + 1):
         if math.prod(sizes[a] for a in order[:depth]) == factor:
             return depth
@@ -556,15 +655,17 @@ def _depth(order: list[int], sizes: tuple[int, ...], factor: int, axis: int) -> 
 
 def _given_orders(
     shard_order: Iterable[tuple[int, Sequence[int]]],
-    plain: tuple[tuple[int, ...], ...],
+    mesh_orders: tuple[tuple[int, ...], ...],
     sizes: tuple[int, ...],
 ) -> tuple[tuple[int, ...], ...]:
+    """Return an explicit shard order without axes of size 1, checked against the
+    placements."""
     given = dict(shard_order)
     orders = tuple(
         tuple(a for a in given.get(dim, ()) if sizes[a] > 1)
-        for dim in range(len(plain))
+        for dim in range(len(mesh_orders))
     )
-    for dim, (order, axes) in enumerate(zip(orders, plain)):
+    for dim, (order, axes) in enumerate(zip(orders, mesh_orders)):
         if sorted(order) != list(axes):
             raise ValueError(
                 f"shard order {order} of dim {dim} doesn't list the axes that shard "

@@ -1,5 +1,5 @@
-"""The search for a plan: moves, reductions, and what chooses between them. Read it from
-`plan`, at the end.
+"""The search for a plan: how boxes move, how reductions end, and the choice between
+plans. Start reading at `plan`, near the end.
 
 From Partial("sum"), Shard(0) to Replicate(), Replicate() on a (2, 2) mesh:
 
@@ -8,11 +8,10 @@ From Partial("sum"), Shard(0) to Replicate(), Replicate() on a (2, 2) mesh:
 >>> print(line(source, target, plan(source, target, itemsize=4), itemsize=4))
 P·S0 → R·R: all_reduce(a) 64 B, all_gather(b) 64 B
 
-A plan is a tuple of steps, the same on every rank; `steps` says how to run each. The
-first step starts in the boxes of `source`, each other one where the one before it
-ended, and the last one ends in the boxes of `target`. Keep a plan, and for each step
-the lists of one's own coordinate, for as long as the arguments are the same: all of
-them are hashable, if `groups` is.
+A plan is a tuple of steps, the same on every rank; `steps.py` says how to run each. The
+first step starts in the boxes of `source`, each other step in those where the step
+before it ended, and the last step ends in the boxes of `target`. All arguments of
+`plan` are hashable if `groups` is, so plans can be cached by them.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from .cost import (
     in_rounds,
 )
 from .regions import (
+    OPS,
     NotPlanned,
     Regions,
     common,
@@ -67,23 +67,23 @@ if TYPE_CHECKING:
 
 
 Steps = tuple[Step, ...]
-# the first steps of a plan, and where they lead; a move does the rest
+# The first steps of a plan, and the regions after them. A move does the rest.
 Beginning = tuple[Steps, Regions]
 
 
 # --- Moves ---
-# From boxes to other boxes, with no reduction. Ranks that hold the same piece are
-# replicas of one another. A rank can get each piece that it wants from the replica that
-# has its own coordinate on every axis along which the replicas differ. So a move needs
-# a group over axes that cut the source, and no others.
+# From boxes to other boxes, without a reduction. Ranks that hold the same piece are
+# replicas of one another. A rank can fetch each piece that it wants from the replica
+# that shares its coordinate on every axis along which the replicas differ. So a move
+# needs a group over axes that cut the source, and over no others.
 
 
 def crossed(before: Regions, after: Regions) -> frozenset[int]:
-    """The axes along which some rank and the nearest holder of a piece that it wants
-    have different coordinates. Empty only if every rank has what it wants.
+    """Return the axes along which some rank has another coordinate than the nearest
+    holder of a piece that it wants. Empty only if every rank holds what it wants.
 
-    With empty shards there may be more axes: those that only ranks who want nothing
-    would have crossed.
+    With empty shards the result may have more axes: those that only ranks which want
+    nothing would cross.
     """
     if 0 in after.shape:
         return frozenset()
@@ -92,18 +92,19 @@ def crossed(before: Regions, after: Regions) -> frozenset[int]:
         if old == new:
             continue
         depth = common(old, new)
-        rest = old[depth:]
-        # On the axes that cut the dim before, a piece has one holder. If an axis
+        inner = old[depth:]
+        # On the axes that cut the dim before, a piece has one coordinate. If an axis
         # doesn't cut the dim after, ranks at all its coordinates want the piece. If it
-        # does, the ranks that want the piece may be where its holder is.
-        axes.update([a for a in rest if a not in new])
-        if any(a in new for a in rest):
+        # does, the ranks that want the piece may have the coordinate of its holder.
+        axes.update([a for a in inner if a not in new])
+        if any(a in new for a in inner):
             blocks = lengths(before.shape[dim], [before.sizes[a] for a in old[:depth]])
             axes.update(
                 [
                     a
-                    for a in rest
-                    if a in new and _crosses(a, blocks, rest, new[depth:], before.sizes)
+                    for a in inner
+                    if a in new
+                    and _crosses(a, blocks, inner, new[depth:], before.sizes)
                 ]
             )
     return frozenset(axes)
@@ -116,24 +117,30 @@ def _crosses(
     new: tuple[int, ...],
     sizes: tuple[int, ...],
 ) -> bool:
-    """Whether an element of blocks so long, cut by these axes before and by those
-    after, may be at other coordinates on `axis`. It isn't where the other axes make the
-    same pieces for `axis` to cut, or none of more than one element, which is at 0
-    then."""
+    """True if some element of a block may have another coordinate on `axis` after than
+    before.
+
+    It has the same if the other axes make the same pieces for `axis` to cut, or if
+    these pieces hold at most one element, which is always at coordinate 0.
+
+    Args:
+        blocks: the lengths of the blocks.
+        old, new: the axes that cut a block before and after, outer to inner.
+    """
     for block in blocks:
-        one, other = (
+        old_sizes, new_sizes = (
             [sizes[a] for a in order[: order.index(axis)]] for order in (old, new)
         )
-        if max(longest(block, one), longest(block, other)) > 1 and not same_pieces(
-            block, one, other
-        ):
+        if max(
+            longest(block, old_sizes), longest(block, new_sizes)
+        ) > 1 and not same_pieces(block, old_sizes, new_sizes):
             return True
     return False
 
 
 def misplaced(before: Regions, after: Regions) -> frozenset[int]:
-    """The axes whose cuts have to go: on each dim, all from the outermost cut on that
-    `after` doesn't have at that depth."""
+    """Return the axes whose cuts must be undone: on each dim, all from the outermost
+    cut on that `after` doesn't have at that depth."""
     return frozenset(
         [
             a
@@ -144,8 +151,8 @@ def misplaced(before: Regions, after: Regions) -> frozenset[int]:
 
 
 def cut_toward(before: Regions, toward: Regions, allowed: Collection[int]) -> Regions:
-    """Cut `before` further by the allowed axes, as far as each cut is a cut of `toward`
-    too. Needs no communication if these axes are free."""
+    """Cut `before` further by the allowed axes, as long as each cut is one of `toward`,
+    too. If the allowed axes are free, that needs no communication."""
     if not allowed:
         return before
     orders = []
@@ -167,8 +174,11 @@ def move(
     cost: Cost,
     limit: float = math.inf,
 ) -> tuple[Step, ...]:
-    """The best plan from `before` to `after`, whose pending reductions are the same.
-    With no more than `limit` collectives, unless the groups at hand ask for more."""
+    """Return the best plan from `before` to `after`, whose pending reductions are the
+    same.
+
+    It has at most `limit` collectives, unless the groups at hand force more.
+    """
     axes = crossed(before, after)
     if not axes:
         return () if before == after else (Narrow(before, after),)
@@ -178,8 +188,8 @@ def move(
     one_by_one = _one_group_at_a_time(before, after, groups, itemsize, cost)
     if not plans:
         return one_by_one
-    # More collectives that bring no more may be faster: a group over more axes than
-    # need be has more latency.
+    # Several collectives that bring no more elements may be faster than one: the group
+    # of that one has more axes than necessary, and so more latency.
     if (
         arriving_by(one_by_one) <= min(map(arriving_by, plans))
         and collectives(one_by_one) <= limit
@@ -191,8 +201,8 @@ def move(
 def _in_one(
     before: Regions, after: Regions, axes: frozenset[int], groups: Groups
 ) -> Iterator[tuple[Step, ...]]:
-    """The plans with one collective."""
-    # Narrowing is a view, and what is left is cut by the group alone.
+    """Yield the plans with one collective."""
+    # Narrow first, which is a view: then only the axes of the group cut what is left.
     narrow = cut_toward(before, after, before.free)
     first = () if narrow == before else (Narrow(before, narrow),)
     group = tuple(sorted(axes))
@@ -200,8 +210,8 @@ def _in_one(
         old[: len(new)] == new for old, new in zip(narrow.orders, after.orders)
     ):
         gather = AllGather(narrow, after, group)
-        # Its cost would always be less than that of an all-to-all. But padding is sent,
-        # too, and takes memory: one row that 64 ranks want is 64 rows in a gather.
+        # The cost model always prefers a gather to an all-to-all. But a gather sends
+        # padding, too, which takes memory: one row for 64 ranks is 64 rows in a gather.
         if arriving(gather) <= EXCHANGE * arriving(AllToAll(narrow, after, group)):
             yield (*first, gather)
             return
@@ -212,52 +222,56 @@ def _in_one(
 def all_to_alls(
     exchange: Exchange, free: frozenset[int], groups: Groups, op: str | None = None
 ) -> Iterator[AllToAll]:
-    """The all-to-alls for an exchange, over groups with at least its axes, which the
-    nearest senders need. A group with more axes is taken if it balances the senders, or
-    if there is no other: where the nearest replicas would send much and others nothing,
-    all of them can send (see `Diagonal`).
+    """Yield the all-to-alls for an exchange, over groups that have at least its axes,
+    which the nearest senders need.
 
-    Only axes are added that are replicated in the source and cut the target: an axis
-    whose placement stays takes no part. `free` is that of the source before it was
-    narrowed.
+    A group with more axes is tried if it balances the senders, or if there is no other.
+    Where the nearest replicas would send much and the others nothing, all of them can
+    send, see `Diagonal`. Only axes that are replicated in the source and cut the target
+    are added: an axis whose placement stays takes no part.
+
+    Args:
+        free: the free axes of the source before it was narrowed.
+        op: the reduction over `exchange.reduced`, if any.
     """
     before, after, axes, reduced = exchange
-    nearest = groups.has(axes)
-    more = free & after.sharded
-    if nearest and more:
-        more = exchange.tied()
-    if nearest and not more:
+    has_exact_group = groups.has(axes)
+    extra = free & after.sharded
+    if has_exact_group and extra:
+        extra = exchange.tied()
+    if has_exact_group and not extra:
         yield AllToAll(before, after, axes, op, reduced)
         return
-    for group in groups.between(axes, more.union(axes)):
+    for group in groups.between(axes, extra.union(axes)):
         diagonals = exchange._replace(axes=group).diagonals()
-        if diagonals or group == axes or not nearest:
+        if diagonals or group == axes or not has_exact_group:
             yield AllToAll(before, after, group, op, reduced, diagonals)
 
 
 def _one_group_at_a_time(
     before: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[Step, ...]:
-    """One group at a time: from the inside out, give up the cuts that the target
-    doesn't have, and make those that it has as soon as they fit.
+    """Plan one collective after the other, each over one group. From the inside out,
+    undo the cuts that the target doesn't have, and make the target's cuts as soon as
+    they fit.
 
-    For example, S0·S1 to S1·S0 on (2, 2), without their joint group: an all-gather
-    gives up the cut of dim 0 by axis 0, R·S1. The cut of dim 1 by axis 0 doesn't fit
+    For example, S0·S1 to S1·S0 on (2, 2) without the joint group. An all-gather undoes
+    the cut of dim 0 by axis 0, which gives R·S1. The cut of dim 1 by axis 0 doesn't fit
     yet, since axis 1 cuts that dim and the target has axis 0 alone there. Then an
-    all-to-all over axis 1 gives up that cut and makes both that the target has, S1·S0.
+    all-to-all over axis 1 undoes that cut and makes both cuts of the target, S1·S0.
     """
     steps: list[Step] = []
     now = before
     while crossed(now, after):
-        made, now = next_collective(now, after, groups, itemsize, cost)
-        steps += made
+        added, now = next_collective(now, after, groups, itemsize, cost)
+        steps += added
     return (*steps, *(() if now == after else (Narrow(now, after),)))
 
 
 def next_collective(
     now: Regions, after: Regions, groups: Groups, itemsize: int, cost: Cost
 ) -> tuple[tuple[Step, ...], Regions]:
-    """One collective on the way to `after`, and where it leads."""
+    """Return one collective on the way to `after`, and the regions after it."""
     then = _next_boxes(now, after, groups)
     axes = crossed(now, then)
     if not axes:
@@ -266,17 +280,17 @@ def next_collective(
 
 
 def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
-    # By the group that gives up most cuts; of equals the one that leaves the smallest
-    # boxes.
+    """Return the boxes after the next collective: those of the group that undoes most
+    cuts, and among equal groups those that are smallest."""
     wrong = misplaced(now, after)
-    found = []
+    candidates = []
     for group in groups.within(wrong):
-        popped = _without(now, after, group)
-        then = cut_toward(popped, after, popped.free)
-        if popped.sharded.isdisjoint(group) and (
+        undone = _without(now, after, group)
+        then = cut_toward(undone, after, undone.free)
+        if undone.sharded.isdisjoint(group) and (
             len(group) == 1 or groups.has(crossed(now, then))
         ):
-            found.append(
+            candidates.append(
                 (
                     -len(group),
                     then.most,
@@ -286,10 +300,10 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
                     then,
                 )
             )
-    if found:
-        return min(found)[-1]
-    # Not reached: of a dim with misplaced cuts the innermost is one, and its axis has a
-    # group.
+    if candidates:
+        return min(candidates)[-1]
+    # Not reached. On a dim with misplaced cuts the innermost cut is misplaced, and its
+    # axis alone always has a group.
     raise AssertionError(
         f"from {now} to {after} the cuts by {sorted(wrong)} have to go, and no group "
         "at hand gives any of them up"
@@ -297,18 +311,18 @@ def _next_boxes(now: Regions, after: Regions, groups: Groups) -> Regions:
 
 
 def _unblocked(now: Regions, after: Regions, group: tuple[int, ...]) -> int:
-    """On how many dims the group's cuts are in the way of others that the target
-    wants."""
-    found = 0
+    """Return on how many dims the cuts of the group stand in the way of cuts that the
+    target wants."""
+    dims = 0
     for old, new in zip(now.orders, after.orders):
         depth = common(old, new)
-        found += depth < len(new) and not set(old[depth:]).isdisjoint(group)
-    return found
+        dims += depth < len(new) and not set(old[depth:]).isdisjoint(group)
+    return dims
 
 
 def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
-    """`now` without its innermost cuts, as long as they are the group's and not the
-    target's."""
+    """Undo the innermost cuts of `now`, as long as they are by axes of the group and
+    aren't the target's."""
     orders = []
     for old, new in zip(now.orders, after.orders):
         depth, keep = len(old), common(old, new)
@@ -319,37 +333,44 @@ def _without(now: Regions, after: Regions, group: tuple[int, ...]) -> Regions:
 
 
 # --- Reductions ---
-# Pending values become values, in other boxes if the target asks. At most two
-# collectives if the groups are at hand.
+# A pending reduction ends, and its result lands in the boxes of the target. That takes
+# two collectives at most if the groups are at hand.
 
-# Orders in which several axes may cut a dim: do those that cut the target come last, do
-# the pending ones come first?
+# Orders in which several axes may cut a dim: (the axes that cut the target come last,
+# the pending axes come first).
 _ORDERS = ((False, False), (False, True), (True, False), (True, True))
 
 
 @dataclass(slots=True)
 class Scatters:
-    """Into which boxes a reduction over `axes` may cut its result on the way from
-    `before` to `after`."""
+    """The boxes into which a reduction over `axes` may cut its result, on the way from
+    `before` to `after`.
+
+    Attributes:
+        before, after: the regions of the source and of the target.
+        axes: the axes over which the reduction ends.
+        groups: the groups at hand.
+        tried: the dims that some candidate cut.
+    """
 
     before: Regions
     after: Regions
     axes: frozenset[int]
     groups: Groups
-    tried: set[int] = field(default_factory=set)  # the dims that some candidate cut
+    tried: set[int] = field(default_factory=set)
 
     def narrowed(self) -> tuple[Regions, ...]:
-        """What to reduce: the part of the local tensor that the target wants; and the
-        whole, so that axes which would cut the part are free to take part in the
-        move."""
+        """Return what to reduce: the part of the local tensor that the target wants,
+        and the whole. If the whole is reduced, axes that would cut the part are free to
+        take part in the move."""
         narrow = cut_toward(self.before, self.after, self.before.free)
         return (narrow,) if narrow == self.before else (narrow, self.before)
 
     def cuts(self, narrow: Regions) -> Iterator[Regions]:
-        """Different cuts of `narrow` along all the axes: where the target has them, the
-        rest anywhere."""
+        """Yield different cuts of `narrow` along all the axes: as the target has them,
+        and the remaining axes anywhere."""
         start = cut = narrow.without_pending(self.axes)
-        found: list[Regions] = []
+        candidates: list[Regions] = []
         for toward in dict.fromkeys(
             [
                 cut_toward(start, self.after, allowed)
@@ -357,21 +378,22 @@ class Scatters:
             ]
         ):
             cut = self.spread(toward, sorted(self.axes - toward.sharded))
-            if cut not in found:
-                found.append(cut)
+            if cut not in candidates:
+                candidates.append(cut)
                 yield cut
         if len(self.axes) > 1 and cut.most * self.groups.count(self.axes) > narrow.most:
-            # Padded: all the axes, if there are several, where there is least padding.
+            # This cut needs padding. Try all axes on the dim with the least padding.
             cut = self.spread(start, sorted(self.axes))
-            if cut not in found:
-                found.append(cut)
+            if cut not in candidates:
+                candidates.append(cut)
                 yield cut
-        if not any(self.groups.has(crossed(cut, self.after)) for cut in found):
+        if not any(self.groups.has(crossed(cut, self.after)) for cut in candidates):
             yield from self.movable(start, self.axes)
 
     def _dims(self) -> list[int]:
-        """The dims that source or target cut, then the others: where a dim that source
-        or target cut divides evenly, the lengths of the others make no difference."""
+        """Return the dims that source or target cut, then the others. If one of the
+        former divides evenly, the lengths of the others make no difference to the plan.
+        """
         ends = self.before.orders, self.after.orders
         return sorted(
             range(len(self.before.shape)),
@@ -379,22 +401,23 @@ class Scatters:
         )
 
     def spread(self, regions: Regions, axes: list[int]) -> Regions:
-        """Cut further, by all these axes on the dim where the biggest box gets
-        smallest; of equals the first."""
+        """Cut further by all these axes, on the dim where the largest box becomes
+        smallest; on the first of equal dims."""
         if not axes:
             return regions
         cuts, parts = [], self.groups.count(axes)
         for dim in self._dims():
             cuts.append(self._cut_on(regions, dim, axes))
             if regions.longest[dim] % parts == 0:
-                return cuts[-1]  # evenly, so no box is smaller
+                # An even cut: no other dim gives a smaller box.
+                return cuts[-1]
         return min(cuts, key=lambda cut: cut.most)
 
     def movable(self, start: Regions, axes: frozenset[int]) -> Iterator[Regions]:
-        """Different cuts of `start` along all these axes from which one collective
-        leads on, with the groups at hand. Whose axes talk in it depends on the dim that
-        they cut, and on their order there."""
-        found: list[Regions] = []
+        """Yield different cuts of `start` along all these axes from which one
+        collective leads to the target, with the groups at hand. Which axes talk in it
+        depends on the dim that they cut, and on their order there."""
+        candidates: list[Regions] = []
         for (last, first), dim in itertools.product(_ORDERS, self._dims()):
             order = sorted(
                 axes,
@@ -405,11 +428,12 @@ class Scatters:
                 ),
             )
             cut = self._cut_on(start, dim, order)
-            if cut not in found and self.groups.has(crossed(cut, self.after)):
-                found.append(cut)
+            if cut not in candidates and self.groups.has(crossed(cut, self.after)):
+                candidates.append(cut)
                 yield cut
 
     def _cut_on(self, regions: Regions, dim: int, axes: list[int]) -> Regions:
+        """Cut a dim further by these axes, and note that it was tried."""
         self.tried.add(dim)
         orders = regions.orders
         return regions.cut(
@@ -419,11 +443,11 @@ class Scatters:
 
 @dataclass(slots=True)
 class Reduction:
-    """The problem: reduce with `op` over `axes`, which are pending before and not
-    after, and end in other boxes.
+    """The task to end a reduction `op` over `axes`, which are pending before and not
+    after, in other boxes.
 
-    Some methods are ways to do it; each gives beginnings of plans, all of them right.
-    `best` chooses one of the plans.
+    The methods that yield a `Beginning` are ways to do it; all are correct, and `best`
+    chooses among the plans.
     """
 
     before: Regions
@@ -441,9 +465,12 @@ class Reduction:
         self.crossed = crossed(self.before, self.after)
 
     def best(self) -> Steps:
-        """Of the plans that bring the fewest elements, the fastest. No other plan is
-        made where the first can't be beaten: all-reduces and nothing moves, or one
-        reduce-scatter, without padding, that leaves each rank what the target wants."""
+        """Return the fastest of the plans that bring the fewest elements.
+
+        Two cases can't be beaten, and end the search early: all-reduces after which
+        nothing moves; and one reduce-scatter without padding that leaves each rank what
+        the target wants.
+        """
         if self.axes.isdisjoint(self.after.sharded) and not self.crossed:
             return next(self._plans())
         if self.axes.issubset(self.after.sharded):
@@ -456,25 +483,27 @@ class Reduction:
             ):
                 return head
         plans = [(plan, arriving_by(plan)) for plan in self._plans()]
-        most = min([elements for _, elements in plans])
+        fewest = min([elements for _, elements in plans])
         return self.cost.fastest(
-            [plan for plan, elements in plans if elements <= most], self.itemsize
+            [plan for plan, elements in plans if elements <= fewest], self.itemsize
         )
 
     def _plans(self) -> Iterator[Steps]:
-        """Each way to begin, with the move that leads on from there."""
+        """Yield a plan for each way to begin: the beginning, and the move that
+        follows."""
         most = self._most_collectives()
         for way in self._ways():
             for head, now in way():
-                left = most - collectives(head)
+                remaining = most - collectives(head)
                 tail = move(
-                    now, self.after, self.groups, self.itemsize, self.cost, left
+                    now, self.after, self.groups, self.itemsize, self.cost, remaining
                 )
-                if collectives(tail) <= left:
+                if collectives(tail) <= remaining:
                     yield (*head, *tail)
 
     def _ways(self) -> tuple[Callable[[], Iterator[Beginning]], ...]:
-        """Of plans that cost the same, that of the first way is taken."""
+        """Return the ways to begin. Among plans of equal cost, the first one is
+        taken."""
         return (
             self.whole,
             self.part_whole,
@@ -486,22 +515,23 @@ class Reduction:
         )
 
     def _most_collectives(self) -> int:
-        """As many as it takes one axis at a time, and no more than two where one group
-        has all that talk."""
-        one_by_one = len(self.axes | misplaced(self.before, self.after))
+        """Return how many collectives a plan may have: one for each axis, and at most
+        two if one group has all axes that talk."""
+        one_per_axis = len(self.axes | misplaced(self.before, self.after))
         return (
-            min(one_by_one, 2)
+            min(one_per_axis, 2)
             if self.groups.has(self.axes | self.crossed)
-            else one_by_one
+            else one_per_axis
         )
 
     def _exact(self, step: ReduceScatter) -> bool:
+        """True if a reduce-scatter sends all that is held, and no padding."""
         return (
             step.before == self.before and step.ranks * step.chunk == self.before.most
         )
 
     def whole(self) -> Iterator[Beginning]:
-        """All-reduce what every rank has, then move."""
+        """All-reduce what each rank has, then move."""
         for narrow in self.scatters.narrowed():
             yield (
                 self.all_reduce(self.before, narrow, self.axes),
@@ -509,16 +539,16 @@ class Reduction:
             )
 
     def scattered(self) -> Iterator[Beginning]:
-        """Reduce-scatter, each rank keeping one part along all the axes, then move or
-        gather the parts."""
+        """Reduce-scatter, so that each rank keeps one part along all the axes; then
+        move or gather the parts."""
         for narrow in self.scatters.narrowed():
             first = () if narrow == self.before else (Narrow(self.before, narrow),)
             for cut in self.scatters.cuts(narrow):
                 yield (*first, *self._reduce_scatter(narrow, cut, self.axes)), cut
 
     def part_whole(self) -> Iterator[Beginning]:
-        """Reduce-scatter over the axes that cut the target, then all-reduce over the
-        rest what is left of the data."""
+        """Reduce-scatter over the axes that cut the target, then all-reduce the smaller
+        result over the other axes."""
         first = self.axes & self.after.sharded
         rest = self.axes - first
         if not (first and rest):
@@ -527,7 +557,7 @@ class Reduction:
         cut = cut_toward(start, self.after, start.free)
         if not cut.sharded.issuperset(first):
             return
-        # Else the move after it would be a third collective.
+        # Otherwise the move that follows would be a third collective.
         if not self.groups.has(self.axes) or not crossed(cut, self.after):
             scattered = self._reduce_scatter(self.before, cut, first)
             yield (
@@ -536,7 +566,7 @@ class Reduction:
             )
 
     def moved_first(self) -> Iterator[Beginning]:
-        """Move into boxes from which the target is a cut, then reduce there."""
+        """Move into boxes from which the target can be cut, then reduce there."""
         inner = self.before.cut(
             [_until(order, self.axes) for order in self.after.orders]
         )
@@ -564,7 +594,7 @@ class Reduction:
     def all_reduce(
         self, before: Regions, narrow: Regions, axes: frozenset[int]
     ) -> Steps:
-        """Of the part in `narrow`, by as few groups as there are over these axes."""
+        """All-reduce the part in `narrow`, by as few groups as cover these axes."""
         steps: list[Step] = [] if narrow == before else [Narrow(before, narrow)]
         for group in self.groups.cover(axes):
             then = narrow.without_pending(group)
@@ -575,8 +605,9 @@ class Reduction:
     def _reduce_scatter(
         self, before: Regions, cut: Regions, axes: frozenset[int]
     ) -> Steps:
-        """To `cut`, which cuts `before` further by `axes` and maybe by free axes.
-        Without the joint group it takes one group at a time, outer cuts first."""
+        """Reduce-scatter into `cut`, which cuts `before` further by `axes` and perhaps
+        by free axes. Without the joint group that takes one group after the other,
+        outer cuts first."""
         if self.groups.has(axes):
             return (ReduceScatter(before, cut, tuple(sorted(axes)), self.op),)
         steps: list[Step] = []
@@ -589,6 +620,8 @@ class Reduction:
     def _next_cut(
         self, now: Regions, cut: Regions, left: frozenset[int]
     ) -> tuple[tuple[int, ...], Regions]:
+        """Return the group whose cuts come next on the way to `cut`, and the boxes
+        after it."""
         for group in self.groups.within(left):
             then = cut_toward(now.without_pending(group), cut, now.free.union(group))
             if then.sharded.issuperset(group):
@@ -599,107 +632,116 @@ class Reduction:
 
 
 def _until(order: tuple[int, ...], stops: frozenset[int]) -> tuple[int, ...]:
-    """The order as far as it has none of these axes."""
+    """Return the order up to the first of these axes."""
     depth = next((i for i, axis in enumerate(order) if axis in stops), len(order))
     return order[:depth]
 
 
-def reduce_by_one_exchange(asked: Reduction) -> Iterator[Beginning]:
-    """One all-to-all that brings every rank all terms of what it wants; it adds them up
-    itself. That is best where each rank wants little.
+def reduce_by_one_exchange(reduction: Reduction) -> Iterator[Beginning]:
+    """All-to-all that brings each rank all terms of what it wants; the rank reduces
+    them itself. That is best where each rank wants little.
 
     For example, a (16, 16) tensor of 4-byte elements goes from R·S0·P to R·S1·S1 on (2,
-    2, 2). That is all_to_all(b,c) sum 384 B; without this function it would be
+    2, 2). This is all_to_all(b,c) sum 384 B; without this function it would be
     reduce_scatter(c) 256 B, all_to_all(b,c) 192 B.
     """
-    if asked.groups.has(asked.axes | asked.crossed):
-        yield from _exchanges(asked, asked.after)
+    if reduction.groups.has(reduction.axes | reduction.crossed):
+        yield from _exchanges(reduction, reduction.after)
 
 
-def _exchanges(asked: Reduction, then: Regions) -> Iterator[Beginning]:
-    """All-to-alls to these boxes that bring each rank all terms. Those of an average
-    are divided before they are sent: their sum may be more than a short floating-point
-    number can be."""
+def _exchanges(reduction: Reduction, then: Regions) -> Iterator[Beginning]:
+    """Yield the all-to-alls to these boxes that bring each rank all terms.
+
+    The terms of an average are divided before they are sent: their sum may overflow
+    float16.
+    """
     group, reduced = (
         tuple(sorted(axes))
-        for axes in (asked.axes | crossed(asked.before, then), asked.axes)
+        for axes in (reduction.axes | crossed(reduction.before, then), reduction.axes)
     )
-    op, mean = (
-        (asked.op, ())
-        if asked.op != "avg"
-        else ("sum", (Divide(asked.groups.count(reduced)),))
+    op, division = (
+        (reduction.op, ())
+        if reduction.op != "avg"
+        else ("sum", (Divide(reduction.groups.count(reduced)),))
     )
     for step in all_to_alls(
-        Exchange(asked.before, then, group, reduced),
-        asked.before.free,
-        asked.groups,
+        Exchange(reduction.before, then, group, reduced),
+        reduction.before.free,
+        reduction.groups,
         op,
     ):
-        yield (*mean, step), then
+        yield (*division, step), then
 
 
-def reduce_group_by_group(asked: Reduction) -> Iterator[Beginning]:
-    """Reduce-scatter as soon as the cut fits. Where none fits, all-reduce at once, or
-    move on until one does; what doesn't cut the target is all-reduced in the end.
+def reduce_group_by_group(reduction: Reduction) -> Iterator[Beginning]:
+    """Reduce-scatter as soon as a cut of the target fits. If none fits, all-reduce at
+    once, or move until one does. Axes that don't cut the target are all-reduced at the
+    end.
 
     For example, a (64, 64) tensor of 4-byte elements goes from P·P·S0 to S0·R·S1 on (2,
-    2, 2). Without joint groups that is all_to_all(c), reduce_scatter(a), all_reduce(b),
+    2, 2). Without joint groups this is all_to_all(c), reduce_scatter(a), all_reduce(b),
     4096 B each.
     """
-    if asked.groups.has(asked.axes | asked.crossed):
-        return  # the other ways take no more than two
+    if reduction.groups.has(reduction.axes | reduction.crossed):
+        # With that group the other ways take two collectives at most.
+        return
     for early in (True, False):
         steps: list[Step] = []
-        now = asked.before
-        while asked.axes & now.pending:
-            made, now = _reduce_or_move(asked, now, early)
-            steps += made
+        now = reduction.before
+        while reduction.axes & now.pending:
+            added, now = _reduce_or_move(reduction, now, early)
+            steps += added
         yield tuple(steps), now
 
 
-def _reduce_or_move(asked: Reduction, now: Regions, early: bool) -> Beginning:
-    narrow = cut_toward(now, asked.after, now.free)
+def _reduce_or_move(reduction: Reduction, now: Regions, early: bool) -> Beginning:
+    """Return the next steps of `reduce_group_by_group`, and the regions after them.
+
+    Args:
+        early: if no cut fits, all-reduce at once. Otherwise move until one does.
+    """
+    narrow = cut_toward(now, reduction.after, now.free)
     first = () if narrow == now else (Narrow(now, narrow),)
-    left = asked.axes & now.pending
-    for group in asked.groups.within(left):
+    pending = reduction.axes & now.pending
+    for group in reduction.groups.within(pending):
         then = cut_toward(
-            narrow.without_pending(group), asked.after, narrow.free.union(group)
+            narrow.without_pending(group), reduction.after, narrow.free.union(group)
         )
         if then.sharded.issuperset(group):
-            return (*first, ReduceScatter(narrow, then, group, asked.op)), then
-    if early or left.isdisjoint(asked.after.sharded):
+            return (*first, ReduceScatter(narrow, then, group, reduction.op)), then
+    if early or pending.isdisjoint(reduction.after.sharded):
         return (
             *first,
-            *asked.all_reduce(narrow, narrow, left),
-        ), narrow.without_pending(left)
-    made, then = next_collective(
-        narrow, asked.after, asked.groups, asked.itemsize, asked.cost
+            *reduction.all_reduce(narrow, narrow, pending),
+        ), narrow.without_pending(pending)
+    steps, then = next_collective(
+        narrow, reduction.after, reduction.groups, reduction.itemsize, reduction.cost
     )
-    return (*first, *made), then
+    return (*first, *steps), then
 
 
-def reduce_parts_by_exchange(asked: Reduction) -> Iterator[Beginning]:
-    """Where only a group over all axes that talk is at hand: by that group, each rank
-    gets all terms of a part that no other rank has, and adds them up itself; then the
-    parts move.
+def reduce_parts_by_exchange(reduction: Reduction) -> Iterator[Beginning]:
+    """If only a group over all axes that talk is at hand: by an all-to-all over it,
+    each rank gets all terms of a part that no other rank has, and reduces them itself.
+    Then the parts move.
 
-    In the example of `reduce_group_by_group`, with all joint groups:
-    reduce_scatter(a,b) 6144 B, all_to_all(a,b,c) 4096 B. With the group over a, b and c
-    alone: all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B; `reduce_by_one_exchange`
+    In the example of `reduce_group_by_group`, all joint groups give reduce_scatter(a,b)
+    6144 B, all_to_all(a,b,c) 4096 B. With only the group over a, b and c this is
+    all_to_all(a,b,c) sum 8192 B, all_gather(b) 2048 B, where `reduce_by_one_exchange`
     would bring 16384 B.
     """
-    group = asked.axes | asked.crossed
-    if asked.groups.has(asked.axes) or not asked.groups.has(group):
+    group = reduction.axes | reduction.crossed
+    if reduction.groups.has(reduction.axes) or not reduction.groups.has(group):
         return
-    orders = zip(asked.before.orders, asked.after.orders)
-    start = asked.before.cut(
+    orders = zip(reduction.before.orders, reduction.after.orders)
+    start = reduction.before.cut(
         [old[: common(old, new)] for old, new in orders]
-    ).without_pending(asked.axes)
-    like = cut_toward(start, asked.after, start.free)
-    first = asked.scatters.spread(like, sorted(group - like.sharded))
-    for cut in dict.fromkeys((first, *asked.scatters.movable(start, group))):
-        if asked.groups.has(asked.axes | crossed(asked.before, cut)):
-            yield from _exchanges(asked, cut)
+    ).without_pending(reduction.axes)
+    wanted = cut_toward(start, reduction.after, start.free)
+    first = reduction.scatters.spread(wanted, sorted(group - wanted.sharded))
+    for cut in dict.fromkeys((first, *reduction.scatters.movable(start, group))):
+        if reduction.groups.has(reduction.axes | crossed(reduction.before, cut)):
+            yield from _exchanges(reduction, cut)
 
 
 # --- Plans ---
@@ -713,8 +755,6 @@ NAMES: Mapping[type[Step], str] = {
     ReduceScatter: "reduce_scatter",
     AllToAll: "all_to_all",
 }
-# those for which Partial._partition_value keeps the value
-_KEPT_BY = ("avg", "max", "min")
 
 
 def plan(
@@ -724,21 +764,20 @@ def plan(
     groups: Iterable[Iterable[int]] | None = None,
     cost: Cost = Cost(),
 ) -> tuple[Step, ...]:
-    """The steps from `source` to `target`, for elements of `itemsize` bytes: of the
-    plans that are tried, the fastest by `cost`. Where a reduction ends, it is the
-    fastest of those that bring the fewest bytes.
+    """Return the steps from `source` to `target`, for elements of `itemsize` bytes.
 
-    Where every joint group exists, that is at most one collective if no reduction ends,
-    else at most two; where `cost` knows the speed of axes, a move may be more of them.
+    Of the plans that are tried it is the fastest by `cost`; where a reduction ends, the
+    fastest of those that bring the fewest bytes. If every joint group exists, it has
+    one collective at most, or two where a reduction ends.
 
     Args:
-        groups: tuples of axes for which a joint group exists; single axes always have
-            one. None: all exist.
+        groups: the sets of axes that have a joint group; single axes always have one.
+            None: all sets have one.
 
     Raises:
         ValueError: source and target are of different tensors or meshes.
-        NotPlanned: the target asks for a pending reduction that can't be made from what
-            the source has.
+        NotPlanned: the target has a pending reduction that can't be made from the
+            source.
     """
     return in_rounds(
         plan_at_once(source, target, itemsize, groups, cost), itemsize, cost
@@ -753,11 +792,11 @@ def plan_at_once(
     cost: Cost,
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
-    """`plan`, with no step in rounds.
+    """Return the plan before large steps are split into rounds.
 
     Args:
-        tried: gets the dims that some candidate was made to cut by `Scatters`, those of
-            source and target among them; none where new terms are made.
+        tried: if given, the dims that `Scatters` cut in some candidate are added. None
+            are added where the target has new terms.
     """
     if (source.shape, source.sizes) != (target.shape, target.sizes):
         raise ValueError(
@@ -765,10 +804,10 @@ def plan_at_once(
             f"{target.sizes}"
         )
     have = Groups.of(groups, source.sizes)
-    return _with_reductions(source, target, have, itemsize, cost, tried)
+    return _plan_with_terms(source, target, have, itemsize, cost, tried)
 
 
-def _with_reductions(
+def _plan_with_terms(
     source: Regions,
     target: Regions,
     have: Groups,
@@ -776,28 +815,34 @@ def _with_reductions(
     cost: Cost,
     tried: set[int] | None,
 ) -> tuple[Step, ...]:
-    made = _made_pending(source, target)
-    if not made:
+    """Plan a change in which values may become terms of a pending reduction."""
+    new_terms = _new_terms(source, target)
+    if not new_terms:
         return _reduce_and_move(source, target, have, itemsize, cost, tried)
-    last = _embed_last(source, target, made, have, itemsize, cost)
+    last = _embed_last(source, target, new_terms, have, itemsize, cost)
     first = (
-        _embed_first(source, target, made, have, itemsize, cost)
-        if made & source.sharded
+        _embed_first(source, target, new_terms, have, itemsize, cost)
+        if new_terms & source.sharded
         else last
     )
-    # At most one collective for each reduction that ends, and one for each cut that has
-    # to go and becomes no term. `first` has no more: each of its collectives ends one
-    # of these reductions or gives up one of these cuts, and none of them comes back. So
-    # one of both stays.
-    most = min(
+    # Allow one collective for each reduction that ends, and one for each cut that must
+    # be undone and doesn't become a term. `first` never has more: each of its
+    # collectives ends one of these reductions or undoes one of these cuts for good. So
+    # at least one of the two plans is left.
+    limit = min(
         collectives(last),
-        len((source.pending - target.pending) | (misplaced(source, target) - made)),
+        len(
+            (source.pending - target.pending) | (misplaced(source, target) - new_terms)
+        ),
     )
     steps = cost.fastest(
-        [found for found in (last, first) if collectives(found) <= most], itemsize
+        [steps for steps in (last, first) if collectives(steps) <= limit], itemsize
     )
+    # A replica becomes equal terms of a sum. Terms of avg, max and min keep the value.
     parts = math.prod(
-        source.sizes[a] for a in made - source.sharded if target.partial[a] == "sum"
+        source.sizes[a]
+        for a in new_terms - source.sharded
+        if target.partial[a] == "sum"
     )
     return steps if parts == 1 else (*steps, Divide(parts))
 
@@ -805,61 +850,72 @@ def _with_reductions(
 def _embed_last(
     source: Regions,
     target: Regions,
-    made: frozenset[int],
+    new_terms: frozenset[int],
     groups: Groups,
     itemsize: int,
     cost: Cost,
 ) -> tuple[Step, ...]:
-    """To the target's boxes, still cut by the axes whose shards become terms of a sum;
-    then the zeros around them.
+    """Go to the boxes of the target, still cut by the axes whose shards become terms of
+    a sum; then embed each shard in zeros.
 
     For example, S0·S0 to S0·P on (2, 2): nothing moves, and the zeros are where axis 1
     cut.
     """
-    kept = tuple(None if axis in made else op for axis, op in enumerate(target.partial))
+    partial_before = tuple(
+        None if axis in new_terms else op for axis, op in enumerate(target.partial)
+    )
     orders = [
-        new + tuple(a for a in old if a in made)
+        new + tuple(a for a in old if a in new_terms)
         for old, new in zip(source.orders, target.orders)
     ]
-    middle = Regions(target.shape, target.sizes, tuple(orders), kept)
-    steps = _reduce_and_move(source, middle, groups, itemsize, cost)
-    return steps if middle.orders == target.orders else (*steps, Embed(middle, target))
+    before_embed = Regions(target.shape, target.sizes, tuple(orders), partial_before)
+    steps = _reduce_and_move(source, before_embed, groups, itemsize, cost)
+    return (
+        steps
+        if before_embed.orders == target.orders
+        else (*steps, Embed(before_embed, target))
+    )
 
 
 def _embed_first(
     source: Regions,
     target: Regions,
-    made: frozenset[int],
+    new_terms: frozenset[int],
     groups: Groups,
     itemsize: int,
     cost: Cost,
 ) -> tuple[Step, ...]:
-    """The zeros around each shard as soon as no other axis cuts inside of it, then to
-    the target's boxes.
+    """Embed each shard in zeros as soon as no other axis cuts it further, then go to
+    the boxes of the target.
 
-    For example, R·S0 to S0·P on (2, 2): each rank puts zeros around its shard, R·P, and
-    narrows that. From S0·S0 to P·S0, axis 1 cuts inside of axis 0: an all-gather over
-    axis 1, zeros around what axis 0 cut, then a narrow.
+    For example, R·S0 to S0·P on (2, 2): each rank embeds its shard, R·P, and narrows
+    the result. From S0·S0 to P·S0, axis 1 cuts the shards of axis 0 further: an
+    all-gather over axis 1, then embed the shard of axis 0, then narrow.
     """
     steps: list[Step] = []
-    now = _with_terms(source, target, made)
+    now = _with_terms(source, target, new_terms)
     while True:
-        outer = _with_terms(
-            now.cut([_without_last(order, made) for order in now.orders]), target, made
+        embedded = _with_terms(
+            now.cut([_without_innermost(order, new_terms) for order in now.orders]),
+            target,
+            new_terms,
         )
-        if outer != now:
-            steps.append(Embed(now, outer))
-            now = outer
-        if made.isdisjoint(now.sharded):
+        if embedded != now:
+            steps.append(Embed(now, embedded))
+            now = embedded
+        if new_terms.isdisjoint(now.sharded):
             return (*steps, *_reduce_and_move(now, target, groups, itemsize, cost))
-        bare = now.cut([_until_last(order, made) for order in now.orders])
-        steps += move(now, bare, groups, itemsize, cost)
-        now = bare
+        uncovered = now.cut(
+            [_until_innermost(order, new_terms) for order in now.orders]
+        )
+        steps += move(now, uncovered, groups, itemsize, cost)
+        now = uncovered
 
 
-def _with_terms(now: Regions, target: Regions, made: frozenset[int]) -> Regions:
-    """Pending as in the target over those of `made` that cut nothing any more."""
-    terms = made - now.sharded
+def _with_terms(now: Regions, target: Regions, axes: frozenset[int]) -> Regions:
+    """Make values pending as they are in the target, over those of the axes that don't
+    cut any more."""
+    terms = axes - now.sharded
     partial = tuple(
         [
             new if axis in terms else old
@@ -869,16 +925,17 @@ def _with_terms(now: Regions, target: Regions, made: frozenset[int]) -> Regions:
     return Regions(now.shape, now.sizes, now.orders, partial)
 
 
-def _without_last(order: tuple[int, ...], made: frozenset[int]) -> tuple[int, ...]:
-    while order and order[-1] in made:
+def _without_innermost(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
+    """Return the order without its innermost axes, as long as they are these axes."""
+    while order and order[-1] in axes:
         order = order[:-1]
     return order
 
 
-def _until_last(order: tuple[int, ...], made: frozenset[int]) -> tuple[int, ...]:
-    """Without what is inside of the last cut by `made`; all of it if there is none."""
+def _until_innermost(order: tuple[int, ...], axes: frozenset[int]) -> tuple[int, ...]:
+    """Return the order up to the last of these axes; the whole order if it has none."""
     last = max(
-        [depth for depth, axis in enumerate(order) if axis in made],
+        [depth for depth, axis in enumerate(order) if axis in axes],
         default=len(order) - 1,
     )
     return order[: last + 1]
@@ -892,31 +949,37 @@ def _reduce_and_move(
     cost: Cost,
     tried: set[int] | None = None,
 ) -> tuple[Step, ...]:
+    """Plan a change that makes no new terms."""
     ended = source.pending - target.pending
     if not ended:
         return move(source, target, groups, itemsize, cost)
     if 0 in source.shape and source.orders != target.orders:
-        # nothing to reduce; else it's all-reduces, as for all other sizes
+        # There is nothing to reduce. With equal boxes the plan is all-reduces all the
+        # same, since compiled code has one pure reduction for all sizes.
         return (Narrow(source, target),)
     ops = {op for axis, op in enumerate(source.partial) if op and axis in ended}
-    # Sums and averages mix: all terms are divided by the number of ranks that are
-    # averaged, and then summed. They are divided before the sum, as NCCL does it: the
-    # sum of many may be more than a short floating-point number can be.
+    # A sum and an average mix: all terms are divided by the number of ranks that are
+    # averaged, then summed. Dividing first, as NCCL does, keeps the sum of many terms
+    # from overflowing float16.
     op, terms = ops.pop(), 1
     if ops:
         op, terms = (
             "sum",
             math.prod(source.sizes[a] for a in ended if source.partial[a] == "avg"),
         )
-    asked = Reduction(source, target, ended, op, groups, itemsize, cost)
-    steps = asked.best()
+    reduction = Reduction(source, target, ended, op, groups, itemsize, cost)
+    steps = reduction.best()
     if tried is not None:
-        tried.update(asked.scatters.tried)
+        tried.update(reduction.scatters.tried)
     return steps if terms == 1 else (Divide(terms), *steps)
 
 
-def _made_pending(source: Regions, target: Regions) -> frozenset[int]:
-    """The axes on which the target is pending and the source isn't."""
+def _new_terms(source: Regions, target: Regions) -> frozenset[int]:
+    """Return the axes on which the target is pending and the source isn't.
+
+    Raises:
+        NotPlanned: what the source has on such an axis can't become a term.
+    """
     for axis, (old, new) in enumerate(zip(source.partial, target.partial)):
         if new is None or new == old:
             continue
@@ -926,7 +989,7 @@ def _made_pending(source: Regions, target: Regions) -> frozenset[int]:
             )
         if axis in source.sharded and new != "sum":
             raise NotPlanned(f"axis {axis}: a shard can't become a term of {new}")
-        if new != "sum" and new not in _KEPT_BY:
+        if new != "sum" and not OPS[new].keeps_value:
             raise NotPlanned(f"axis {axis}: a value can't be split into terms of {new}")
     return target.pending - source.pending
 
@@ -941,16 +1004,18 @@ def line(
     itemsize: int,
     names: Sequence[str] | None = None,
 ) -> str:
-    """A plan as one line: the specs, and each step with its axes and the bytes that it
-    brings to a rank at most.
+    """Return a plan as one line: the specs, and each step with its axes and the bytes
+    that the busiest rank receives.
 
-    Axes are called by `names`, or a, b, c as they come.
+    Args:
+        names: the names of the axes; a, b, c and so on without them.
     """
-    words = ", ".join(_words(step, itemsize, names) for step in steps)
-    return f"{source} → {target}: {words or 'nothing to do'}"
+    text = ", ".join(_step_text(step, itemsize, names) for step in steps)
+    return f"{source} → {target}: {text or 'nothing to do'}"
 
 
-def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
+def _step_text(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
+    """Return one step of a plan as text."""
     name = NAMES[type(step)]
     if isinstance(step, Divide):
         return f"{name} by {step.by}"
@@ -960,13 +1025,13 @@ def _words(step: Step, itemsize: int, names: Sequence[str] | None) -> str:
     op = getattr(step, "op", None)
     label = "" if op in (None, "sum") and not getattr(step, "reduced", ()) else f" {op}"
     rounds = getattr(step, "rounds", 1)
-    several = f" in {rounds} rounds" if rounds > 1 else ""
-    return f"{name}({axes}){label} {arriving(step) * itemsize} B{several}"
+    in_rounds = f" in {rounds} rounds" if rounds > 1 else ""
+    return f"{name}({axes}){label} {arriving(step) * itemsize} B{in_rounds}"
 
 
 def flatten_call(axes: Sequence[int], names: Names) -> str:  # overlay only
-    """The call on a mesh, whose axes have these names, that makes a group over several
-    of them.
+    """Return the call on a mesh with these axis names that makes a group over several
+    axes.
 
     >>> flatten_call((0, 1), ("dp", "cp", "tp"))
     'mesh["dp", "cp"].flatten("dp_cp")'

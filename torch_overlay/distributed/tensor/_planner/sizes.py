@@ -1,25 +1,22 @@
-"""Forms: what the plans for tensors of different sizes have in common, so that a change
-is planned once for many sizes.
+"""Plans for many sizes. Start reading at `shared_plan` and at `guards`.
 
-Where all cuts are even, the time of a plan is linear in the bytes of the tensor. So
-tensors share a plan whose bytes, divided by the elements of the smallest tensor that
-can be cut evenly, are nearest to the same power of two. It is the plan of that smallest
-tensor, with elements of so many bytes. For example, from S0·S0 to S1·R on (2, 4) the
-smallest has (8, 2) elements. With 4 bytes each, tensors of (1024, 64) and (1032, 64)
-have 16,384 and 16,512 bytes for each of these, so both have the plan for (8, 2)
-elements of 16,384 bytes.
+Forms: one plan for all tensors of about the same number of bytes. If all cuts are even,
+the time of a plan is linear in the bytes of the tensor. Call the smallest tensor that
+can be cut evenly the form, and divide the bytes of a tensor by the elements of the
+form. Tensors for which this is nearest to the same power of two share a plan: that of
+the form, with elements of so many bytes. For example, from S0·S0 to S1·R on (2, 4) the
+form has (8, 2) elements. With 4 bytes per element, tensors of (1024, 64) and (1032, 64)
+have 16,384 and 16,512 bytes for each element of the form, so both have the plan for (8,
+2) elements of 16,384 bytes.
 
-Which plan a tensor has follows from its own sizes alone, never from those that were
-asked for before: ranks with different histories would run different collectives.
+The plan of a tensor follows from its own sizes, never from sizes that were seen before:
+ranks with different histories would run different collectives.
 
-Guards: which other sizes of a tensor have the same plan, for compilers that leave sizes
-open.
-
-Where a length is a multiple of all that may cut it, each step moves a share of the
-tensor, so all that plans are chosen by grows with the number of elements: bytes in
-proportion, seconds by a straight line. Each choice between two plans is then the same
-for all numbers of elements up to where the two lines cross, or from there on. `Watched`
-notes these points while one plan is made; no other size is planned.
+Guards: which other sizes of a tensor have the same plan, for compilers with symbolic
+sizes. If a length is a multiple of all that may cut it, each step moves a fixed share
+of the tensor. Bytes are then proportional to the number of elements, and seconds are
+linear in it. So the choice between two plans changes only where their lines cross.
+`Watched` records these points while one plan is made; no other size is planned.
 """
 
 from __future__ import annotations
@@ -44,13 +41,14 @@ Steps = tuple[Step, ...]
 
 
 class Forms(NamedTuple):
-    """The plans of one change for tensors that are cut evenly.
+    """The plans that evenly cut tensors share, for one change of placements.
 
     Attributes:
         parts: for each dim, what its length must be a multiple of; None if tensors
             share nothing.
-        steps: of a tensor as small as can be cut, by the power of two; None if plans
-            were tried that cut other dims on the way.
+        steps: the plan of the form, by the power of two of its element size; None if
+            the search tried other dims to cut on the way, whose lengths are too short
+            in the form.
     """
 
     parts: tuple[int, ...] | None
@@ -64,8 +62,8 @@ def shared_plan(
     groups: frozenset[tuple[int, ...]] | None = None,
     cost: Cost = Cost(),
 ) -> Steps:
-    """`plan`; but all tensors that are cut evenly and have about as many bytes share
-    one, apart from its rounds."""
+    """Like `plan`, but all tensors that are cut evenly and have about as many bytes
+    share one plan, except for its rounds."""
     shape = before.shape
     parts, known = _forms(on_shape(before, ()), on_shape(after, ()), groups, cost)
     if parts and 0 not in shape and is_multiple(shape, parts):
@@ -88,8 +86,8 @@ def plan_form(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> Steps | None:
-    """The plan of a tensor as small as can be cut, whose elements have so many bytes,
-    as a power of two; None if plans were tried that cut other dims on the way."""
+    """Return the plan of the form, with elements of `1 << power` bytes. None if the
+    search tried other dims to cut on the way."""
     tried: set[int] = set()
     steps = plan_at_once(
         on_shape(before, parts), on_shape(after, parts), 1 << power, groups, cost, tried
@@ -106,20 +104,22 @@ def _forms(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> Forms:
-    """Of a change without sizes."""
+    """Return the shared plans of a change; its regions have no shape."""
     return Forms(rounded_parts(before, after), {})
 
 
 def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
-    """For each dim, what its length must be a multiple of for a tensor to have the plan
-    of its bytes rounded to a power of two: the number of ranks along all axes that may
-    cut it on the way. These are the axes that cut it in source or target; where a
-    reduction ends, all that take part, if any of them cuts it. None if no tensor has
-    such a plan.
+    """Return, for each dim, what its length must be a multiple of for the tensor to
+    have the plan of its rounded bytes: the number of ranks along all axes that may cut
+    the dim on the way. None if no tensor has such a plan.
+
+    Axes that cut the dim in source or target may cut it. Where a reduction ends, all
+    axes that take part may, if any of them cuts the dim.
     """
     if after.pending - before.pending:
-        return None  # how many collectives it may take isn't told by the time alone
-    ended, ends = (
+        # New terms limit the number of collectives, too, which isn't linear in bytes.
+        return None
+    ended, cutting = (
         before.pending - after.pending,
         [{*old, *new} for old, new in zip(before.orders, after.orders)],
     )
@@ -127,13 +127,14 @@ def rounded_parts(before: Regions, after: Regions) -> tuple[int, ...] | None:
     return tuple(
         [
             math.prod([before.sizes[a] for a in (talking if ended and axes else axes)])
-            for axes in ends
+            for axes in cutting
         ]
     )
 
 
 def nearest_power(number: int) -> int:
-    """Of two, by its factor: 11 is nearer to 8, and 12 to 16."""
+    """Return the exponent of the power of two with the nearest ratio: 11 is nearer to
+    8, 12 to 16."""
     return (number * number).bit_length() // 2
 
 
@@ -144,16 +145,16 @@ def plan_and_parts(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> tuple[Steps, tuple[int, ...]]:
-    """The plan without rounds, and for each dim into how many parts it is cut, by this
-    plan or by others that it was chosen from; 1 if none cuts it. Where all lengths are
-    multiples of these, all those plans cut evenly."""
+    """Return the plan without rounds, and for each dim how many parts this plan or one
+    that it was chosen from cuts it into; 1 if none cuts it. If all lengths are
+    multiples of these parts, all these plans cut evenly."""
     tried: set[int] = set()
     steps = plan_at_once(before, after, itemsize, groups, cost, tried)
-    changes = [step for step in steps if not isinstance(step, Divide)]
+    moving = [step for step in steps if not isinstance(step, Divide)]
     states = [
         before,
         after,
-        *[end for step in changes for end in (step.before, step.after)],
+        *[end for step in moving for end in (step.before, step.after)],
     ]
     dims = range(len(before.orders))
     cutting = [
@@ -162,8 +163,8 @@ def plan_and_parts(
     ]
     ended = before.pending - after.pending
     if ended:
-        # What is reduced may be cut on the way, by all axes that take part. Which dims
-        # were tried isn't known where new terms are made, so all may have been.
+        # All axes that take part may cut the result of a reduction on the way. Where
+        # new terms are made, it isn't known which dims were tried, so assume all.
         talking = ended.union(before.sharded, after.sharded, *cutting)
         tried.update(dims if after.pending - before.pending else ())
         cutting = [
@@ -176,12 +177,12 @@ def plan_and_parts(
 
 
 def is_multiple(shape: Sequence[int], parts: Sequence[int]) -> bool:
-    """Whether each length can be cut into so many equal parts."""
+    """True if each length is a multiple of its parts."""
     return not any(map(mod, shape, parts))
 
 
 def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
-    """The same step on a tensor of another shape."""
+    """Return the same step on a tensor of another shape."""
     if isinstance(step, Divide):
         return step
     return dataclasses.replace(
@@ -190,23 +191,22 @@ def step_on_shape(step: Step, shape: tuple[Any, ...]) -> Step:
 
 
 def on_shape(regions: Regions, shape: tuple[Any, ...]) -> Regions:
-    """The same cuts of a tensor of another shape."""
+    """Return the same cuts of a tensor of another shape."""
     return Regions(shape, *regions[1:])
 
 
 # --- guards ---
 
-# Seconds are compared to twelve digits, see `Cost.key`. What is nearer than this to a
-# point is taken to be beyond it.
+# `Cost.key` compares seconds to twelve digits. Sizes that are nearer than this to a
+# point where the choice changes are excluded.
 _NEAR = 1e-11
-# Tensors of more elements are taken to have a plan that has no bound below: twelve
-# digits of their seconds lose a latency, so that another plan may come first for
-# nothing.
+# A bound above this many elements counts as no bound. Seconds of so large a tensor
+# don't show a latency in twelve digits, so that plans which differ in it compare equal.
 _FAR = 1 << 40
 
 
 class Range(NamedTuple):
-    """Factors of a number of elements, the ends included.
+    """A range of factors by which the number of elements may change, ends included.
 
     >>> Range(0.25, 8.0).meet(Range(0.5, math.inf))
     Range(least=0.5, most=8.0)
@@ -216,19 +216,20 @@ class Range(NamedTuple):
     most: float = math.inf
 
     def meet(self, other: Range) -> Range:
-        """What is in both; 1, which always is, if they only touch."""
+        """Return the factors in both ranges. 1 is always one, even if the ranges only
+        touch."""
         return Range(
             min(max(self.least, other.least), 1.0), max(min(self.most, other.most), 1.0)
         )
 
 
 class Guards(NamedTuple):
-    """The sizes that have one plan, those of the tensor that was asked for among them.
+    """The sizes that share one plan, among them those of the tensor that was planned.
 
     Attributes:
-        parts: for each dim, what its length must be a multiple of; 1 where any will do.
-            A dim whose length is known needn't be.
-        least, most: of the elements of the whole tensor; no bound where most is None.
+        parts: for each dim, what its length must be a multiple of; 1 if any length will
+            do. A dim with a known length needn't be a multiple.
+        least, most: bounds on the elements of the global tensor; None is no bound.
     """
 
     parts: tuple[int, ...]
@@ -238,20 +239,24 @@ class Guards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watched(Cost):
-    """A cost model that chooses as the other one does, and notes for how many times the
-    elements it would."""
+    """A cost model that chooses like another one, and records for which numbers of
+    elements it would choose the same.
+
+    Attributes:
+        ranges: one for each plan that was not chosen.
+    """
 
     ranges: list[Range] = field(default_factory=list, compare=False)
 
     @staticmethod
     def like(cost: Cost) -> Watched:
-        """With the figures of this model."""
+        """Return a watched model with the figures of `cost`."""
         return Watched(
             *[getattr(cost, figure.name) for figure in dataclasses.fields(Cost)]
         )
 
     def fastest(self, plans: Sequence[Steps], itemsize: int) -> Steps:
-        """As `Cost.fastest`."""
+        """Choose as `Cost.fastest` does, and record the ranges."""
         chosen = Cost.fastest(self, plans, itemsize)
         self.ranges.extend(
             self._faster(chosen, plan, itemsize) for plan in plans if plan is not chosen
@@ -259,39 +264,43 @@ class Watched(Cost):
         return chosen
 
     def range(self) -> Range:
-        """Where all choices would be the same."""
-        found = Range()
-        for each in self.ranges:
-            found = found.meet(each)
-        return found
+        """Return the factors for which all choices stay the same."""
+        common = Range()
+        for factors in self.ranges:
+            common = common.meet(factors)
+        return common
 
     def _faster(self, one: Steps, other: Steps, itemsize: int) -> Range:
-        """Where the one plan, which was chosen, is the faster by a margin; everywhere
-        if both take as long by the same terms, and what comes after the seconds
-        decides. As long by other terms is none: the last bit may decide."""
-        terms, others = self._terms(one, itemsize), self._terms(other, itemsize)
-        if terms == others:
+        """Return the size factors for which `one`, which was chosen, stays faster.
+
+        If both plans take as long by the same terms, it stays chosen for all sizes:
+        other criteria than the seconds decide. A tie of different terms gives only the
+        factor 1: rounding could decide it otherwise for another size.
+        """
+        terms, other_terms = self._terms(one, itemsize), self._terms(other, itemsize)
+        if terms == other_terms:
             return Range()
         fixed, moving = (
             math.fsum(a) * (1 + _NEAR) - math.fsum(b)
-            for a, b in zip(terms, others, strict=True)
+            for a, b in zip(terms, other_terms, strict=True)
         )
         if fixed + moving > 0:
-            return Range(1.0, 1.0)  # faster by less than the margin
+            # Faster, but by less than the margin.
+            return Range(1.0, 1.0)
         if moving > 0:
             return Range(0.0, -fixed / moving * (1 - _NEAR))
         return Range(-fixed / moving * (1 + _NEAR), math.inf) if fixed > 0 else Range()
 
     def _terms(self, plan: Steps, itemsize: int) -> tuple[list[float], list[float]]:
-        """The seconds of the collectives, without data and for their bytes, each in
-        ascending order."""
-        found = [
+        """Return the seconds of the collectives without data, and those for their
+        bytes, each in ascending order."""
+        seconds = [
             self.fixed_and_moving(step, itemsize)
             for step in plan
             if isinstance(step, Collective)
         ]
-        return sorted(fixed for fixed, _ in found), sorted(
-            moving for _, moving in found
+        return sorted(fixed for fixed, _ in seconds), sorted(
+            moving for _, moving in seconds
         )
 
 
@@ -302,14 +311,16 @@ def guards(
     groups: frozenset[tuple[int, ...]] | None,
     cost: Cost,
 ) -> Guards:
-    """Which sizes have the plan that `shared_plan` gives for these regions, with as
-    many rounds. Open lengths that are no multiples of the parts have none that is
-    known."""
+    """Return which sizes have the plan that `shared_plan` returns for these regions,
+    with as many rounds. For symbolic lengths that aren't multiples of the parts no plan
+    is known."""
     shape = before.shape
     elements = math.prod(shape)
     parts = rounded_parts(before, after)
-    found = _rounds(shared_plan(before, after, itemsize, groups, cost), itemsize, cost)
-    least, most = math.ceil(found.least * elements), found.most * elements
+    same = _same_rounds(
+        shared_plan(before, after, itemsize, groups, cost), itemsize, cost
+    )
+    least, most = math.ceil(same.least * elements), same.most * elements
     if parts and 0 not in shape and is_multiple(shape, parts):
         smallest, watched = math.prod(parts), Watched.like(cost)
         power = nearest_power(elements // smallest * itemsize)
@@ -319,23 +330,23 @@ def guards(
         most = min(most, last // itemsize * smallest)
         if form is not None:
             return Guards(parts, least, _whole(most))
+    # The tensor has a plan of its own, which other sizes share only exactly.
     watched = Watched.like(cost)
     _, parts = plan_and_parts(before, after, itemsize, groups, watched)
-    found = watched.range()
-    least, most = (
-        max(least, math.ceil(found.least * elements)),
-        min(most, found.most * elements),
-    )
+    same = watched.range()
+    least = max(least, math.ceil(same.least * elements))
+    most = min(most, same.most * elements)
     return Guards(parts, least, _whole(most))
 
 
 def _whole(bound: float) -> int | None:
+    """Return a bound as a whole number; None for one that is too far to matter."""
     return None if bound > _FAR else math.floor(bound)
 
 
 def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
-    """The least and the greatest number whose nearest power of two is this one times a
-    factor in the range.
+    """Return the least and the greatest number of bytes whose nearest power of two is
+    `1 << power` times a factor in the range.
 
     >>> [n for n in range(1, 100) if nearest_power(n) in (3, 4)] == [*range(6, 23)]
     True
@@ -348,27 +359,34 @@ def _bytes_of_powers(factors: Range, power: int) -> tuple[int, int]:
     return least, math.isqrt((1 << (2 * last + 1)) - 1)
 
 
-def _rounds(steps: Steps, itemsize: int, cost: Cost) -> Range:
-    """For how many times the elements each step has as many rounds, see `in_rounds`."""
-    found, whole = Range(), bytes_of(steps, itemsize)
+def _same_rounds(steps: Steps, itemsize: int, cost: Cost) -> Range:
+    """Return the factors for which each step has the same number of rounds, see
+    `in_rounds`."""
+    factors, tensor_bytes = Range(), bytes_of(steps, itemsize)
     for step, is_view in with_views(steps):
         if not isinstance(step, (AllToAll, ReduceScatter)):
             continue
         staged, most = staged_and_most_rounds(step, is_view)
-        sent, rounds = staged * itemsize, step.rounds
+        staged_bytes, rounds = staged * itemsize, step.rounds
         if most < 2:
-            continue  # always one
+            continue  # one round for every size
         if rounds == 1:
-            found = found.meet(
-                Range(0.0, 2 * cost.round_bytes / min(sent, whole) * (1 - _NEAR))
+            factors = factors.meet(
+                Range(
+                    0.0,
+                    2
+                    * cost.round_bytes
+                    / min(staged_bytes, tensor_bytes)
+                    * (1 - _NEAR),
+                )
             )
             continue
-        least = max((rounds // 2 + 1) / sent, 2 / whole)
-        greatest = math.inf if most <= rounds else (rounds + 1) / sent
-        found = found.meet(
+        least = max((rounds // 2 + 1) / staged_bytes, 2 / tensor_bytes)
+        greatest = math.inf if most <= rounds else (rounds + 1) / staged_bytes
+        factors = factors.meet(
             Range(
                 least * cost.round_bytes * (1 + _NEAR),
                 greatest * cost.round_bytes * (1 - _NEAR),
             )
         )
-    return found
+    return factors

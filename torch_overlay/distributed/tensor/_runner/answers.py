@@ -1,10 +1,8 @@
-"""Answers to questions, each made once and remembered: a program, or why the
-step-by-step path runs.
+"""Answers to the question of a redistribution: a program, or the reason why the
+step-by-step path runs. Start reading at `find_answer`.
 
-They live in the shared state of the mesh's universe and go with its meshes.
-
-What the plan of a redistribution costs, for sharding propagation, which asks the same
-over and over.
+Each answer is made once. It lives in the state that all views of one root mesh share,
+and is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-CACHED = 4096  # answers of one universe
+CACHED = 4096  # answers that the views of one root mesh remember at most
 
 
 class Fallback(NamedTuple):
-    """The answer where the step-by-step path runs.
+    """The answer that the step-by-step path runs.
 
     Attributes:
-        reason: why, in a few words, for `status()`.
+        reason: why, in a few words, for logs and counters.
     """
 
     reason: str
@@ -60,25 +58,30 @@ def find_answer(
     async_op: bool,
     forced: bool | None,
 ) -> Answer:
-    """The program for this local tensor, remembered or made now, ready to run; or why
-    there is none.
+    """Return a program for this local tensor, ready to run, or the reason why there is
+    none.
+
+    Args:
+        local: the local tensor; its class, dtype and shape matter, its values don't.
+        forced: the caller's ``use_graph_based_transform``.
 
     Raises:
-        ValueError: the local tensor has another shape than its spec says, and others
-            would wait for this rank.
-        RuntimeError: the program needs a group that was destroyed.
+        ValueError: the local tensor has another shape than its spec says, and the other
+            ranks would wait for this one in a collective.
+        RuntimeError: the program needs a process group that was destroyed.
     """
-    why = why_not(mesh, source, target, forced, local)
-    if why is not None:
-        return Fallback(why)
+    reason = why_not(mesh, source, target, forced, local)
+    if reason is not None:
+        return Fallback(reason)
+    # In plain eager mode every size is known, so don't look at each.
     if (
         type(local) is not torch.Tensor or torch._C._len_torch_dispatch_stack()
     ) and is_symbolic(source.shape):
         return _answer_open_sizes(mesh, local, source, target, async_op)
-    found = remembered(
+    answer = find_or_make_answer(
         Question.of(mesh, source, target, source.shape, local.dtype, async_op), mesh
     )
-    return _fitting(found, local)
+    return _check_local_shape(answer, local)
 
 
 def _answer_open_sizes(
@@ -88,48 +91,62 @@ def _answer_open_sizes(
     target: DTensorSpec,
     async_op: bool,
 ) -> Answer:
-    """What only ends reductions is one program for all sizes, known or not. What else
-    moves is that of the sizes for which the compiler traces, and guards say which
-    others have the same: other ranks may know their sizes."""
+    """Return the answer for a tensor some of whose sizes are symbols.
+
+    A pure reduction has one program for all sizes. Any other change is planned for the
+    sizes that the compiler traces with, and guarded: other sizes that pass the guards
+    have the same plan. A rank that knows its sizes makes its plan without guards, so
+    both must agree.
+    """
     if _only_reduces(source, target):
+        # All-reduces cut nothing, so any shape gives the same plan. This one is never
+        # cut unevenly.
         any_shape = (math.prod(mesh.shape),) * len(source.shape)
-        return remembered(
+        return find_or_make_answer(
             Question.of(mesh, source, target, any_shape, local.dtype, async_op), mesh
         )
     shape = source.shape
     traced = tuple(
         [size if isinstance(size, int) else size.node.hint for size in shape]
     )
+    # Without a hint there is nothing to plan for. An empty tensor moves nothing, so its
+    # plan tells nothing about other sizes.
     if None in traced or 0 in traced:
         return Fallback(SYMBOLIC)
     try:
-        found = make_program(
+        program = make_program(
             Question.of(mesh, source, target, traced, local.dtype, async_op), mesh
         )
-        parts, least, most = guards(
-            found.before,
-            found.after,
+        pieces, least, most = guards(
+            program.before,
+            program.after,
             local.dtype.itemsize,
-            found.at_hand.joint,
-            found.cost,
+            program.at_hand.joint,
+            program.cost,
         )
-        if not all(map(guard_or_false, _conditions(shape, parts, least, most))):
+        # Nothing is assumed of an unbacked symbol, whose value nobody knows.
+        if not all(map(guard_or_false, _conditions(shape, pieces, least, most))):
             return Fallback(SYMBOLIC)
-        tell(found)
-        found = found.on_shape(tuple(map(_multiple, shape, parts)))
-        found.make_ready(mesh)
-    except NotPlanned as why:
-        return Fallback(str(why))
-    return _fitting(found, local)
+        tell(program)
+        program = program.on_shape(tuple(map(_multiple, shape, pieces)))
+        program.make_ready(mesh)
+    except NotPlanned as reason:
+        return Fallback(str(reason))
+    return _check_local_shape(program, local)
 
 
 def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether all that happens is that reductions end: then the plan is all-reduces,
-    which cut nothing. Not beside shards in an order of their own, which are planned
-    only where they are even."""
+    """True if the change only ends reductions: each placement stays, or goes from
+    Partial to Replicate.
+
+    Its plan is all-reduces, which cut nothing. False beside shards in an explicit shard
+    order or strided shards, which are planned only if they are even, and so depend on
+    the sizes.
+    """
     ends = zip(source.placements, target.placements, strict=True)
     in_order = all(
-        DTensorSpec.is_default_device_order(end.shard_order) for end in (source, target)
+        DTensorSpec.is_default_device_order(spec.shard_order)
+        for spec in (source, target)
     )
     in_order = in_order and _StridedShard not in map(type, source.placements)
     return in_order and all(
@@ -138,76 +155,93 @@ def _only_reduces(source: DTensorSpec, target: DTensorSpec) -> bool:
 
 
 def _multiple(size: Any, parts: int) -> Any:
-    """The same size, as a multiple, so that what it is divided into needs no
-    rounding."""
+    """Return the same size, written as a multiple of `parts`: then its symbolic
+    quotient by `parts` needs no rounding."""
     return size if isinstance(size, int) or parts == 1 else parts * (size // parts)
 
 
 def _conditions(
     shape: Sequence[Any], parts: Sequence[int], least: int, most: int | None
 ) -> Iterator[Any]:
-    """What the open sizes must be, for the compiler to guard: no more than is
-    needed."""
-    opened = [
-        (size, many)
-        for size, many in zip(shape, parts, strict=True)
+    """Yield what symbolic sizes must fulfill to have the plan of the traced sizes, for
+    the compiler to guard.
+
+    Conditions that hold anyway aren't given, since every guard may cause a
+    recompilation.
+
+    Args:
+        parts: for each dim, what its length must be a multiple of.
+        least, most: bounds on the elements of the global tensor; `most` may be None.
+    """
+    symbolic = [
+        (size, part)
+        for size, part in zip(shape, parts, strict=True)
         if not isinstance(size, int)
     ]
-    for size, many in opened:
-        if many > 1:
-            yield size % many == 0
+    for size, part in symbolic:
+        if part > 1:
+            yield size % part == 0
         yield size > 0
     known = math.prod([size for size in shape if isinstance(size, int)])
-    elements = math.prod([size for size, _ in opened])
-    if least > known * math.prod([many for _, many in opened]):
+    elements = math.prod([size for size, _ in symbolic])
+    # Implied otherwise: every symbolic length is at least one multiple of its part.
+    if least > known * math.prod([part for _, part in symbolic]):
         yield elements >= -(-least // known)
     if most is not None:
         yield elements <= most // known
 
 
-def remembered(question: Question, mesh: DeviceMesh) -> Answer:
-    """The answer to a question; a program is ready to run."""
+def find_or_make_answer(question: Question, mesh: DeviceMesh) -> Answer:
+    """Return the remembered answer to a question, or make and remember it."""
     answers = shared_state(mesh).remembered.answers
-    found = answers.get(question)
-    if found is None:
-        found = _make(question, mesh)
+    answer = answers.get(question)
+    if answer is None:
+        answer = _make_answer(question, mesh)
+        # Clear all: a program that changes its shapes at every step would otherwise
+        # keep every plan. What is still in use is planned again.
         if len(answers) >= CACHED:
             answers.clear()
-        answers[question] = found
-    return found
+        answers[question] = answer
+    return answer
 
 
-def _make(question: Question, mesh: DeviceMesh) -> Answer:
+def _make_answer(question: Question, mesh: DeviceMesh) -> Answer:
+    """Plan, log the plan and look up its process groups; a Fallback if that isn't
+    possible."""
     try:
-        made = make_program(question, mesh)
-        tell(made)
+        program = make_program(question, mesh)
+        tell(program)
         _counted["made"] += 1  # overlay only
-        made.make_ready(mesh)
-    except NotPlanned as why:
-        return Fallback(str(why))
-    return made
+        program.make_ready(mesh)
+    except NotPlanned as reason:
+        return Fallback(str(reason))
+    return program
 
 
-def _fitting(found: Answer, local: torch.Tensor) -> Answer:
-    """The answer, if the local tensor has the shape that its spec says. Else the
-    step-by-step path runs.
+def _check_local_shape(answer: Answer, local: torch.Tensor) -> Answer:
+    """Return the answer if the local tensor has the shape that its spec says, else a
+    Fallback.
 
-    Where others would wait for this rank by a plan that it can't follow, that is an
-    error. Where the step-by-step path pads shards, the plan of the others pads them
-    likewise, and it is none.
+    Falling back on this rank alone is safe only if the other ranks don't wait for it:
+    if the plan has no collective, or if it is the padded all-gather that the
+    step-by-step path runs for uneven shards, too.
+
+    Raises:
+        ValueError: the other ranks would wait in a collective that this rank can't
+            join.
     """
-    if isinstance(found, Fallback) or tuple(local.shape) == found.held.length:
-        return found
-    program, ask = found, found.question
+    if isinstance(answer, Fallback) or tuple(local.shape) == answer.held.length:
+        return answer
+    program, question = answer, answer.question
     padded = program.in_order and pads_step_by_step(
-        program.steps, ask, program.held.length, local.shape
+        program.steps, question, program.held.length, local.shape
     )
     if collectives(program.steps) and not padded:
         raise ValueError(
             f"A local tensor of shape {program.held.length} is expected at "
-            f"{ask.site.coordinate} of a mesh of shape "
-            f"{ask.sizes}, since the DTensor has shape {tuple(ask.shape)} and "
-            f"placements {ask.source}; on rank "
+            f"{question.site.coordinate} of a mesh of shape "
+            f"{question.sizes}, since the DTensor has shape "
+            f"{tuple(question.shape)} and placements {question.source}; on rank "
             f"{dist.get_rank()} it has shape {tuple(local.shape)}. Nothing was sent. "
             "Give DTensor.from_local the true "
             "global shape= and stride=, or the local tensor that they ask for."
@@ -216,34 +250,35 @@ def _fitting(found: Answer, local: torch.Tensor) -> Answer:
 
 
 def forget_answers(_: None = None) -> None:  # overlay only
-    """Forget what redistributions found out about all meshes."""
+    """Forget the answers and looked-up groups of all meshes."""
     for shared in list(states):
         shared.remembered = Remembered()
 
 
 # --- what status() says ---
 
+
 _counted: Counter[str] = Counter()  # overlay only
 
 
 def count_run() -> None:  # overlay only
-    """Count a redistribution that a program does."""
+    """Count a redistribution that runs by a program."""
     _counted["planned"] += 1
 
 
 def count_fallback(reason: str) -> None:  # overlay only
     """Count a redistribution that runs step by step."""
-    _counted[f"torch: {_kind(reason)}"] += 1
+    _counted[f"torch: {_general_reason(reason)}"] += 1
 
 
-def _kind(reason: str) -> str:  # overlay only
-    """A reason without what differs from case to case, so that there are few to
-    count."""
+def _general_reason(reason: str) -> str:  # overlay only
+    """Return a reason without its numbers, shapes and meshes, so that equal causes are
+    counted together."""
     return re.sub(r" of DeviceMesh\(.*|\(.*?\)|\d+", "…", reason)
 
 
 def counters() -> dict[str, object]:  # overlay only
-    """What was redistributed in this process, and how."""
+    """Return how the redistributions of this process ran, for `status()`."""
     fallbacks = {
         name.removeprefix("torch: "): n
         for name, n in sorted(_counted.items())
@@ -261,35 +296,41 @@ def counters() -> dict[str, object]:  # overlay only
 
 
 def missing_groups() -> dict[str, int]:  # overlay only
-    """The calls that would make groups which plans lacked, with the collectives that
-    each would have saved so far."""
-    found: Counter[str] = Counter()
+    """Return the calls that would make process groups which plans lacked, with the
+    number of collectives that each would have saved so far; the most useful first."""
+    saved_by_call: Counter[str] = Counter()
     answers = [
         answer
         for shared in list(states)
         for answer in list(shared.remembered.answers.values())
     ]
-    for made in [
-        made
-        for made in answers
-        if isinstance(made, Program) and collectives(made.steps) > 1
-    ]:
+    programs = [
+        answer
+        for answer in answers
+        if isinstance(answer, Program) and collectives(answer.steps) > 1
+    ]
+    for program in programs:
+        # Without `groups`, the planner assumes that every group exists.
         best = shared_plan(
-            made.before, made.after, made.question.dtype.itemsize, cost=made.cost
+            program.before,
+            program.after,
+            program.question.dtype.itemsize,
+            cost=program.cost,
         )
-        wanted = [
+        wanted_axes = [
             step.axes
             for step in best
             if isinstance(step, Collective) and len(step.axes) > 1
         ]
-        lacked = dict.fromkeys(
-            axes for axes in wanted if axes not in made.at_hand.joint
+        missing_axes = dict.fromkeys(
+            axes for axes in wanted_axes if axes not in program.at_hand.joint
         )
-        saved = (collectives(made.steps) - collectives(best)) * made.runs
-        if saved > 0 and lacked:
-            found[
+        saved = (collectives(program.steps) - collectives(best)) * program.runs
+        if saved > 0 and missing_axes:
+            saved_by_call[
                 " and ".join(
-                    flatten_call(axes, made.question.site.names) for axes in lacked
+                    flatten_call(axes, program.question.site.names)
+                    for axes in missing_axes
                 )
             ] += saved
-    return dict(found.most_common())
+    return dict(saved_by_call.most_common())

@@ -1,13 +1,15 @@
-"""Groups at hand: over which sets of a mesh's axes a plan may communicate, and by which
-process group.
+"""Groups at hand: over which sets of mesh dims a plan may communicate, and by which
+process groups.
 
-All ranks answer alike, since the answer follows from the mesh calls of the universe and
-the options; which groups other meshes have, or which are still alive, has no part in
-it. In which order a group holds its ranks is its own affair; `Group` says at which
-place each member of the joint axes sits.
+All ranks must get the same sets, or they would run different plans. So the sets follow
+from the calls that made meshes and groups, which all ranks make alike, and from the
+options. It doesn't matter which groups other meshes have, or whether a group is still
+alive.
 
-A mesh stands in caches as its site: the mesh as one rank sees it, as a value, so that
-the mesh may go.
+The ranks of a process group may be in another order than the mesh has them. `Group`
+tells where each member of the mesh dims sits in the group.
+
+A cache key holds a `Site` in place of the mesh, so that the mesh can be freed.
 """
 
 from __future__ import annotations
@@ -33,17 +35,16 @@ if TYPE_CHECKING:
 
 
 class Site(NamedTuple):
-    """Where a redistribution happens: a mesh as this rank sees it.
+    """Where a redistribution happens: a mesh as this rank sees it, as a value.
 
     Attributes:
-        view: the mesh's layout over the ranks of its universe.
-        names: of its axes, or None.
-        coordinate: of this rank.
-        groups: the names of this rank's groups, by axis.
-        joint: which groups over several axes its universe has, see
-            `joint_groups_known`.
+        view: the mesh's layout over the ranks of its root mesh.
+        names: the names of the axes, or None.
+        coordinate: the coordinate of this rank.
+        groups: for each axis the name of this rank's process group.
+        joint: which process groups over several axes exist, see `joint_groups_known`.
         settings: the options in force.
-        device: the type of device of its tensors.
+        device: the device type of the mesh.
     """
 
     view: View
@@ -56,7 +57,7 @@ class Site(NamedTuple):
 
     @staticmethod
     def of(mesh: DeviceMesh) -> Site:
-        """Of a mesh that has groups and this rank."""
+        """Make the site of a mesh that has process groups and contains this rank."""
         return Site(
             view_of(mesh),
             mesh._mesh_dim_names,
@@ -68,16 +69,17 @@ class Site(NamedTuple):
         )
 
 
-REMEMBERED = 1024  # meshes of one universe
+REMEMBERED = 1024  # sites that the views of one root mesh remember at most
 
 
 class Group(NamedTuple):
-    """A process group as a plan's step needs it.
+    """A process group as one step of a plan uses it.
 
     Attributes:
-        name: by which collectives find it.
-        places: for each member, row-major over the step's axes, its rank in the group.
-        in_order: whether these are 0, 1, 2...
+        name: the name by which functional collectives find the group.
+        places: for each member, row-major over the axes of the step, its rank in the
+            group.
+        in_order: True if `places` is 0, 1, 2 and so on.
     """
 
     name: str
@@ -86,13 +88,13 @@ class Group(NamedTuple):
 
 
 class AtHand(NamedTuple):
-    """The groups of a mesh.
+    """The process groups of a mesh that plans may use.
 
     Attributes:
-        joint: the sets of axes, two and more, that have one.
-        known: whether all of them are of built-in classes, which can do all that a plan
-            may ask for.
-        found: those that were looked up.
+        joint: the sets of two or more axes that have a process group.
+        known: True if the backends of all groups are built in, so that they have every
+            collective that a plan may use.
+        found: the groups that were looked up, by their axes.
     """
 
     joint: frozenset[tuple[int, ...]]
@@ -100,32 +102,35 @@ class AtHand(NamedTuple):
     found: dict[tuple[int, ...], Group]
 
     def find(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> Group:
-        """This rank's group over some axes of the mesh; of one axis, the mesh's own.
+        """Return this rank's process group over some axes. Over one axis, it is the
+        mesh's own group of that axis.
 
         Raises:
-            RuntimeError: it was destroyed. There is no second plan, since other ranks
-                can't know.
-            NotPlanned: there is none, which `joint` says before; or it holds other
-                ranks.
+            RuntimeError: the group was destroyed. This rank can't plan without the
+                group, since the other ranks, which may still have it, would run another
+                plan.
+            NotPlanned: there is no such group, which `joint` tells beforehand; or it
+                has other ranks than the mesh.
         """
-        found = self.found.get(axes)
-        if found is None:
-            found = self.found[axes] = _look_up(mesh, axes)
-        elif find_group(found.name) is None:
+        group = self.found.get(axes)
+        if group is None:
+            group = self.found[axes] = _look_up(mesh, axes)
+        # destroy_process_group on a view of the mesh leaves the name in our table.
+        elif find_group(group.name) is None:
             raise RuntimeError(gone(mesh, axes))
-        return found
+        return group
 
 
 def joint_axes(mesh: DeviceMesh) -> frozenset[tuple[int, ...]]:
-    """The sets of axes, two and more, for which a group is at hand; none of size 1."""
+    """Return the sets of two or more axes, none of size 1, that have a group."""
     return at_hand(mesh, Site.of(mesh)).joint
 
 
 def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
-    """What is at hand on a mesh, as this rank sees it."""
+    """Return the process groups at hand on a mesh, remembered for its site."""
     known = shared_state(mesh).remembered.at_hand
-    found = known.get(site)
-    if found is None:
+    groups = known.get(site)
+    if groups is None:
         if len(known) >= REMEMBERED:
             known.clear()
         joint = frozenset(
@@ -135,13 +140,14 @@ def at_hand(mesh: DeviceMesh, site: Site) -> AtHand:
                 if joint_group_name(mesh, axes) is not None
             ]
         )
-        found = known[site] = AtHand(joint, has_known_backends(mesh), {})
-    return found
+        groups = known[site] = AtHand(joint, has_known_backends(mesh), {})
+    return groups
 
 
 def has_known_backends(mesh: DeviceMesh) -> bool:
-    """Whether the groups of a mesh are of built-in classes, and not of somebody's,
-    which may lack collectives. All ranks have the same."""
+    """True if the backends of a mesh's process groups are built in. A backend of
+    somebody else may lack collectives that only plans use. All ranks get the same
+    result."""
     groups = [find_group(name) for name in group_names(mesh) or ()]
     return all(
         _backend_class(group, mesh.device_type).__module__.startswith("torch.")
@@ -151,16 +157,22 @@ def has_known_backends(mesh: DeviceMesh) -> bool:
 
 
 def _backend_class(group: ProcessGroup, device_type: str) -> type:
+    """Return the class of a group's backend, or of the group if it is a subclass."""
     if type(group) is ProcessGroup:
-        # it has none for this type of device, which is an error by itself
+        # Without a backend for this device type every collective raises by itself.
         with contextlib.suppress(RuntimeError):
             return type(group._get_backend(torch.device(device_type)))
     return type(group)
 
 
 def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
+    """Find this rank's process group over some axes, and how it orders its ranks."""
     members = _members(mesh, axes)
-    name = _own_name(mesh, axes[0]) if len(axes) == 1 else joint_group_name(mesh, axes)
+    name = (
+        _axis_group_name(mesh, axes[0])
+        if len(axes) == 1
+        else joint_group_name(mesh, axes)
+    )
     if name is None:
         raise NotPlanned(f"no group over axes {axes} of {mesh}")
     group = find_group(name)
@@ -169,31 +181,33 @@ def _look_up(mesh: DeviceMesh, axes: Sequence[int]) -> Group:
     ranks = get_process_group_ranks(group)
     if ranks == members:
         return Group(name, tuple(range(len(ranks))), in_order=True)
-    # DeviceMesh.from_group may be given such groups, which is an error by itself
+    # A wrong call of DeviceMesh.from_group can give an axis a group of other ranks.
     if sorted(ranks) != sorted(members):
         raise NotPlanned(
             f"the group over axes {axes} of {mesh} holds {ranks}, not {members}"
         )
-    place = {member: number for number, member in enumerate(ranks)}
-    return Group(name, tuple(place[member] for member in members), in_order=False)
+    group_rank = {rank: number for number, rank in enumerate(ranks)}
+    return Group(name, tuple(group_rank[rank] for rank in members), in_order=False)
 
 
 def _members(mesh: DeviceMesh, axes: Sequence[int]) -> list[int]:
-    """This rank and those from which it differs on these axes only, in the order of the
-    mesh."""
+    """Return the ranks that differ from this one on these axes only, itself included,
+    in the order of the mesh."""
     view = view_of(mesh)
     return view.show(view.layout.select(axes)).ranks(mesh._rank)
 
 
-def _own_name(mesh: DeviceMesh, axis: int) -> str:
+def _axis_group_name(mesh: DeviceMesh, axis: int) -> str:
+    """Return the name of this rank's process group over one axis."""
     name = mesh._dim_group_names[axis]
     if name.startswith(UNBOUND):
+        # A mesh that was unpickled without its groups has a placeholder as name.
         mesh.get_group(axis)  # raises, and says which ranks have no group
     return name
 
 
 def gone(mesh: DeviceMesh, axes: Sequence[int]) -> str:
-    """What to say of a group that a plan needs and that isn't there any more."""
+    """Return the message of an error about a process group that was destroyed."""
     names = axis_names(mesh._mesh_dim_names, mesh.ndim)
     return (
         "A redistribution needs the process group over "

@@ -1,16 +1,18 @@
-"""Run an all-to-all: pack what each member gets, exchange, and unpack, with a reduction
-of the terms if there is one.
-
-Rows of a 4 x 4 tensor become columns on four ranks: each packs its row, four pieces of
-one element, sends one to each member of the group, itself included, and makes a column
-of the four that arrive.
-
-If all pieces have one shape, packing and unpacking is a view, a permute and a copy
-(`Grid`); else it goes piece by piece. Of a large message the rank's own part stays
-where it is until the others' parts have come: it is copied once, and takes no memory in
-what is sent and in what arrives. A very large one goes in rounds: one part of each
-piece is packed, sent and put in its place before the next one. Start at
+"""Run an all-to-all or a reduce-scatter in rounds: pack what each member gets,
+exchange, and unpack, with a reduction of the terms if there is one. Start reading at
 `all_to_all_by_size`.
+
+For example, the rows of a 4 x 4 tensor become columns on four ranks. Each rank packs
+its row as four pieces of one element, sends one to each member of the group, itself
+included, and makes a column of the four that arrive.
+
+If all pieces have the same shape, packing and unpacking is a view, a permute and a
+copy, see `Grid`. Otherwise each piece is copied by itself.
+
+Of a large message, the rank's own part isn't sent. It stays in the local tensor until
+the others' parts have arrived, so it is copied once and takes no room in the buffers. A
+very large message goes in rounds: one part of each piece is packed, sent and put into
+its place before the next one.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ import torch
 from torch.distributed._functional_collectives import _are_we_tracing
 
 from ..._torch import never_nothing
-from .._planner.cost import parts
+from .._planner.cost import cut_into_rounds
 from .._planner.grids import grids, talkers
-from .._planner.regions import Box, in_runs
+from .._planner.regions import OPS, Box, in_runs
 
 if TYPE_CHECKING:
     from .._planner.grids import Grid
@@ -39,12 +41,12 @@ if TYPE_CHECKING:
 # --- Packing and unpacking one flat tensor ---
 
 Local = Callable[[torch.Tensor], torch.Tensor]
-# the first takes a local tensor, each other what the one before it returned
+# The first takes a local tensor, each other one what the one before it returned.
 Stages = tuple[Callable[[Any], Any], ...]
-# where each box begins in a flat tensor; None if it lies elsewhere
+# The offset of each box in a flat tensor; None if the box isn't in it.
 Blocks = Sequence[tuple[int | None, Box]]
 
-# What NCCL and Gloo move; other types travel as their bytes.
+# The dtypes that NCCL and Gloo move. Others travel as bytes.
 MOVED = {
     torch.float32,
     torch.float64,
@@ -57,33 +59,38 @@ MOVED = {
     torch.bool,
 }
 
-# Bytes of a message from which on a second copy of it costs more than some more calls,
-# by type of device; of others, as on the CPU. Measured there; for GPUs taken over,
-# until it is measured on one.
+# By device type, the bytes from which on one more copy of a message costs more than a
+# few more calls. Other device types have the figure of the CPU, which was measured.
+# That for GPUs isn't measured yet.
 LARGE: Mapping[str, int] = MappingProxyType({"cpu": 1 << 20, "cuda": 1 << 20})
 
 
 def is_large(tensor: torch.Tensor, elements: int) -> bool:
-    """Whether so many elements of its type are worth more calls than one copy takes,
-    where tensors may be changed; not those of a subclass, a Parameter for example."""
+    """True if so many elements of this tensor's dtype are worth more calls to save a
+    copy. Only for plain tensors that may be changed in place: not for a Parameter, or
+    another subclass."""
     if type(tensor) is not torch.Tensor:
         return False
-    kind = "cpu" if tensor.is_cpu else tensor.device.type
-    least = LARGE[kind] if kind in LARGE else LARGE["cpu"]
-    return elements * tensor.element_size() >= least and may_change(tensor)
+    device = "cpu" if tensor.is_cpu else tensor.device.type
+    threshold = LARGE[device] if device in LARGE else LARGE["cpu"]
+    return elements * tensor.element_size() >= threshold and may_change(tensor)
 
 
 def may_change(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that nobody else has may be changed in place: not while tracing,
-    nor under autograd."""
+    """True if a tensor that nobody else has may be changed in place: not while tracing,
+    nor if autograd records it."""
     return not _are_we_tracing() and not (
         tensor.requires_grad and torch.is_grad_enabled()
     )
 
 
 class Here(NamedTuple):
-    """Where a step runs: this rank's coordinate, and what it holds before the step and
-    after it."""
+    """Where a step runs.
+
+    Attributes:
+        coordinate: the coordinate of this rank.
+        held, wanted: the boxes of this rank before and after the step.
+    """
 
     coordinate: Coordinate
     held: Box
@@ -91,6 +98,7 @@ class Here(NamedTuple):
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    """Return the view of a tensor that a box selects."""
     for dim, (start, length) in enumerate(zip(*box, strict=True)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, length)
@@ -98,20 +106,24 @@ def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def nothing_of(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor without elements that comes from this one. AOTAutograd drops a
-    collective that nothing depends on (as dead code), and its partitioner runs one that
-    depends on nothing in both graphs, forward and backward; other ranks run it once."""
+    """Return a tensor without elements that depends on this one.
+
+    A compiler must see the dependency. AOTAutograd drops a collective that nothing
+    depends on as dead code, and its partitioner runs a collective that depends on
+    nothing in both the forward and the backward graph. Other ranks run it once, and
+    would wait.
+    """
     return tensor.reshape(-1).narrow(0, 0, 0).view(shape)
 
 
 def flattened(local: torch.Tensor) -> torch.Tensor:
-    """All elements, one after the other in memory; of a single column, `reshape` would
-    make a view that skips some."""
+    """Return all elements in a contiguous flat tensor. `reshape` alone isn't enough: of
+    a single column it makes a view with a stride."""
     return local.reshape(-1).contiguous()
 
 
 def packing(grid: Grid) -> Local:
-    """From the local tensor to what goes to the members, flat."""
+    """Make the function from the local tensor to what goes to the members, flat."""
     lengths, expanded, order = grid
     if grid.plain:
         return flattened
@@ -123,7 +135,7 @@ def packing(grid: Grid) -> Local:
 
 
 def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
-    """From what came from the members, flat, to the local tensor."""
+    """Make the function from what came from the members, flat, to the local tensor."""
     lengths, _, order = grid
     if grid.plain:
         return lambda flat: flat.view(shape)
@@ -131,23 +143,23 @@ def unpacking(grid: Grid, shape: Sequence[int]) -> Local:
 
 
 def unpacking_in_place(grid: Grid, shape: Sequence[int]) -> Local:
-    """`unpacking` where what the first axes bring is in its place already: if the
-    blocks within are large, each is sorted by itself in what came, which is
-    overwritten, so that a large tensor isn't there twice."""
+    """Like `unpacking`, but saves memory where the outermost dims of what arrived are
+    in place already. If the blocks within these dims are large, each is permuted by
+    itself, inside the received tensor, so that a large tensor doesn't exist twice."""
     lengths, _, order = grid
-    fixed = next((i for i, dim in enumerate(order) if i != dim), len(order))
-    parts = math.prod(lengths[:fixed])
-    once = unpacking(grid, shape)
-    if grid.plain or parts == 1:
-        return once
-    inner = [dim - fixed for dim in order[fixed:]]
+    in_place_dims = next((i for i, dim in enumerate(order) if i != dim), len(order))
+    blocks = math.prod(lengths[:in_place_dims])
+    unpack = unpacking(grid, shape)
+    if grid.plain or blocks == 1:
+        return unpack
+    inner = [dim - in_place_dims for dim in order[in_place_dims:]]
 
     def run(flat: torch.Tensor) -> torch.Tensor:
-        if not is_large(flat, flat.numel() // parts):
-            return once(flat)
-        for block in flat.view(parts, *lengths[fixed:]):
-            # The clone is never a view of the block, as one from `reshape` may be, and
-            # is gone before the next.
+        if not is_large(flat, flat.numel() // blocks):
+            return unpack(flat)
+        for block in flat.view(blocks, *lengths[in_place_dims:]):
+            # `reshape` may return a view of the block, which copy_ would overwrite
+            # while reading; a clone never is one. It is freed before the next block.
             block.copy_(
                 block.permute(inner)
                 .clone(memory_format=torch.contiguous_format)
@@ -164,33 +176,44 @@ def assembled(
     shape: Sequence[int],
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A tensor of this shape from blocks that lie at these offsets of a flat one; the
-    one without is `kept`. It is a view of the flat one where the blocks lie in place
-    there and at most as much lies behind them."""
+    """Return a tensor of this shape, assembled from blocks of a flat tensor.
+
+    If the blocks lie in place there, the result is a view of the flat tensor, unless
+    that would keep more padding alive than the tensor has elements.
+
+    Args:
+        pieces: the offset and the box of each block; the block without an offset is
+            `kept`.
+        shape: the shape of the result.
+    """
     if not pieces:
         return nothing_of(flat, shape)
-    dim = _row(pieces, shape)
+    joined_dim = _joined_along(pieces, shape)
     if (
-        dim is not None
+        joined_dim is not None
         and flat.numel() <= 2 * math.prod(shape)
-        and _in_place(pieces, dim, shape)
+        and _in_place(pieces, joined_dim, shape)
     ):
-        # keeps the padding in memory, too
+        # A view: the padding behind it stays in memory, too.
         return flat.narrow(0, 0, math.prod(shape)).view(shape)
     views = [view_of(flat, at, box, kept) for at, box in pieces]
-    if dim is None:
+    if joined_dim is None:
         whole = flat.new_empty(shape)
         for view, (_, box) in zip(views, pieces, strict=True):
             part(whole, box).copy_(view)
         return whole
-    return torch.cat(views, dim).contiguous() if len(views) > 1 else views[0].clone()
+    return (
+        torch.cat(views, joined_dim).contiguous()
+        if len(views) > 1
+        else views[0].clone()
+    )
 
 
 def view_of(
     flat: torch.Tensor, at: int | None, box: Box, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """The block for a box, from this offset on; with no offset, the one that was
-    kept."""
+    """Return the block of a box, at this offset of the flat tensor, or `kept` without
+    one."""
     if at is None:
         assert kept is not None, "a block without an offset stayed here"  # noqa: S101
         return kept
@@ -198,8 +221,8 @@ def view_of(
 
 
 def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
-    """Whether boxes that follow one another along a dim lie as in the tensor that they
-    make, from the start on."""
+    """True if boxes that follow one another along a dim lie in the flat tensor as in
+    the result, from its start on."""
     if math.prod(shape[:dim]) != 1:
         return False
     return [at for at, _ in pieces] == [
@@ -209,8 +232,8 @@ def _in_place(pieces: Blocks, dim: int, shape: Sequence[int]) -> bool:
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Blocks, each row-major and one after the other, in a flat tensor; of a single
-    contiguous one, a view."""
+    """Return blocks one after the other in a flat tensor, each in row-major order. A
+    single contiguous block gives a view."""
     if parts[0].ndim and all(part.shape[1:] == parts[0].shape[1:] for part in parts):
         return flattened(torch.cat(parts) if len(parts) > 1 else parts[0])
     lengths = [part.numel() for part in parts]
@@ -218,7 +241,8 @@ def joined(parts: list[torch.Tensor]) -> torch.Tensor:
         part.is_contiguous() for part in parts
     ):
         return torch.cat([part.reshape(-1) for part in parts])
-    # to flatten them first would copy them twice
+    # To flatten blocks that aren't contiguous, and then join them, would copy them
+    # twice.
     flat = parts[0].new_empty(sum(lengths))
     torch._foreach_copy_(
         [piece.view(part.shape) for piece, part in zip(flat.split(lengths), parts)],
@@ -227,29 +251,31 @@ def joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return flat
 
 
-def _row(pieces: Blocks, shape: Sequence[int]) -> int | None:
-    """The dim along which the boxes follow one another and fill the shape, if there is
-    one."""
+def _joined_along(pieces: Blocks, shape: Sequence[int]) -> int | None:
+    """Return the dim along which the boxes follow one another and fill the shape; None
+    if there is none."""
     for dim in range(len(shape)):
-        at = 0
+        end = 0
         for _, box in pieces:
-            across = all(
+            same_otherwise = all(
                 n == m
                 for d, (n, m) in enumerate(zip(box.length, shape, strict=True))
                 if d != dim
             )
-            if not across or box.start[dim] != at:
+            if not same_otherwise or box.start[dim] != end:
                 break
-            at += box.length[dim]
+            end += box.length[dim]
         else:
-            if at == shape[dim]:
+            if end == shape[dim]:
                 return dim
     return None
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    """Return the elements as bytes, in a contiguous tensor."""
     plain = flat.resolve_conj().resolve_neg().contiguous()
-    # of a dim of length 1, which is contiguous with any stride
+    # `view` needs stride 1. A last dim of length 1 counts as contiguous with any
+    # stride.
     if plain.ndim and plain.stride(-1) != 1:
         plain = plain.clone(memory_format=torch.contiguous_format)
     return plain.view(torch.uint8)
@@ -259,23 +285,28 @@ def as_bytes(flat: torch.Tensor) -> torch.Tensor:
 
 _functional = torch.ops._c10d_functional
 
-_REDUCE: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.add,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "product": torch.mul,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
 
-# where a piece begins in what arrived, or None; its box; whether it is added
+def _reduce_function(op: str) -> Callable[..., torch.Tensor]:
+    """Return the function that reduces two tensors of terms to one."""
+    name = OPS[op].function
+    if name is None:
+        raise AssertionError(f"{op} isn't reduced term by term: it is planned as a sum")
+    function: Callable[..., torch.Tensor] = getattr(torch, name)
+    return function
+
+
+# The offset of a piece in what arrived, or None; its box; True if it is reduced into
+# the box instead of written.
 Landing = tuple[int | None, "Box", bool]
 
 
 def all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
-    """Pack, exchange and unpack: by one permute where all pieces are alike, else piece
-    by piece. `finish` gets what the collective returns, and waits for it."""
+    """Make the functions that pack, exchange and unpack: by one permute if all pieces
+    have the same shape, otherwise piece by piece.
+
+    Args:
+        finish: takes what the collective returns, and waits for it or arranges to.
+    """
     coordinate, held, wanted = here
     to_pack, to_unpack = grids(step, held, wanted) if group.in_order else (None, None)
     if to_pack is not None and to_unpack is not None:
@@ -293,6 +324,7 @@ def all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stage
             exchange,
             reducing(to_unpack, len(step.reduced), step.op, wanted.length),
         )
+    # No grid: uneven shards, or a group whose ranks are in another order.
     sends, receives = step.sends(coordinate), step.receives(coordinate)
     send_splits, receive_splits = splits(sends, group), splits(receives, group)
     pack = never_nothing(
@@ -312,6 +344,9 @@ def swap(
     group: Group,
     finish: Local,
 ) -> Local:
+    """Make the function that exchanges flat tensors, with these splits in elements.
+    Dtypes that backends don't move travel as bytes."""
+
     def run(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
             return finish(
@@ -332,8 +367,11 @@ def swap(
 
 
 def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Tensor]:
-    """What goes to members from a local tensor; if nothing, it comes from all tensors
-    given, see `unread`."""
+    """Make the function that packs what goes to the members of a group.
+
+    With nothing to send it returns an empty tensor that depends on all tensors given,
+    see `unread`.
+    """
     pieces = sorted(sends, key=lambda piece: group.places[piece.member])
     starts = itertools.accumulate([piece.box.elements for piece in pieces], initial=0)
     boxes = [box for _, box in in_runs(zip(starts, [piece.box for piece in pieces]))]
@@ -348,11 +386,13 @@ def pack_pieces(sends: Sequence[Piece], group: Group) -> Callable[..., torch.Ten
     return run
 
 
-def unread(*made_from: torch.Tensor) -> torch.Tensor:
-    """No elements. They depend on these tensors: of two exchanges of the same a
-    compiler makes one, and the other ranks, which send something, would wait for the
-    second."""
-    return torch.cat([tensor.reshape(-1).narrow(0, 0, 0) for tensor in made_from])
+def unread(*tensors: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor that depends on all these tensors.
+
+    Two exchanges of the same empty tensor look alike to a compiler, which would run one
+    of them; the other ranks, which send something, would wait for the second.
+    """
+    return torch.cat([tensor.reshape(-1).narrow(0, 0, 0) for tensor in tensors])
 
 
 def landing(
@@ -363,31 +403,41 @@ def landing(
     shape: Sequence[int],
     own: int | None = None,
 ) -> Callable[..., torch.Tensor]:
-    """From what arrived to the local tensor; with `own`, that member's part is the
-    second argument."""
+    """Make the function from what arrived to the local tensor.
+
+    Args:
+        own: if given, the part of this member didn't travel; it is the second argument
+            of the function.
+    """
     pieces = offsets(receives, receive_splits, group, own)
     op = step.op
     if op is None:
         blocks = in_runs([(at, box) for at, box, _ in pieces])
         return lambda flat, kept=None: assembled(flat, blocks, shape, kept)
-    return lambda flat, kept=None: _reduced(flat, pieces, shape, op, kept)
+    return lambda flat, kept=None: _reduce_terms(flat, pieces, shape, op, kept)
 
 
 def reducing(grid: Grid, axes: int, op: str, shape: Sequence[int]) -> Local:
-    """From the terms that came, of which the first `axes` dims of the grid are, to the
-    local tensor. All ranks reduce them in one order."""
-    reduce, (lengths, _, order) = _REDUCE[op], grid
-    places = list(itertools.product(*[range(lengths[dim]) for dim in order[:axes]]))
+    """Make the function that reduces the terms that arrived to the local tensor. All
+    ranks reduce in one order, so all get the same bits.
+
+    Args:
+        axes: how many of the first dims of the permuted grid are terms.
+    """
+    reduce, (lengths, _, order) = _reduce_function(op), grid
+    term_indices = list(
+        itertools.product(*[range(lengths[dim]) for dim in order[:axes]])
+    )
 
     def run(flat: torch.Tensor) -> torch.Tensor:
         terms = flat.view(lengths).permute(order)
-        total = terms[places[0]].clone(memory_format=torch.contiguous_format)
+        total = terms[term_indices[0]].clone(memory_format=torch.contiguous_format)
         out = may_change(flat)
-        for place in places[1:]:
+        for index in term_indices[1:]:
             total = (
-                reduce(total, terms[place], out=total)
+                reduce(total, terms[index], out=total)
                 if out
-                else reduce(total, terms[place])
+                else reduce(total, terms[index])
             )
         return total.reshape(shape)
 
@@ -400,7 +450,8 @@ def offsets(
     group: Group,
     own: int | None,
 ) -> list[Landing]:
-    """Where each piece lies in what arrived; `own`, a member, didn't send its piece."""
+    """Return where each piece lies in what arrived. The piece of the member `own`
+    didn't travel."""
     starts = [0, *itertools.accumulate(receive_splits)]
     return [
         (
@@ -412,13 +463,14 @@ def offsets(
     ]
 
 
-def _reduced(
+def _reduce_terms(
     flat: torch.Tensor,
     pieces: Sequence[Landing],
     shape: Sequence[int],
     op: str,
     kept: torch.Tensor | None,
 ) -> torch.Tensor:
+    """Return a tensor of this shape from terms that arrived."""
     if not pieces:
         return nothing_of(flat, shape)
     whole = flat.new_empty(shape)
@@ -433,13 +485,14 @@ def combine(
     op: str | None,
     kept: torch.Tensor | None,
 ) -> None:
-    """Every piece into its box of a contiguous tensor, written or, if a term, added;
-    all ranks add in one order."""
+    """Write or reduce every piece into its box of `whole`, a contiguous tensor. All
+    ranks reduce in one order."""
     if all(at is None for at, _, _ in pieces) and _are_we_tracing():
-        # AOTAutograd's partitioner drops what nobody reads, and the other ranks would
-        # wait for this one.
+        # Nothing that arrived is read. AOTAutograd would drop the exchange as dead
+        # code, and the other ranks would wait for this one.
         whole.view(-1).narrow(0, 0, 0).copy_(flat.narrow(0, 0, 0))
-    reduce = _REDUCE[op or "sum"]  # not called without an op: then no piece is added
+    # Without an op no piece is added, so the function isn't called.
+    reduce = _reduce_function(op or "sum")
     out = may_change(flat) and (kept is None or may_change(kept))
     for at, box, add in pieces:
         target = part(whole, box)
@@ -451,7 +504,7 @@ def combine(
 
 
 def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
-    """How many elements go to, or come from, each rank of the group."""
+    """Return how many elements go to, or come from, each rank of the group."""
     counts = [0] * len(group.places)
     for piece in pieces:
         counts[group.places[piece.member]] += piece.box.elements
@@ -459,9 +512,15 @@ def splits(pieces: Sequence[Piece], group: Group) -> list[int]:
 
 
 class Apart(NamedTuple):
-    """What goes to the others, or came from them; the rank's own part, a view of the
-    local tensor, which must not change until `land` has it; and what to do with
-    both."""
+    """A large message whose own part stays in the local tensor.
+
+    Attributes:
+        flat: what goes to the other ranks, or came from them.
+        own: this rank's part, a view of the local tensor, which must not change before
+            `land` has read it.
+        exchange: sends and receives `flat`.
+        land: makes the new local tensor from `flat` and `own`.
+    """
 
     flat: torch.Tensor
     own: torch.Tensor
@@ -472,16 +531,16 @@ class Apart(NamedTuple):
 def all_to_all_by_size(
     step: AllToAll, here: Here, group: Group, finish: Local
 ) -> Stages:
-    """Pack, exchange and unpack: everything, or of a large message all but the rank's
-    own part."""
+    """Make the functions that pack, exchange and unpack. A large message travels
+    without the rank's own part, a small one as a whole, which takes fewer calls."""
     pack, exchange, land = all_to_all(step, here, group, finish)
     elements = max(here.held.elements, here.wanted.elements)
-    # made for the first large one
-    others = functools.cache(lambda: _others(step, here, group, finish))
+    # Made when the first large tensor comes: many programs never see one.
+    pack_apart = functools.cache(lambda: _pack_apart(step, here, group, finish))
 
     def start(local: torch.Tensor) -> torch.Tensor | Apart:
-        large = others() if is_large(local, elements) else None
-        return pack(local) if large is None else large(local)
+        apart = pack_apart() if is_large(local, elements) else None
+        return pack(local) if apart is None else apart(local)
 
     def send(sent: torch.Tensor | Apart) -> torch.Tensor | Apart:
         return (
@@ -490,17 +549,21 @@ def all_to_all_by_size(
             else exchange(sent)
         )
 
-    def end(came: torch.Tensor | Apart) -> torch.Tensor:
-        return came.land(came.flat, came.own) if isinstance(came, Apart) else land(came)
+    def end(received: torch.Tensor | Apart) -> torch.Tensor:
+        return (
+            received.land(received.flat, received.own)
+            if isinstance(received, Apart)
+            else land(received)
+        )
 
     return start, send, end
 
 
-def _others(
+def _pack_apart(
     step: AllToAll, here: Here, group: Group, finish: Local
 ) -> Callable[[torch.Tensor], Apart] | None:
-    """Packs all but the rank's own part; None where it has none, or has only this to
-    send or to get."""
+    """Make the function that packs all but the rank's own part. None if the rank has no
+    own part, or nothing else to send or to receive."""
     own = step.member(here.coordinate)
     sends, receives = step.sends(here.coordinate), step.receives(here.coordinate)
     sent, received = (
@@ -517,11 +580,12 @@ def _others(
 
 
 class _Round(NamedTuple):
-    """What one round does.
+    """The functions of one round.
 
     Attributes:
-        exchange: from the local tensor, and the result so far, to what arrived.
-        land: into the result, what arrived and what stays of the local tensor.
+        exchange: packs from the local tensor, exchanges, and returns what arrived. It
+            also takes the result so far, for `unread` to depend on.
+        land: writes what arrived, and this rank's own part, into the result.
     """
 
     exchange: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -529,7 +593,7 @@ class _Round(NamedTuple):
 
 
 def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
-    """The whole of an all-to-all."""
+    """Make the function that runs a whole all-to-all in rounds."""
     own = step.member(here.coordinate)
     sends = _in_parts(step.sends(here.coordinate), step.rounds)
     receives = _in_parts(step.receives(here.coordinate), step.rounds)
@@ -548,19 +612,19 @@ def all_to_all_in_rounds(step: AllToAll, here: Here, group: Group) -> Local:
 
 
 def _in_parts(pieces: Sequence[Piece], rounds: int) -> list[list[Piece]]:
-    """What each round moves of these pieces, in their order; pieces without elements
-    are left out."""
-    found: list[list[Piece]] = [[] for _ in range(rounds)]
+    """Return which parts of these pieces each round moves, in the order of the pieces.
+    Empty parts are left out."""
+    by_round: list[list[Piece]] = [[] for _ in range(rounds)]
     for piece in pieces:
-        for number, box in enumerate(parts(piece.box.length, rounds)):
+        for number, box in enumerate(cut_into_rounds(piece.box.length, rounds)):
             if 0 not in box.length:
-                found[number].append(piece._replace(box=_placed(box, piece.box)))
-    return found
+                by_round[number].append(piece._replace(box=_placed(box, piece.box)))
+    return by_round
 
 
 def _placed(box: Box, outer: Box) -> Box:
-    """A box that was counted from the first element of another, counted as that one
-    is."""
+    """Turn a box that counts from the first element of `outer` into one that counts as
+    `outer` does."""
     return Box(
         tuple([start + at for start, at in zip(outer.start, box.start, strict=True)]),
         box.length,
@@ -574,6 +638,7 @@ def _one_round(
     own: int,
     group: Group,
 ) -> _Round:
+    """Make the functions of one round."""
     sent, received = (
         [piece for piece in pieces if piece.member != own]
         for pieces in (sends, receives)
@@ -589,34 +654,39 @@ def _one_round(
     def exchange(local: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         return send(pack(local, whole))
 
-    def land(whole: torch.Tensor, came: torch.Tensor, local: torch.Tensor) -> None:
+    def land(whole: torch.Tensor, received: torch.Tensor, local: torch.Tensor) -> None:
         combine(
-            whole, came, landing, step.op, None if kept is None else part(local, kept)
+            whole,
+            received,
+            landing,
+            step.op,
+            None if kept is None else part(local, kept),
         )
 
     return _Round(exchange, land)
 
 
 def reduce_scatter_in_rounds(step: ReduceScatter, here: Here, group: Group) -> Local:
-    """The whole of a reduce-scatter whose pieces are all alike."""
+    """Make the function that runs a whole reduce-scatter in rounds. All its pieces have
+    the same shape."""
     pieces = sorted(
         step.pieces(here.coordinate), key=lambda piece: group.places[piece.member]
     )
-    rounds = parts(here.wanted.length, step.rounds)
+    rounds = cut_into_rounds(here.wanted.length, step.rounds)
     op, size, name = step.op, step.ranks, group.name
 
-    def reduced(pieces: list[torch.Tensor]) -> torch.Tensor:
+    def reduce_scatter(pieces: list[torch.Tensor]) -> torch.Tensor:
         return _functional.wait_tensor(
             _functional.reduce_scatter_tensor(joined(pieces), op, size, name)
         )
 
     def run(local: torch.Tensor) -> torch.Tensor:
         whole = local.new_empty(here.wanted.length)
-        for some in rounds:
-            target = part(whole, some)
+        for box in rounds:
+            target = part(whole, box)
             target.copy_(
-                reduced(
-                    [part(local, _placed(some, piece.box)) for piece in pieces]
+                reduce_scatter(
+                    [part(local, _placed(box, piece.box)) for piece in pieces]
                 ).view(target.shape)
             )
         return whole

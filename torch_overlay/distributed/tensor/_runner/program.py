@@ -1,11 +1,14 @@
 """A program: the plan of a redistribution, made ready to run on this rank. Its steps
-become functions of the local tensor, made once and kept with the plan.
+become functions of the local tensor, which are made once and kept with the plan. Start
+reading at `make_program` and `Program.run`.
 
-Collectives are functional ones, so that compiling, fake tensors and CommDebugMode see
-what runs. Even splits pack and unpack with one copy at most; the others piece by piece.
-A collective is up to three functions, which pack, communicate and unpack: whoever calls
-one after the other holds only what the next one reads, so that what was packed is free
-before anything is unpacked.
+The collectives are functional ones, so that compilers, fake tensors and CommDebugMode
+see them. Even splits are packed and unpacked with one copy at most, uneven ones piece
+by piece.
+
+A collective is up to three functions: pack, communicate and unpack. `Program.run` calls
+them one after the other and keeps only the latest result, so that the packed tensor is
+freed before the received one is unpacked.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from ..._mesh.universe import find_group
 from ..._torch import spanned  # overlay only
 from .._planner.cost import Cost, collectives, in_one_round
 from .._planner.grids import grids
-from .._planner.regions import NotPlanned, in_runs
+from .._planner.regions import OPS, NotPlanned, in_runs
 from .._planner.search import line
 from .._planner.sizes import on_shape, shared_plan, step_on_shape
 from .._planner.steps import (
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
     from .._planner.regions import Box, Regions
@@ -94,26 +98,33 @@ def runners(
     group_of: Callable[[tuple[int, ...]], Group],
     async_op: bool = False,
 ) -> Stages:
-    """What takes the local tensor of the source, the box `held`, to that of the target,
-    one function after the other.
+    """Make the functions that take the local tensor from the source to the target, to
+    be called one after the other.
 
-    With `async_op` the last collective isn't waited for here: its result is an
-    `AsyncCollectiveTensor`, for which whatever reads it waits. Where something reads it
-    here, an unpack that copies or a step after it, it is waited for at once, and so is
-    what runs in rounds.
+    With `async_op` the last collective isn't waited for. Its result is an
+    `AsyncCollectiveTensor`, which waits when it is first read. If something reads it
+    here (an unpack that copies, a later step), that waits at once. An exchange in
+    rounds always waits.
+
+    Args:
+        coordinate: the coordinate of this rank.
+        held: the box of this rank in the source.
+        group_of: returns the process group over some axes.
     """
     last = last_collective(steps)
-    made: list[Local] = []
+    functions: list[Local] = []
     for number, step in enumerate(steps):
         wanted = held if isinstance(step, Divide) else step.after.box(coordinate)
         here = Here(coordinate, held, wanted)
         if isinstance(step, Collective):
-            finish = _later if async_op and number == last else _wait
-            made += _COLLECTIVES[type(step)](step, here, group_of(step.axes), finish)
+            finish = _wait_later if async_op and number == last else _wait
+            functions += _COLLECTIVES[type(step)](
+                step, here, group_of(step.axes), finish
+            )
         else:
-            made.append(_LOCAL[type(step)](step, here))
+            functions.append(_LOCAL[type(step)](step, here))
         held = wanted
-    return tuple(made)
+    return tuple(functions)
 
 
 def _divide(step: Divide, here: Here) -> Local:
@@ -122,6 +133,8 @@ def _divide(step: Divide, here: Here) -> Local:
 
 def _narrow(step: Narrow, here: Here) -> Local:
     box = step.box(here.coordinate)
+    # A rank whose target shard is empty. Its result still depends on the source, see
+    # `nothing_of`.
     if 0 in box.length:
         return lambda local: nothing_of(local, box.length)
     return lambda local: part(local, box)
@@ -133,7 +146,7 @@ def _embed(step: Embed, here: Here) -> Local:
         (start, whole - start - length)
         for start, length, whole in zip(*box, shape, strict=True)
     ]
-    # the last dim first
+    # `pad` takes the last dim first.
     padding = [zeros for ends in reversed(around) for zeros in ends]
     return lambda local: pad(local, padding)
 
@@ -142,20 +155,21 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
     return _functional.wait_tensor(tensor)
 
 
-def _later(tensor: torch.Tensor) -> torch.Tensor:
-    """Waited for when it is first used, except while tracing."""
+def _wait_later(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that waits when it is first used. A traced graph has an explicit
+    wait, which the compiler moves."""
     return _wait(tensor) if _are_we_tracing() else AsyncCollectiveTensor(tensor)
 
 
 def _all_reduce(step: AllReduce, here: Here, group: Group, finish: Local) -> Stages:
     op, name = step.op, group.name
-    # all_reduce itself makes a contiguous copy
+    # No pack: all_reduce itself makes a contiguous copy.
     return (lambda local: finish(_functional.all_reduce(local, op, name)),)
 
 
-def _moved(run: Local) -> Local:
-    """Run a collective on contiguous tensors of any type: as bytes where backends don't
-    move the type."""
+def _as_bytes_if_needed(run: Local) -> Local:
+    """Make a collective run on contiguous tensors of any dtype: those that backends
+    don't move, float8 for example, travel as bytes."""
 
     def on_bytes(flat: torch.Tensor) -> torch.Tensor:
         if flat.dtype in MOVED:
@@ -168,16 +182,19 @@ def _moved(run: Local) -> Local:
 def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Stages:
     shape = here.wanted.length
     size, chunk, held = step.ranks, step.chunk, here.held.elements
+    # A group in another order than the mesh would put the shards in the wrong places.
     spelled = gathered(step, here.held, here.wanted) if group.in_order else None
     if spelled is not None:
         return _all_gather_spelled(*spelled, size, group, finish)
-    gather = _moved(
+    gather = _as_bytes_if_needed(
         lambda flat: finish(_functional.all_gather_into_tensor(flat, size, group.name))
     )
     grid = grids(step, here.held, here.wanted)[1] if group.in_order else None
     if grid is not None:
         land = unpacking_in_place(grid, shape)
     else:
+        # Uneven shards, or a group in another order: every piece is copied into its
+        # box.
         pieces = [
             (group.places[piece.member] * chunk, piece.box)
             for piece in step.pieces(here.coordinate)
@@ -190,7 +207,7 @@ def _all_gather(step: AllGather, here: Here, group: Group, finish: Local) -> Sta
 def _all_gather_spelled(
     pack: Local, join: Local | None, size: int, group: Group, finish: Local
 ) -> Stages:
-    gather = _moved(
+    gather = _as_bytes_if_needed(
         lambda local: finish(
             _functional.all_gather_into_tensor(local, size, group.name)
         )
@@ -199,10 +216,12 @@ def _all_gather_spelled(
 
 
 def _padded(more: int) -> Local:
+    """Make the function that flattens a local tensor and appends `more` zeros."""
     return lambda local: pad(flattened(local), (0, more))
 
 
 def _all_to_all(step: AllToAll, here: Here, group: Group, finish: Local) -> Stages:
+    # Rounds are made for large exchanges and always wait, so `finish` has no say.
     if step.rounds > 1:
         return (all_to_all_in_rounds(step, here, group),)
     return all_to_all_by_size(step, here, group, finish)
@@ -238,23 +257,22 @@ def _reduce_scatter(
 
 
 def _pack_padded(step: ReduceScatter, coordinate: Coordinate, group: Group) -> Local:
-    """Each member's piece, padded to the length of the longest, in the order of the
-    group."""
+    """Make the function that packs one piece for each member, padded to the length of
+    the longest, in the order of the group."""
     chunk = step.chunk
     pieces = [
         (group.places[piece.member] * chunk, piece.box)
         for piece in step.pieces(coordinate)
     ]
-    blocks, end = (
-        [(at, box) for at, box in in_runs(sorted(pieces)) if at is not None],
-        step.ranks * chunk,
-    )
+    blocks = [(at, box) for at, box in in_runs(sorted(pieces)) if at is not None]
+    end = step.ranks * chunk
 
     def run(local: torch.Tensor) -> torch.Tensor:
         packed: list[torch.Tensor] = []
         at = 0
         for begin, box in blocks:
             if begin != at:
+                # The padding behind the piece before, or a member without a piece.
                 packed.append(local.new_zeros(begin - at))
             packed.append(part(local, box))
             at = begin + box.elements
@@ -277,27 +295,27 @@ _COLLECTIVES: dict[type, Callable[..., Stages]] = {
 
 logger = logging.getLogger(__name__)
 
-# What a rank can bring together by itself; floats of eight bits, say, can't be added.
+# The dtypes whose terms a rank can reduce by itself. There is no addition of float8.
 _REDUCED = MOVED | {torch.int16, torch.complex64, torch.complex128}
-NOT_OF_COMPLEX = ("max", "min", "product")
 
 
 @dataclass(eq=False, slots=True)
 class Program:
-    """The answer to a question: what to run.
+    """The answer to a question that has a plan: what to run.
 
     Attributes:
-        question: to which it is the answer.
-        held: what this rank holds before, whose shape the local tensor must have.
-        before, after: what each coordinate holds.
+        question: the question that this answers.
+        held: the box of this rank before. The local tensor must have its shape.
+        before, after: the boxes of all coordinates before and after.
         steps: the plan.
-        at_hand: the groups of the mesh.
-        norm: what the redistribution brings together, if it is the terms of a norm.
-        averaged: of how many terms a sum of whole numbers is to be the average; 0 where
-            none is.
-        functions: what runs, one after the other; None until it is made ready.
-        groups: the axes of each group that the functions use, by its name.
-        in_order: whether these groups hold their ranks in the order of the mesh.
+        at_hand: the process groups of the mesh.
+        norm: the norm whose terms are reduced, if any: powers are summed and the root
+            is taken.
+        averaged: the number of terms of an integer mean, which runs as a sum that is
+            divided at the end; 0 if there is none.
+        functions: what runs, one after the other; None before `make_ready`.
+        groups: the axes of each process group that the functions use, by its name.
+        in_order: True if all these groups have their ranks in the order of the mesh.
     """
 
     question: Question
@@ -311,7 +329,7 @@ class Program:
     functions: tuple[Local, ...] | None = None
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     in_order: bool = False
-    # How often it ran.
+    # How often the program ran.
     runs: int = 0  # overlay only
 
     @property
@@ -321,16 +339,16 @@ class Program:
 
     @property
     def text(self) -> str:
-        """The plan as one line; of open sizes, for those that were traced."""
-        ask = (
+        """The plan as one line. A plan for symbolic sizes shows the traced ones."""
+        program = (
             self.on_shape(tuple(self.question.shape))
             if is_symbolic(self.before.shape)
             else self
         )
         return line(
-            ask.before,
-            ask.after,
-            ask.steps,
+            program.before,
+            program.after,
+            program.steps,
             self.question.dtype.itemsize,
             self.question.site.names,
         )
@@ -344,29 +362,34 @@ class Program:
         )
 
     def span_name(self) -> str:  # overlay only
-        """What a profiler shows."""
+        """The name of the program in a profiler."""
         return f"redistribute {self.ends}"
 
     @property
     def described(self) -> str:
-        """For logs: what is asked, and the plan, in one line."""
-        ask = self.question
-        names = ask.site.names or [f"dim_{axis}" for axis in range(len(ask.sizes))]
+        """The question and the plan as one line, for logs."""
+        question = self.question
+        names = question.site.names or [
+            f"dim_{axis}" for axis in range(len(question.sizes))
+        ]
         mesh = ", ".join(
-            f"{name}={size}" for name, size in zip(names, ask.sizes, strict=True)
+            f"{name}={size}" for name, size in zip(names, question.sizes, strict=True)
         )
-        dtype = str(ask.dtype).removeprefix("torch.")
-        return f"{self.ends} of {dtype} {tuple(ask.shape)} on ({mesh}): {self.text}"
+        dtype = str(question.dtype).removeprefix("torch.")
+        return (
+            f"{self.ends} of {dtype} {tuple(question.shape)} on ({mesh}): {self.text}"
+        )
 
     def same_step_by_step(self, mesh: DeviceMesh) -> bool:
-        """Whether the step-by-step path would run the same collective and nothing
-        else."""
+        """True if the step-by-step path would run the same collective and no more."""
+        # An integer mean is a sum here and a mean there. A group in another order needs
+        # an unpack that the step-by-step path doesn't do.
         if self.averaged or not self.in_order:
             return False
         return same_step_by_step(self.steps, self.question, mesh.device_type)
 
     def on_shape(self, shape: tuple[Any, ...]) -> Program:
-        """The same for a tensor of another shape, maybe with symbols."""
+        """Return the program for a tensor of another shape, which may have symbols."""
         before = on_shape(self.before, shape)
         return replace(
             self,
@@ -377,11 +400,11 @@ class Program:
         )
 
     def make_ready(self, mesh: DeviceMesh) -> None:
-        """Look up the groups and make the functions.
+        """Look up the process groups and make the functions. Can be called again.
 
         Raises:
             RuntimeError: a group was destroyed.
-            NotPlanned: a group holds other ranks than the mesh says.
+            NotPlanned: a group has other ranks than the mesh.
         """
         used: dict[tuple[int, ...], Group] = {}
 
@@ -389,8 +412,11 @@ class Program:
             used[axes] = self.at_hand.find(mesh, axes)
             return used[axes]
 
-        ask, coordinate = self.question, self.question.site.coordinate
-        functions = runners(self.steps, coordinate, self.held, group_of, ask.async_op)
+        question, coordinate = self.question, self.question.site.coordinate
+        functions = runners(
+            self.steps, coordinate, self.held, group_of, question.async_op
+        )
+        # The terms of a p-norm are p-th powers only inside of the reduction.
         if self.norm is not None:
             functions = (
                 self.norm._pre_reduce_transform,
@@ -399,12 +425,13 @@ class Program:
             )
         if self.averaged:
             functions = (
-                _widened,
+                _to_int64,
                 *functions,
-                partial(_average, terms=self.averaged, dtype=ask.dtype),
+                partial(_integer_mean, terms=self.averaged, dtype=question.dtype),
             )
         copy = self._last_copy()
-        functions = functions if copy is None else (*functions, copy)
+        if copy is not None:
+            functions = (*functions, copy)
         self.groups = {group.name: axes for axes, group in used.items()}
         self.in_order = all(group.in_order for group in used.values())
         self.functions = functions
@@ -415,11 +442,14 @@ class Program:
         mesh: DeviceMesh,
         functions: Sequence[Local] | None = None,
     ) -> torch.Tensor:
-        """What this rank holds after the plan, from what it held before; or after other
-        functions that do the same.
+        """Return the local tensor after the plan, given the one before it.
+
+        Args:
+            functions: run these in place of the program's own; they must do the same.
 
         Raises:
-            RuntimeError: a collective failed; if its group was destroyed, says which.
+            RuntimeError: a collective failed. If its process group was destroyed, the
+                message says which.
         """
         functions = self.functions if functions is None else functions
         if functions is None:
@@ -431,6 +461,7 @@ class Program:
             for function in functions:
                 result = function(result)
         except RuntimeError as error:
+            # A backend's message about a destroyed group names no mesh and no axes.
             missing = [
                 axes for name, axes in self.groups.items() if find_group(name) is None
             ]
@@ -440,40 +471,42 @@ class Program:
         return result
 
     def _last_copy(self) -> Local | None:
-        """What makes the result a tensor of its own, as that of the step-by-step path
-        is: where the plan ends in a view of something bigger, or does nothing while
-        that path gathers. None where there is nothing to do.
+        """Return the copy that ends the program, or None if none is needed.
 
-        That path cuts into a copy with the same order of strides, and gathers into a
-        contiguous tensor.
+        The result must not share storage with the source or with a larger tensor, as it
+        doesn't on the step-by-step path: an in-place operation on the result would
+        change the source, and a view would keep the larger tensor alive. A copy is
+        needed if the plan ends in a view, or if it has nothing to do while the
+        step-by-step path gathers over mesh dims of size 1.
+
+        The strides are those of the step-by-step path: a cut keeps their order, a
+        gather makes a contiguous tensor.
         """
         if (
             not collectives(self.steps)
             and 1 in self.question.sizes
             and gathers_step_by_step(self.question)
         ):
-            return _copied
+            return _contiguous_copy
         if not self.steps or not isinstance(self.steps[-1], Narrow):
             return None
         only_cuts = all(isinstance(step, Narrow) for step in self.steps)
-        return torch.Tensor.clone if only_cuts else _copied
+        return torch.Tensor.clone if only_cuts else _contiguous_copy
 
 
-def _copied(view: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of its own: a view would keep all of the tensor that it is a
-    part of."""
+def _contiguous_copy(view: torch.Tensor) -> torch.Tensor:
+    """Copy a view, which would keep the whole tensor behind it alive."""
     return view.clone(memory_format=torch.contiguous_format)
 
 
-def _widened(terms: torch.Tensor) -> torch.Tensor:
-    """Whole numbers of a type in which their sum doesn't overflow where its average
-    wouldn't."""
+def _to_int64(terms: torch.Tensor) -> torch.Tensor:
+    """Widen integers before they are summed: eight terms of 100 overflow int8, their
+    mean doesn't."""
     return terms.to(torch.int64)
 
 
-def _average(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tensor:
-    """The whole part of the average, as where a sum is divided and what comes is cast;
-    of truths, whether any is one."""
+def _integer_mean(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tensor:
+    """Divide a sum of integers, truncated toward zero; for bool, `any`."""
     return (
         total.to(dtype)
         if dtype is torch.bool
@@ -481,42 +514,61 @@ def _average(total: torch.Tensor, terms: int, dtype: torch.dtype) -> torch.Tenso
     )
 
 
-def tell(made: Program) -> None:
-    """Say in the log, and in the trace that TORCH_TRACE asks for, that this was
-    planned."""
+def tell(program: Program) -> None:
+    """Log a new plan, and put it into the trace that TORCH_TRACE asks for."""
     if logger.isEnabledFor(logging.DEBUG):
-        logger.debug("planned %s", made.described)
-    about = {"name": "redistribution_plan", "encoding": "string"}
+        logger.debug("planned %s", program.described)
+    metadata = {"name": "redistribution_plan", "encoding": "string"}
     trace_structured(
         "artifact",
-        lambda: about,
-        payload_fn=lambda: made.described,
+        lambda: metadata,
+        payload_fn=lambda: program.described,
         expect_trace_id=False,
     )
 
 
+def tell_fallback(reason: str, source: DTensorSpec, target: DTensorSpec) -> None:
+    """Log that the step-by-step path runs, and why there is no plan."""
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug(
+            "%s %s -> %s: step by step: %s",
+            tuple(source.shape),
+            source.placements,
+            target.placements,
+            reason,
+        )
+
+
 def make_program(question: Question, mesh: DeviceMesh) -> Program:
-    """Plan. Raises NotPlanned, with the reason, where the step-by-step path has to
-    run."""
+    """Plan a redistribution. The program isn't ready to run yet, see `make_ready`.
+
+    Raises:
+        NotPlanned: the step-by-step path has to run; the text is the reason.
+    """
     sizes, shape, dtype = question.sizes, tuple(question.shape), question.dtype
     ends = read_ends(question, sizes)
     before, after = ends.before.on(shape, sizes), ends.after.on(shape, sizes)
     _check_reductions(before, after, dtype)
+    # Backends divide the terms of an average first, which truncates integers.
     before, averaged = _as_sum(before, after, dtype)
     groups, cost = at_hand(mesh, question.site), Cost.of(question.site.device)
     steps = shared_plan(before, after, dtype.itemsize, groups.joint, cost)
+    # A backend that somebody registered may lack all_to_all, say. It needs the
+    # collectives of the step-by-step path in any case.
     if not groups.known and not _runs_step_by_step(
         question, mesh.device_type
     ).issuperset(map(type, steps)):
         raise NotPlanned(
             "a backend of a class that isn't built in, which may lack a collective"
         )
+    # The planner knows sums only: it made terms of a sum, which are divided
+    # differently.
     if ends.made is not None:
         steps = into_terms(steps, ends.made)
     if question.async_op:
-        # The caller goes on while a reduce-scatter that comes last runs. What comes
-        # before is waited for in any case, and so is an all-to-all in rounds, as on the
-        # step-by-step path.
+        # The caller goes on while a last reduce-scatter runs, which rounds would
+        # prevent. Earlier collectives are waited for in any case, and so is an
+        # all-to-all in rounds, as it is on the step-by-step path.
         last = last_collective(steps)
         steps = (*steps[:last], *in_one_round(steps[last:], ReduceScatter))
     held = before.box(question.site.coordinate)
@@ -524,8 +576,8 @@ def make_program(question: Question, mesh: DeviceMesh) -> Program:
 
 
 def _runs_step_by_step(question: Question, device_type: str) -> set[type[Step]]:
-    """The kinds of steps that a plan may have on any backend: local ones, and the
-    collectives of the step-by-step path."""
+    """Return the kinds of steps that a plan may have on any backend: the local ones,
+    and the collectives that the step-by-step path runs for the same question."""
     kinds: set[type[Step]] = {Narrow, Embed, Divide}
     for old, new, size in zip(
         question.source, question.target, question.sizes, strict=True
@@ -543,30 +595,43 @@ def _runs_step_by_step(question: Question, device_type: str) -> set[type[Step]]:
     return kinds
 
 
-def _ended(before: Regions, after: Regions) -> list[int]:
-    """The axes on which a pending reduction ends."""
+def _ended_reductions(before: Regions, after: Regions) -> list[int]:
+    """Return the axes on which a pending reduction ends."""
     ends = zip(before.partial, after.partial, strict=True)
     return [axis for axis, (op, new) in enumerate(ends) if op and new is None]
 
 
 def _check_reductions(before: Regions, after: Regions, dtype: torch.dtype) -> None:
-    """Raise NotPlanned for what the step-by-step path refuses, or leaves to the
-    backend: a plan might give something else. It doesn't depend on the size, since
-    compiled code has one program for many sizes."""
-    ended = {before.partial[axis] for axis in _ended(before, after)}
-    if dtype.is_complex and ended.intersection(NOT_OF_COMPLEX):
+    """Refuse reductions that the step-by-step path refuses, or that only the backend
+    can do: a plan might reduce by another collective, and give another result.
+
+    It doesn't depend on the sizes, since compiled code has one program for many sizes.
+
+    Raises:
+        NotPlanned: complex numbers and max, min or product; or terms of a dtype that a
+            rank can't reduce by itself.
+    """
+    ops = [before.partial[axis] for axis in _ended_reductions(before, after)]
+    if dtype.is_complex and any(op and OPS[op].wrong_by_parts for op in ops):
         raise NotPlanned(
             "complex numbers have no greatest or least, and no backend multiplies them"
         )
-    if ended and dtype not in _REDUCED:
+    if ops and dtype not in _REDUCED:
         raise NotPlanned("terms of a type that only a backend reduces")
 
 
 def _as_sum(before: Regions, after: Regions, dtype: torch.dtype) -> tuple[Regions, int]:
-    """An average of whole numbers as a sum, which is exact, and the number of its
-    terms: no term may be divided before the others are added. 0 where nothing is
-    averaged, or numbers that aren't whole."""
-    axes = [axis for axis in _ended(before, after) if before.partial[axis] == "avg"]
+    """Turn an integer mean into a sum, and count its terms; the count is 0 for anything
+    else.
+
+    The sum is exact. A mean whose terms are divided before they are added isn't: 3 and
+    3 over two ranks would be 1 + 1.
+    """
+    axes = [
+        axis
+        for axis in _ended_reductions(before, after)
+        if before.partial[axis] == "avg"
+    ]
     if not axes or dtype.is_floating_point or dtype.is_complex:
         return before, 0
     ops = tuple(

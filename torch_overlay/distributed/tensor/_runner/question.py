@@ -1,8 +1,8 @@
-"""The question that a redistribution asks: all that its plan depends on, as one frozen
-value, the key of the cache.
+"""The question that a redistribution asks: everything its plan depends on, as one
+frozen value. It is the key of the cache of answers.
 
-It holds no mesh, so that a mesh and its groups may go although their questions are
-remembered.
+A question holds no mesh, so that a mesh and its process groups can be freed while
+answers are remembered.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
 
 
 class Question(NamedTuple):
-    """What is asked.
+    """Which tensor goes from which placements to which, on which mesh.
 
     Attributes:
-        site: the mesh.
+        site: the mesh, as this rank sees it.
         source, target: the placements before and after.
-        kinds: the classes of both, since a subclass may call itself equal.
-        source_order, target_order: the axes that shard each dim, outer to inner, as the
-        specs say it.
-        shape: of the whole tensor.
-        dtype: of the tensor.
-        async_op: whether the caller goes on before the last collective is done.
+        kinds: the classes of both. An instance of a subclass may compare equal to one
+            of its base class, and mean something else.
+        source_order, target_order: for each tensor dim the mesh dims that shard it,
+            outer to inner, as in the specs.
+        shape: the global shape.
+        dtype: the dtype of the tensor.
+        async_op: the caller goes on before the last collective has finished.
     """
 
     site: Site
@@ -66,7 +67,7 @@ class Question(NamedTuple):
         dtype: torch.dtype,
         async_op: bool = False,
     ) -> Question:
-        """Ask for the move of a tensor from one spec to the other."""
+        """Make the question of a redistribution from one spec to the other."""
         return Question(
             Site.of(mesh),
             source.placements,
@@ -81,7 +82,7 @@ class Question(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the mesh, by axis."""
+        """The sizes of the mesh dims."""
         return self.site.view.layout.top_level_sizes
 
 
@@ -92,18 +93,28 @@ def why_not(
     forced: bool | None = None,
     local: torch.Tensor | None = None,
 ) -> str | None:
-    """Why no question is asked, so that the step-by-step path runs; None if one is.
-    Whether there is a plan is for the planner to say, which raises NotPlanned with the
-    reason.
+    """Say why the step-by-step path must run before a plan is even looked for; None if
+    a plan may be looked for.
+
+    This decides what doesn't depend on the placements: the options, the mesh, this
+    rank, the class of the local tensor and the modes that are on. It is asked at every
+    redistribution, so it only reads flags and types.
+
+    It doesn't decide whether the change itself can be planned. `specs.read_ends` and
+    `program.make_program` do, once for each question: they raise NotPlanned, with the
+    reason, for placements of an unknown class, uneven strided shards, uneven shards in
+    an explicit shard order, terms of a norm beside others and so on.
 
     Args:
-        mesh: of both specs, as a real `DeviceMesh`, for which a spec may hold a
-            stand-in.
+        mesh: the mesh of `source`, as a real `DeviceMesh`; a spec may hold a stand-in
+            while tracing.
+        source, target: the specs.
         forced: the caller's ``use_graph_based_transform``.
-        local: what is redistributed; None where only the plan is asked for.
+        local: the local tensor; None if only the plan is wanted, not the result.
     """
     if not config.plan_redistribution:
         return "plans are turned off"
+    # Both name an algorithm of the step-by-step path, so the caller wants its steps.
     if (
         forced is not None
         or _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN is not None
@@ -111,22 +122,29 @@ def why_not(
         return "an algorithm for the steps was asked for"
     if _redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION:
         return "the step-by-step path was asked for, unmerged"
+    # A subclass may lay its ranks out in another way; a mesh made without process
+    # groups has nothing to communicate by.
     if type(mesh) is not DeviceMesh or group_names(mesh) is None:
         return "a mesh that isn't DeviceMesh's own, or has no groups"
     if not is_initialized():
         return "no world"
     if source.mesh is not target.mesh and source.mesh != target.mesh:
         return "another mesh"
+    # It has no shard, and takes no part in any collective.
     if mesh._coordinate_on_dim is None:
         return "this rank isn't in the mesh"
+    # The usual eager case ends here. No mode is on, so neither symbolic sizes nor a
+    # process that stands for many ranks are possible.
     if type(local) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
-        return None  # nothing below can be
+        return None
+    # A program is made for the coordinate of one rank.
     if stands_for_many_ranks(mesh):
         return MANY_RANKS
     if local is None:
         return SYMBOLIC if is_symbolic(source.shape) else None
+    # An async tensor is a plain tensor that isn't there yet.
     inner = local.elem if isinstance(local, AsyncCollectiveTensor) else local
-    # A class of its own may only know the operations of the step-by-step path.
+    # A subclass may only implement the operations that the step-by-step path calls.
     return (
         None
         if type(inner) in _PLAIN_TENSORS
@@ -135,17 +153,19 @@ def why_not(
 
 
 def is_symbolic(shape: Sequence[object]) -> bool:
-    """Whether a size isn't known."""
+    """True if some size is a symbol."""
     return bool({*map(type, shape)} - {int})
 
 
 def stands_for_many_ranks(mesh: DeviceMesh) -> bool:
-    """Whether one process stands for many ranks, so that no coordinate is this rank's:
-    in LocalTensorMode, and while code is compiled on one rank for all."""
+    """True if this process stands for many ranks, so that no coordinate is its own: in
+    LocalTensorMode, and while one rank compiles for all."""
+    # Not imported: the mode can only be on if somebody has imported it.
     local_tensor = sys.modules.get("torch.distributed._local_tensor")
     if (
         local_tensor is not None
         and local_tensor.enabled_local_tensor_mode() is not None
     ):
         return True
+    # Compiling for all ranks makes the coordinate a symbol.
     return mesh.ndim > 0 and isinstance(mesh._sym_get_coordinate(0), torch.SymInt)

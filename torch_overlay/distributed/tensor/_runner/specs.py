@@ -1,13 +1,11 @@
-"""The door from placements and specs to the planner's values, and from a step to what
-the step-by-step path runs.
+"""From placements and specs to the planner's values, and from a step to the operations
+that the step-by-step path would run. Also the target spec of a redistribution.
 
-A collective that joins or cuts one dim runs on tensors in their shape, as on that path:
-Inductor's patterns, async tensor parallelism among them, look for these operations;
-flat tensors they don't see. Where a plan is one such collective, over one axis and
-evenly cut, and a dispatch mode looks on, the step-by-step path itself will run. What is
-here serves eager code, and the steps of other plans.
-
-The spec in which a redistribution ends.
+A collective that joins or cuts one dim runs on tensors in their own shape, not
+flattened, as it does on the step-by-step path: Inductor's patterns, async tensor
+parallelism among them, look for these operations. If a whole plan is one such
+collective, over one axis and evenly cut, and a dispatch mode is on, the step-by-step
+path itself runs. The functions here serve eager code, and the steps of other plans.
 """
 
 from __future__ import annotations
@@ -47,8 +45,12 @@ Placements = tuple[Placement, ...]
 
 
 def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
-    """The dim that it shards, the pending reduction, the split factor. Exactly these
-    classes: a subclass may mean anything."""
+    """Return the dim that a placement shards, its pending reduction and its split
+    factor.
+
+    Raises:
+        NotPlanned: a placement of another class; even a subclass may mean anything.
+    """
     kind = type(placement)
     if kind is Shard:
         return placement.dim, None, 1
@@ -59,13 +61,15 @@ def _read_placement(placement: Any) -> tuple[int | None, str | None, int]:
     if kind is _StridedShard:
         return placement.dim, None, placement.split_factor
     if kind is _norm_class():
-        return None, placement.reduce_op, 1  # of powers, see `norm_ended`
+        # Pending powers are reduced, see `norm_ended`.
+        return None, placement.reduce_op, 1
     raise NotPlanned(f"a placement of the class {kind.__name__}")
 
 
 @lru_cache
 def _norm_class() -> type[_NormPartial]:
-    # operators need redistribution, and so this file
+    # Not at the top: the module of operators imports redistribution, and so this file.
+    """Return the class of a pending norm."""
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
     return _NormPartial
@@ -74,12 +78,12 @@ def _norm_class() -> type[_NormPartial]:
 def norm_ended(
     source: Placements, target: Placements, sizes: tuple[int, ...]
 ) -> _NormPartial | None:
-    """The norm that a redistribution brings together over some axes: powers before the
-    sum, the root after it.
+    """Return the norm whose terms a redistribution reduces over some axes, if any:
+    powers before the sum, the root after it.
 
     Raises:
-        NotPlanned: terms of a norm beside terms of something else; or made from what is
-            none, apart from replicas, see `norm_made`.
+        NotPlanned: terms of a norm beside terms of another reduction, or terms of a
+            norm made from anything but replicas, see `norm_made`.
     """
     pending = {placement for placement in source if placement.is_partial()}
     norm = next(
@@ -87,28 +91,30 @@ def norm_ended(
     )
     if norm is not None and len(pending) > 1:
         raise NotPlanned("terms of a norm beside terms of another reduction")
-    ends = list(zip(source, target, strict=True))
-    made = {new for old, new in ends if new.is_partial() and new != old}
-    if made and (norm is not None or _norm_class() in map(type, made)):
-        if len(made | pending) > 1 or any(
+    pairs = list(zip(source, target, strict=True))
+    new_terms = {new for old, new in pairs if new.is_partial() and new != old}
+    if new_terms and (norm is not None or _norm_class() in map(type, new_terms)):
+        if len(new_terms | pending) > 1 or any(
             old != new and not old.is_replicate()
-            for old, new in ends
-            if new in made or old == norm
+            for old, new in pairs
+            if new in new_terms or old == norm
         ):
             raise NotPlanned(
                 "terms of a norm from something else, or something else's from a norm"
             )
         return None
-    # Over an axis of one rank the norm is there already, and its power might not be.
+    # Over axes of one rank nothing is reduced. Taking the power and then the root there
+    # could change the value.
     return (
         norm
-        if any(old == norm != new for (old, new), size in zip(ends, sizes) if size > 1)
+        if any(old == norm != new for (old, new), size in zip(pairs, sizes) if size > 1)
         else None
     )
 
 
 def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
-    """The norm of which replicas become terms, where `norm_ended` refuses nothing."""
+    """Return the norm of which replicas become terms, once `norm_ended` accepts the
+    change."""
     return next(
         (
             new
@@ -120,8 +126,8 @@ def norm_made(source: Placements, target: Placements) -> _NormPartial | None:
 
 
 def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
-    """The steps that make equal terms of this norm, from those that make terms of a
-    sum: n of x / n**(1 / p) have the p-norm x."""
+    """Turn steps that make equal terms of a sum into steps that make equal terms of a
+    norm. n terms of x / n**(1 / p) have the p-norm x."""
     return tuple(
         [
             Divide(step.by ** (1 / norm.norm_type))
@@ -133,33 +139,40 @@ def into_terms(steps: tuple[Step, ...], norm: _NormPartial) -> tuple[Step, ...]:
 
 
 def gathers_step_by_step(question: Question) -> bool:
-    """Whether the step-by-step path gathers a dim, maybe to cut it again, so that its
-    result is a tensor of its own.
+    """True if the step-by-step path gathers a dim, perhaps to cut it again, so that its
+    result doesn't share storage with the source.
 
-    It does so from the first mesh dim on in which source and target cut the tensor dim
-    differently. Where the mesh dims that came or went have size 1, the shards are the
-    same, and a plan has nothing to do.
+    That path gathers from the first mesh dim on at which source and target cut the
+    tensor dim differently. If only mesh dims of size 1 differ, the shards are the same
+    and a plan has nothing to do.
     """
-    old = _nested(question.source, question.source_order)
-    new = _nested(question.target, question.target_order)
-    for dim in {*old, *new}:
-        one, other = old.get(dim, ()), new.get(dim, ())
-        same = common(one, other)
-        if any(question.sizes[axis] > 1 for axis in one[same:]):
+    old_orders = _orders_by_dim(question.source, question.source_order)
+    new_orders = _orders_by_dim(question.target, question.target_order)
+    for dim in {*old_orders, *new_orders}:
+        old, new = old_orders.get(dim, ()), new_orders.get(dim, ())
+        same = common(old, new)
+        if any(question.sizes[axis] > 1 for axis in old[same:]):
             return True
     return False
 
 
-def _nested(placements: Placements, shard_order: Any) -> dict[int, tuple[int, ...]]:
-    """The mesh dims that cut each tensor dim, outer to inner, those of size 1 among
-    them."""
+def _orders_by_dim(
+    placements: Placements, shard_order: Any
+) -> dict[int, tuple[int, ...]]:
+    """Return the mesh dims that cut each tensor dim, outer to inner. Unlike in
+    `Regions`, mesh dims of size 1 are listed, too."""
     order = shard_order or DTensorSpec.compute_default_shard_order(placements)
     return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in order}
 
 
 class Ends(NamedTuple):
-    """What the specs of a question say of tensors of any size, and the norm that it
-    brings together, or makes terms of, if any."""
+    """What the specs of a question say about tensors of any size.
+
+    Attributes:
+        before, after: the placements of source and target.
+        norm: the norm whose terms are reduced, if any.
+        made: the norm whose terms are made, if any.
+    """
 
     before: Cuts
     after: Cuts
@@ -168,7 +181,7 @@ class Ends(NamedTuple):
 
 
 def read_ends(question: Question, sizes: tuple[int, ...]) -> Ends:
-    """What both specs say, on a mesh of these sizes. Raises as `read_cuts` and
+    """Read both specs, on a mesh of these sizes. Raises as `read_cuts` and
     `norm_ended`."""
     orders = question.source_order, question.target_order
     return _read_ends(
@@ -181,7 +194,7 @@ def read_ends(question: Question, sizes: tuple[int, ...]) -> Ends:
     )
 
 
-# By class, too: a subclass of Partial calls itself equal to it.
+# `kinds` is in the key since an instance of a subclass of Partial equals a Partial.
 @lru_cache(maxsize=1024)
 def _read_ends(
     source: Placements,
@@ -204,15 +217,16 @@ def _read_ends(
 def read_cuts(
     placements: Placements, shard_order: Any, ndim: int, sizes: tuple[int, ...]
 ) -> Cuts:
-    """What a spec says of tensors with so many dims.
+    """Read the placements of a spec, for tensors with `ndim` dims.
 
     Raises:
-        NotPlanned: placements of other classes, split factors that no order of axes
-            makes, a reduction that the planner doesn't know, and specs that are wrong:
-            the step-by-step path refuses these.
+        NotPlanned: a placement of another class, a split factor that no order of axes
+            makes, a reduction that isn't in `OPS`, or a spec that is wrong, which the
+            step-by-step path refuses.
     """
     order = None
-    # None, or the default, beside strided shards, whose split factors say their order.
+    # The order of strided shards is in their split factors. Their spec has no explicit
+    # order, or the default one.
     if shard_order is not None and not DTensorSpec.is_default_device_order(shard_order):
         order = [(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in shard_order]
     dims, ops, factors = (
@@ -223,56 +237,66 @@ def read_cuts(
         raise NotPlanned("strided shards with a shard order of their own")
     try:
         return Cuts.of(dims, ops, ndim, sizes, order, factors if strided else None)
-    except ValueError as error:  # the step-by-step path refuses specs that are wrong
+    except ValueError as error:
+        # The step-by-step path refuses a wrong spec with its usual message.
         raise NotPlanned(str(error)) from error
 
 
-# of these that path runs the same collective
+# For these placements both paths run the same collective.
 _SAME_STEP_BY_STEP = frozenset((Shard, Replicate, Partial))
 
 
 def gathered(
     step: AllGather, held: Box, wanted: Box
 ) -> tuple[Local, Local | None] | None:
-    """What a rank sends, and how what arrives becomes its new tensor, where the axes of
-    the step are the last to cut a dim. None where no such dim is, where the new tensor
-    is empty, or where several axes cut it unevenly. The second function is None where
-    what arrives is the new tensor already.
+    """Return how to pack the local tensor for an all-gather of one dim, and how to make
+    the new local tensor from what arrives. The second is None if what arrives is that
+    tensor already.
 
-    Over one axis, uneven shards are padded along the dim, as on the step-by-step path.
-    So a rank that has to take that path and the others understand each other.
+    The whole result is None if the axes of the step aren't the last to cut one dim, if
+    the new tensor is empty, or if several axes cut unevenly.
+
+    Over one axis, uneven shards are padded along the dim, exactly as on the
+    step-by-step path: a rank that has to take that path can gather together with ranks
+    that run the plan.
 
     Args:
-        held, wanted: this rank's boxes before the step and after it.
+        held, wanted: the boxes of this rank before and after the step.
     """
     dim = cut_last(step.after, step.before, step.axes)
     if dim is None or not wanted.elements:
         return None
     length, size = wanted.length[dim], step.ranks
     if held.length[dim] * size == length:
-        return torch.Tensor.contiguous, _joined(size, dim, held, wanted)
-    return _padded(size, dim, held, wanted) if len(step.axes) == 1 else None
+        return torch.Tensor.contiguous, _join_shards(size, dim, held, wanted)
+    return _pad_and_join(size, dim, held, wanted) if len(step.axes) == 1 else None
 
 
-def _joined(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
+def _join_shards(size: int, dim: int, held: Box, wanted: Box) -> Local | None:
+    """Make the function that joins even shards along a dim; None if there is nothing to
+    do."""
     if dim == 0:
         return None
+    # The shards lie in memory one after the other, as the new tensor needs them.
     if math.prod(held.length[:dim]) == 1:
         shape = wanted.length
         return lambda arrived: arrived.view(shape)
+    # all_gather_into_tensor joins along dim 0 only.
     return lambda arrived: torch.cat(arrived.chunk(size), dim)
 
 
-def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
+def _pad_and_join(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
+    """Make the functions that pad an uneven shard, and that join shards without
+    padding."""
     lengths = [chunk(wanted.length[dim], size, member)[1] for member in range(size)]
-    missing = lengths[0] - held.length[dim]
-    rows = lengths[0] if dim == 0 else held.length[0]
+    padding = lengths[0] - held.length[dim]
+    rows_per_rank = lengths[0] if dim == 0 else held.length[0]
 
     def pack(local: torch.Tensor) -> torch.Tensor:
-        return pad_tensor(local, dim, missing).contiguous()
+        return pad_tensor(local, dim, padding).contiguous()
 
     def land(arrived: torch.Tensor) -> torch.Tensor:
-        blocks = zip(arrived.split(rows), lengths, strict=True)
+        blocks = zip(arrived.split(rows_per_rank), lengths, strict=True)
         return torch.cat(
             [block.narrow(dim, 0, length) for block, length in blocks if length], dim
         )
@@ -281,8 +305,8 @@ def _padded(size: int, dim: int, held: Box, wanted: Box) -> tuple[Local, Local]:
 
 
 def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
-    """What goes into the reduction where the axes of the step cut one dim, last and
-    evenly; what comes out is the new tensor. Else None."""
+    """Return how to pack the local tensor for a reduce-scatter whose axes cut one dim,
+    last and evenly. What comes out is the new local tensor. None for any other step."""
     dim = cut_last(step.before, step.after, step.axes)
     size = step.ranks
     if (
@@ -293,21 +317,22 @@ def scattered(step: ReduceScatter, held: Box, wanted: Box) -> Local | None:
         return None
     if dim == 0:
         return torch.Tensor.contiguous
-    # cat may keep another memory format
+    # A reduce-scatter needs a contiguous tensor; cat may keep another memory format.
     return lambda local: torch.cat(local.chunk(size, dim)).contiguous()
 
 
 def same_step_by_step(
     steps: Sequence[Step], question: Question, device_type: str
 ) -> bool:
-    """Whether a plan is one collective over one axis, evenly split, and the
-    step-by-step path runs the same one. All-to-alls that path runs on accelerators
-    only; on the CPU it gathers."""
+    """True if a plan is one collective over one axis, evenly cut, and the step-by-step
+    path runs the same one."""
     step = _one_collective(steps, question)
     if step is None:
         return False
+    # Other dtypes travel as bytes here.
     if isinstance(step, (AllGather, AllToAll)) and question.dtype not in MOVED:
         return False
+    # On the CPU the step-by-step path gathers and cuts instead of an all-to-all.
     if isinstance(step, AllToAll) and (step.op is not None or device_type == "cpu"):
         return False
     orders = [
@@ -315,12 +340,12 @@ def same_step_by_step(
         for pair in zip(step.before.orders, step.after.orders)
         if pair[0] != pair[1]
     ]
-    bare = [
+    without_axis = [
         [order[:-1] if order[-1:] == step.axes else order for order in pair]
         for pair in orders
     ]
     return (
-        all(old == new for old, new in bare)
+        all(old == new for old, new in without_axis)
         and step.before.is_even
         and step.after.is_even
     )
@@ -329,32 +354,39 @@ def same_step_by_step(
 def pads_step_by_step(
     steps: Sequence[Step], question: Question, held: Sequence[int], shape: Sequence[int]
 ) -> bool:
-    """Whether a rank that should hold a local tensor of one shape, and has one of
-    another, may gather it all the same: over one axis, where shards are uneven, the
-    step-by-step path pads each along the dim to the longest, and so does `gathered`."""
+    """True if a rank whose local tensor has another shape than it should may join the
+    all-gather of a plan by the step-by-step path.
+
+    Over one axis, where shards are uneven, both paths pad each shard along the dim to
+    the longest, so all ranks send equally many elements.
+
+    Args:
+        held: the shape that the local tensor should have.
+        shape: the shape that it has.
+    """
     step = _one_collective(steps, question)
-    # others move its bytes
+    # The other ranks send other dtypes as bytes.
     if not isinstance(step, AllGather) or question.dtype not in MOVED:
         return False
     before, axes = step.before, step.axes
     dim = cut_last(step.after, before, axes)
     if dim is None or before.orders[dim] != axes or len(shape) != len(held):
         return False
-    others = all(
+    same_otherwise = all(
         length == wanted
         for d, (length, wanted) in enumerate(zip(shape, held))
         if d != dim
     )
     return (
-        others
+        same_otherwise
         and before.shape[dim] % step.ranks != 0
         and shape[dim] <= before.longest[dim]
     )
 
 
 def _one_collective(steps: Sequence[Step], question: Question) -> Collective | None:
-    """A plan's only step, a collective over one axis, which alone changes, between
-    plain placements; else None."""
+    """Return the only step of a plan if it is a collective over one axis, only the
+    placement of this axis changes, and all placements are plain; else None."""
     step = steps[0] if len(steps) == 1 else None
     if (
         not isinstance(step, Collective)
@@ -375,8 +407,8 @@ _KNOWN = frozenset((Shard, Replicate, Partial, _StridedShard))
 
 
 def is_known(kinds: Iterable[type]) -> bool:
-    """Whether placements of these classes are what they say: of another class, equal
-    ones may differ."""
+    """True if all placements are of these exact classes. An equal placement of another
+    class may mean something else."""
     return _KNOWN.issuperset(kinds)
 
 
@@ -387,25 +419,26 @@ def other_spec(
     kinds: tuple[type, ...],
     mesh: DeviceMesh,
 ) -> DTensorSpec | None:
-    """What a tensor is to become, of known placements; None where it is that already.
+    """Return the target spec of a redistribution between known placements; None if the
+    tensor has these placements already.
 
-    What follows from the placements is computed once for a mesh; each call makes a new
-    spec, which the caller may change.
+    What follows from the placements alone is computed once for a mesh. Each call
+    returns a new spec, which the caller may change.
     """
     target = tuple(target)
     if source == target and kinds[: len(target)] == kinds[len(target) :]:
         return None
-    # none has a mesh that isn't DeviceMesh's own
-    known = mesh.__dict__.get("_in_universe")
-    specs = known.shared.remembered.specs if known is not None else {}
-    key = (target, kinds, known and known.view)
-    made = specs.get(key)
-    if made is None:
+    # A mesh of a subclass has no shared state, so nothing is remembered for it.
+    universe = mesh.__dict__.get("_in_universe")
+    specs = universe.shared.remembered.specs if universe is not None else {}
+    key = (target, kinds, universe and universe.view)
+    attributes = specs.get(key)
+    if attributes is None:
         if len(specs) >= 1024:
             specs.clear()
-        made = specs[key] = dict(DTensorSpec(mesh, target).__dict__)
-        del made["mesh"]  # else the spec would keep it
+        attributes = specs[key] = dict(DTensorSpec(mesh, target).__dict__)
+        del attributes["mesh"]  # or what is remembered would keep the mesh alive
     spec = object.__new__(DTensorSpec)
-    # The caller's own mesh and meta, never an equal mesh's.
-    spec.__dict__.update(made, mesh=mesh, tensor_meta=meta)
+    # The caller's own mesh: an equal one may have other process groups.
+    spec.__dict__.update(attributes, mesh=mesh, tensor_meta=meta)
     return spec
