@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import forks
+from width import NIGHTLY
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 
@@ -37,6 +38,7 @@ def values(found, name, **where):
     return row["stock"], row["overlay"]
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="eight ranks start, on two sides: only at night")
 def test_groups(bench):
     found = bench("groups", "--ones", "16", "--repeats", "1")
     expected = {"torchtitan": (18, 11), "accelerate": (5, 6), "ones": (3, 3), "loop": (20, 25), "8 gloo ranks": (9, 8)}
