@@ -75,11 +75,14 @@ class Block(NamedTuple):
 
 
 class Views:
-    """The views of one run of a transfer, used again by the next one.
+    """A cache of the strided views that one run of a transfer made of its tensors and buffers, for the next run.
 
-    A view is used again if its tensor has the same storage, address, type, shape and strides as in the run before. The
-    storage is compared because an address comes again: a storage that was resized to nothing gives its memory to
-    others, and a view of it would have none. What isn't used again is let go when the next run begins.
+    It is empty unless runs ask for it (``keeps``). A view is used again if its tensor has the same storage, address,
+    type, shape and strides as in the run before; any other view is replaced during the next run.
+
+    The address alone isn't enough. A program may free a tensor's memory by resizing its storage to 0, as FSDP does, and
+    the allocator may then give the same address to another tensor. The cached view still belongs to the first storage,
+    which has no memory any more.
     """
 
     def __init__(self) -> None:
@@ -193,8 +196,8 @@ class Spread(_Copies):
     """Blocks of one width whose parts lie in several messages.
 
     Attributes:
-        places: where the parts of some blocks lie in the buffer, as one that has elements of this width: one block, and
-            the parts of another, along each row of its first dim.
+        places: where the parts lie in the buffer, read as a tensor of this width. Each place is a strided view of the
+            buffer: its first dim goes over blocks, its second over the parts of a block.
     """
 
     width: torch.dtype

@@ -505,8 +505,11 @@ def find_universe(
 
 
 def join_universe(shared: Holder) -> None:
-    """Let a loaded mesh use the groups of the universe that it was saved from, or else
-    of the first one like it. Does nothing while there is no such universe."""
+    """Let a loaded mesh use the groups of the universe that it was saved from.
+
+    If that isn't here, it uses those of the first universe over the same ranks that is
+    as private (see `find_universe`). Does nothing while there is no such universe.
+    """
     if (
         shared.universe is None
         and shared.saved_number is not None

@@ -416,9 +416,11 @@ class Regions(_RegionsFields):
 
         Args:
             box: the box, in the global tensor.
-            ranges: for each axis, the coordinates that count. Of an axis that cuts
-                nothing only the first one does, since all of them hold the same.
-            origin: count the parts from here, not from the first element of the tensor.
+            ranges: for each axis, the coordinates to look at. Along an axis that
+                doesn't shard, all coordinates hold the same, so only the first
+                coordinate of its range is yielded.
+            origin: the element that is at 0 in the parts; the tensor's first element
+                if not given.
         """
         zero = (0,) * len(self.shape) if origin is None else origin
         dims = [
