@@ -115,7 +115,12 @@ def refusal(needed: bool) -> str:
     release = found()
     if release is None:
         return f"torch isn't installed for this Python; {_SUPPORTS}" if needed else ""
-    return "" if release.supported else f"torch {release.text} isn't supported; {_SUPPORTS}"
+    return "" if release.supported else unsupported(release)
+
+
+def unsupported(release: Release) -> str:
+    """That a release isn't supported, and which are, in one line."""
+    return f"torch {release.text} isn't supported; {_SUPPORTS}"
 
 
 @functools.cache

@@ -264,20 +264,18 @@ def _release(text: str) -> int:
         print(error, file=sys.stderr)
         return 2
     if not release.supported:
-        known = ", ".join(versions.SUPPORTED)
-        print(f"torch {text} isn't a release that torch_overlay knows: {known}", file=sys.stderr)
+        print(versions.unsupported(release), file=sys.stderr)
         return 2
     rows = [row for row in PATCHES if row.releases]
-    here = [row for row in rows if release.in_range(row)]
+    here, elsewhere = ([row for row in rows if release.in_range(row) == gets] for gets in (True, False))
     count = len(PATCHES) - len(rows) + len(here)
     lines = [f"torch {release.alike}: {count} patches, {len(here)} of them only on some releases"]
-    for title, some in (("that some other releases don't get", here), ("that this release doesn't get", rows)):
+    for title, some in (("that some other releases don't get", here), ("that this release doesn't get", elsewhere)):
         lines += ["", f"Patches {title}:"]
         lines += [
             f"  {row.kind.name.lower():7} {row.qualname or row.module} (torch {row.releases}), "
             f"{row.body.removeprefix('torch_overlay.')}"
             for row in some
-            if some is here or row not in here
         ]
     lines += ["", "Branches of torch_overlay/distributed/_torch.py that run here:"]
     lines += [f"  {name}: RELEASE {bound}" for name, bound in _branches(release.number)] or ["  none"]

@@ -58,11 +58,10 @@ def from_torch(layout: Any) -> _MeshLayout:
     return _MeshLayout(tuple(axis_from_torch(axis) for axis in layout))
 
 
-@lru_cache(maxsize=4096)
 def to_torch(layout: _MeshLayout) -> Any:
     """Torch's layout for one of ours."""
     if RELEASE < (2, 13):
-        return torchs._MeshLayout(*_sizes_and_strides(layout))
+        return _nested_to_torch(layout)
     return torchs._MeshLayout([_axis_to_torch(axis) for axis in layout.axes])
 
 
@@ -103,8 +102,10 @@ def _axis_to_torch(axis: _FlatLayout) -> Any:
     return torchs._FlatLayout(axis.shape, axis.stride)
 
 
-def _sizes_and_strides(layout: _MeshLayout) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Sizes and strides as nested tuples, which a layout holds before 2.13."""
+@lru_cache(maxsize=4096)
+def _nested_to_torch(layout: _MeshLayout) -> Any:
+    """Torch's layout of nested tuples, before 2.13. It can't be changed, so that meshes
+    may share it; since 2.13 a layout holds a list, and each mesh gets its own."""
     sizes: list[Any] = []
     strides: list[Any] = []
     step = 1
@@ -119,7 +120,7 @@ def _sizes_and_strides(layout: _MeshLayout) -> tuple[tuple[Any, ...], tuple[Any,
             sizes.append(axis.numel())
             strides.append(axis.stride[0] if axis.stride else step)
         step = axis.stride[0] * axis.shape[0] if axis.shape else step
-    return tuple(reversed(sizes)), tuple(reversed(strides))
+    return torchs._MeshLayout(tuple(reversed(sizes)), tuple(reversed(strides)))
 
 
 def _flat(nested: Any) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ class Views:
     """
 
     def __init__(self) -> None:
-        self._is_on = False
+        self.keeps = False  # what this run makes
         self._lay: list[list[object]] = [[], []]  # by side and number of the tensor
         self._whole: list[list[torch.Tensor | None]] = [[], []]  # as `numbers` gives them
         self.changed: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
@@ -94,42 +94,37 @@ class Views:
 
     def begin(self, sources: Locals, targets: Locals, wires: Wires, keeps: bool) -> tuple[Locals, Locals]:
         """The tensors as whole numbers; notes which of them lie otherwise than in the last run."""
+        self.keeps = keeps
         if not keeps:
             self.forget()
             return numbers(sources, wires), numbers(targets, wires)
         found, changed = [], []
         for side, locals_ in enumerate((sources, targets)):
             lay = [None if local is None else _lies(local) for local in locals_]
-            before = self._lay[side] if self._is_on else [object()] * len(lay)
+            before = self._lay[side] or [_UNKNOWN] * len(lay)
             other = [n for n, (old, new) in enumerate(zip(before, lay, strict=True)) if old != new or new is _UNKNOWN]
-            whole = self._whole[side] if self._is_on else [None] * len(lay)
+            whole = self._whole[side] or [None] * len(lay)
             for number, local in zip(other, numbers([locals_[n] for n in other], [wires[n] for n in other])):
                 whole[number] = local
             self._lay[side], self._whole[side] = lay, whole
             found.append(whole)
             changed.append(frozenset(other))
-        self._is_on, self.changed = True, (changed[0], changed[1])
+        self.changed = changed[0], changed[1]
         return found[0], found[1]
 
     def drop_runs(self) -> None:
         """Let go of the views of runs, whose places are found anew."""
         self._of = {}
 
-    @property
-    def keeps(self) -> bool:
-        """Whether what this run makes is kept."""
-        return self._is_on
-
     def forget(self) -> None:
         """Let go of all of them."""
-        self._is_on, self._of = False, {}
+        self._of = {}
         self._lay, self._whole, self.changed = [[], []], [[], []], (frozenset(), frozenset())
 
     def of(self, run: _Copies, side: int, locals_: Locals, buffer: torch.Tensor) -> Copied:
         """The views of a run's blocks, and those of their places in the buffer."""
-        if not self._is_on:
-            views = [block.of(locals_) for block in run.blocks]
-            return views, run.inside(buffer, views)
+        if not self.keeps:
+            return run.views(locals_, buffer)
         views, known, inside = self._of.get(id(run), ([], None, []))
         if not views:
             views = [block.of(locals_) for block in run.blocks]
@@ -160,13 +155,18 @@ class _Copies:
 
     def pack(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
         """Copy the blocks into the buffer."""
-        given, inside = (Views() if views is None else views).of(self, 0, locals_, buffer)
+        given, inside = self.views(locals_, buffer) if views is None else views.of(self, 0, locals_, buffer)
         copy_all(inside, given, self.blocks)
 
     def land(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
         """Copy the blocks out of the buffer."""
-        given, inside = (Views() if views is None else views).of(self, 1, locals_, buffer)
+        given, inside = self.views(locals_, buffer) if views is None else views.of(self, 1, locals_, buffer)
         copy_all(given, inside, self.blocks)
+
+    def views(self, locals_: Locals, buffer: torch.Tensor) -> Copied:
+        """The views of the blocks, and those of their places in the buffer."""
+        made = [block.of(locals_) for block in self.blocks]
+        return made, self.inside(buffer, made)
 
     def inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
         raise NotImplementedError
