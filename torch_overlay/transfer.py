@@ -77,13 +77,13 @@ class Transfer:
         keep: bool = False,
     ) -> None:
         from .overlay import require_recognised
-        from .transfers.groups import tell
+        from .transfers.exchanges import log_plan
         from .transfers.route import Route
 
         require_recognised()
         self.budget = budget
         self._route = Route(source, target, budget, group, names, gone, strict, keep)
-        tell("transfer_plan", lambda: str(self))
+        log_plan("transfer_plan", lambda: str(self))
 
     @property
     def exchanges(self) -> int:

@@ -17,7 +17,7 @@ from torch.futures import Future
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
 from on_device import DEVICE
-from torch_overlay.transfers import groups
+from torch_overlay.transfers import team
 
 LONGEST = timedelta(seconds=6)
 
@@ -90,7 +90,7 @@ class StreamCases:
         from one to another; no rank is left with an exchange that never ends."""
         mesh = self.later_mesh()
         group, other = mesh.get_group(), make_root(SHUFFLED, (8,), ("b",))
-        groups._kept[distributed_c10d._get_default_group()] = {tuple(range(WORLD)): group}
+        team._kept[distributed_c10d._get_default_group()] = {tuple(range(WORLD)): group}
         rows = 9 if self.rank == 5 else 8
         local = torch.ones(rows, 32)
         tree = {"w": DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=(64, 32), stride=(32, 1))}

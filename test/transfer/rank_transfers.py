@@ -21,7 +21,7 @@ from on_device import DEVICE, from_host
 from torch_overlay.transfers import exchanges
 from torch_overlay.transfers._planner.schedule import Large
 from torch_overlay.transfers.exchanges import Buffers, Exchanges
-from torch_overlay.transfers.groups import kept_group
+from torch_overlay.transfers.team import kept_group
 from transfer_twin import draw
 from twins_tensor import rows
 from width import NIGHTLY

@@ -14,8 +14,7 @@ import torch_overlay
 from mesh_harness import fake_world
 from torch_overlay.transfers import full_state
 from torch_overlay.transfers.current import Running
-from torch_overlay.transfers.groups import timeout_of
-from torch_overlay.transfers.meeting import Team
+from torch_overlay.transfers.team import Team, timeout_of
 from way import needs_package
 
 pytestmark = needs_package
@@ -167,5 +166,5 @@ def test_the_host_waits_at_most_once_in_a_redistribution(monkeypatch, budget, wa
             found = waited(lambda: torch_overlay.redistribute(tree, other, [Replicate(), Shard(1)], budget=budget))
             waited(torch.stack([each.to_local().sum() for each in found]).sum().backward)
         said.clear(), reads.clear()
-        assert Team.of(dist.group.WORLD).told("words", torch.device("cpu")) == dict.fromkeys(range(4), "words")
+        assert Team.of(dist.group.WORLD, torch.device("cpu")).gather_data("words") == dict.fromkeys(range(4), "words")
         assert len(reads) == 2  # how long they are, and what they are

@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 
 from ..distributed.tensor._planner.regions import NotPlanned
 from .descriptions import Meshes, Piece, Plain, by_sentence, layout_of, part_of, settled
-from .exchanges import free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -31,7 +29,8 @@ if TYPE_CHECKING:
     from ..distributed.tensor._planner.regions import Box
     from ._planner.memory import Part
     from .descriptions import Layout
-    from .meeting import Place, Team
+    from .meeting import Place
+    from .team import Team
 
 
 class Running:
@@ -292,7 +291,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_NONE = -(1 << 62)
+_NO_VERSION = -(1 << 62)
 
 
 def names_of(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -307,7 +306,7 @@ def names_of(only: Any) -> tuple[tuple[str, ...] | None, list[str]]:
 
 def whole_number(version: Any) -> tuple[int | None, list[str]]:
     """A version, and what is wrong with it."""
-    if version is None or (isinstance(version, int) and abs(version) < -_NONE):
+    if version is None or (isinstance(version, int) and abs(version) < -_NO_VERSION):
         return version, []
     return None, [f"version= takes a whole number of less than 63 bits, and got {version!r}"]
 
@@ -355,24 +354,20 @@ class Word(NamedTuple):
     checks: bool = False
     is_background: bool = False
 
-    def agree(self, team: Team, device: torch.device) -> Agreed:
-        """What ranks of the team say together, the same on all of them."""
+    def agree(self, team: Team) -> Agreed:
+        """What ranks of the team say together, the same on all of them. Returns when all of them have come."""
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
-        version = (_NONE, _NONE) if self.version is None else (self.version, -self.version)
-        checks, later = int(self.checks), int(self.is_background)
-        numbers = [len(self.problems), only, -only, *version, checks, -checks, later]
-        word = torch.tensor(numbers, dtype=torch.int64, device=device)
-        team.call(dist.all_reduce)(word, dist.ReduceOp.MAX, group=team.group)
-        problems, most, least, newest, oldest, some, every, later = word.tolist()
-        free(word)
-        alike = most == -least and some == -every and (newest == -oldest or newest == _NONE)
-        if not problems and alike:
-            return Agreed([], None if newest == _NONE else newest, bool(later))
+        version = _NO_VERSION if self.version is None else self.version
+        rows = team.gather([len(self.problems), only, version, int(self.checks), int(self.is_background)])
+        problems, onlys, versions, checks, background = [{*column} for column in zip(*rows)]
+        versions -= {_NO_VERSION}
+        if problems == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
+            return Agreed([], next(iter(versions), None), 1 in background)
         said = [*self.problems]
-        if most != -least:
+        if len(onlys) > 1:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")
-        if newest not in (-oldest, _NONE) and self.version is not None:
+        if len(versions) > 1 and self.version is not None:
             said.append(f"says version {self.version}")
-        if some != -every:
+        if len(checks) > 1:
             said.append(f"runs with check={self.checks}")
-        return Agreed(by_sentence(team.told(said, device)))
+        return Agreed(by_sentence(team.gather_data(said)))

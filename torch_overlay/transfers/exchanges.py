@@ -8,6 +8,7 @@ directly from tensor to tensor, beside the all-to-all.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -16,20 +17,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._logging import trace_structured
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
-from ._planner.schedule import ALIGNED, Direct, Large, Load, blocks
+from ._planner.schedule import ALIGNED, ROUNDED, Direct, Large, Load, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from torch.distributed import ProcessGroup, Work
 
+    from ._planner.routes import Move
     from ._planner.schedule import Messages, Schedule
-    from .meeting import Team
+    from .team import Team
 
 
 # --- Blocks in a flat buffer ---
@@ -315,14 +319,9 @@ IN_FLIGHT = 8  # messages
 TAGS = 1 << 20  # above those that a program that uses a mesh's group may have under way
 
 
-def large_on(group: ProcessGroup | None, device: torch.device) -> Large | None:
+def large_on(team: Team) -> Large | None:
     """What goes directly: on gloo, where a rank may send before it receives. Elsewhere all goes in the all-to-all."""
-    if group is None or device.type != "cpu":
-        return None
-    try:
-        return LARGE if group._get_backend(device).name() == "gloo" else None
-    except RuntimeError:
-        return None
+    return LARGE if team.group is not None and team.words is team.group else None
 
 
 class Letter(NamedTuple):
@@ -545,13 +544,12 @@ class Exchanges:
         schedule: Schedule,
         count: int,
         team: Team,
-        device: torch.device,
         wires: Wires | None = None,
         buffers: Buffers | None = None,
     ) -> None:
         self.count, self.team = count, team
-        self._buffers = Buffers(device) if buffers is None else buffers
-        large = large_on(team.group, device)
+        self._buffers = Buffers(team.device) if buffers is None else buffers
+        large = large_on(team)
         self._place = {rank: place for place, rank in enumerate(team.ranks)}
         self.schedule = schedule = schedule.in_order(self._place)
         self._messages = [
@@ -721,3 +719,59 @@ class Exchanges:
         direct = in_turns(messages.direct, own, self._place)
         letters = [Letter.of(message, locals_, wires, self._place[message.peer]) for message in direct]
         return Way(splits, runs_of(messages.loads, locals_, wires), letters)
+
+
+# --- How many exchanges there are, and what is logged of a plan ---
+
+
+plan_logger = logging.getLogger("torch_overlay.transfers")
+
+
+def log_plan(name: str, describe: Callable[[], str]) -> None:
+    """A DEBUG line, and an artifact that tlparse shows by this name.
+
+    Args:
+        describe: gives the plan in words; called only if somebody wants to know.
+    """
+    if plan_logger.isEnabledFor(logging.DEBUG):
+        plan_logger.debug("planned %s", describe())
+    about = {"name": name, "encoding": "string"}
+    trace_structured("artifact", lambda: about, payload_fn=describe, expect_trace_id=False)
+
+
+Traffic = dict[int, tuple[int, int, int]]
+
+
+def most_bytes(moves: Iterable[Move], ranks: Sequence[int]) -> int:
+    """Bytes that no rank has more of to send and to get in these moves; every rank finds the same."""
+    most = ROUNDED * 2 * len(ranks)
+    for move in moves:
+        most += move.itemsize * (len(ranks) * move.source.regions.most + move.target.regions.most)
+    return most
+
+
+def agreed_count(schedule: Schedule, budget: int, team: Team, is_wrong: bool = False) -> tuple[int, Traffic]:
+    """How many exchanges there are: as many as the rank needs that needs most, none if all is in place. And by rank,
+    what it sends, what it gets, and the exchanges that it needs.
+
+    Collective. What is wrong on a rank travels with it, so that no rank begins with what some of them can't do.
+
+    Raises:
+        RuntimeError: something is wrong on some rank; on all of them.
+        ValueError: the budget is too small for some rank; on all of them.
+    """
+    problem = ""
+    try:
+        least = schedule.least(budget)
+    except ValueError as error:
+        least, problem = -1, str(error)
+    said = team.gather([int(is_wrong), schedule.sent, schedule.received, least])
+    wrong = [rank for rank, (first, *_) in zip(team.ranks, said) if first]
+    if wrong:
+        raise RuntimeError(f"Nothing was redistributed: {of_ranks(wrong)} can't.")
+    traffic: Traffic = {rank: (out, into, needed) for rank, (_, out, into, needed) in zip(team.ranks, said)}
+    small = [rank for rank, (*_, needed) in traffic.items() if needed < 0]
+    if small:
+        raise ValueError(problem or f"A budget of {budget} bytes is too small for {of_ranks(small)}.")
+    is_idle = not any(sent for sent, *_ in traffic.values())
+    return 0 if is_idle else max(needed for *_, needed in traffic.values()), traffic

@@ -2,7 +2,7 @@
 
 A `Meeting` goes by the group's store and not by a collective: a collective that lacks a rank only says that some time
 has passed. A `Place` is where processes of several torch.distributed worlds, or of none, meet and are numbered anew
-(`torch_overlay.meet`); what they say there is signed. A `Team` is the ranks that exchange, whatever world they are of.
+(`torch_overlay.meet`); what they say there is signed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
-from inspect import unwrap
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -33,69 +32,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c10d
 
 from ..distributed._mesh.text import of_ranks, ranks_text
-from .groups import DESCRIPTION, timeout_of
+from .team import DESCRIPTION, Team, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import Store
-
-
-class Team(NamedTuple):
-    """A process group with who is in it.
-
-    Attributes:
-        group: None where nothing is sent.
-        ranks: by their place in the group.
-        rank: this one.
-        name: of the group.
-    """
-
-    group: ProcessGroup | None
-    ranks: tuple[int, ...]
-    rank: int
-    name: str = ""
-
-    @staticmethod
-    def of(group: ProcessGroup | None) -> Team:
-        """The ranks of a group of torch's; those of the world, if there is none."""
-        name = "" if group is None else group.group_name
-        return Team(group, tuple(dist.get_process_group_ranks(group)), dist.get_rank(), name)
-
-    @property
-    def is_fake(self) -> bool:
-        """Whether nothing is sent, by torch's fake backend."""
-        return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
-
-    def destroy(self) -> None:
-        """Destroy the group, unless c10d doesn't know it: a place's, or one whose world was destroyed before."""
-        if self.group is not None and self.group in distributed_c10d._world.pg_map:
-            dist.destroy_process_group(self.group)
-
-    def gathered(self, own: torch.Tensor) -> torch.Tensor:
-        """The vectors of all ranks, a row each, in the order of their places. Collective."""
-        every = own.new_empty(len(self.ranks), len(own))
-        self.call(dist.all_gather)([*every.unbind()], own, group=self.group)
-        return every
-
-    def call(self, collective: Callable[..., Any]) -> Callable[..., Any]:
-        """A collective of c10d's, for this group.
-
-        Where one fails, c10d asks for the group's backend to log it, and a place's group is none that it knows: people
-        read "Process group not initialized in the world group map" in place of what failed. So without that log there.
-        """
-        is_known = self.group is None or self.group in distributed_c10d._world.pg_map
-        return collective if is_known else unwrap(collective)
-
-    def told(self, said: Any, device: torch.device) -> dict[int, Any]:
-        """What each rank says, by rank: what JSON takes. Collective; the host waits for the device twice."""
-        data = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(device)
-        lengths = [length for (length,) in self.gathered(torch.tensor([len(data)], device=device)).tolist()]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-        padded[: len(data)] = data
-        every = self.gathered(padded).tolist()
-        texts = [bytes(each[:length]) for each, length in zip(every, lengths)]
-        return {rank: json.loads(text) for rank, text in zip(self.ranks, texts)}
 
 
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -433,7 +375,7 @@ class Place:
         group._set_group_name(name)
         group._set_group_desc(DESCRIPTION)
         logger.debug("made %s, the process group %r of ranks %s of the place", DESCRIPTION, name, ranks)
-        return Team(group, tuple(ranks), self.rank, name)
+        return Team(group, ranks, self.rank, torch.device(device), name)
 
     def of_world(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Ranks of this process's own world, as they are numbered here.

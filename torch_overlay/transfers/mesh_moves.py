@@ -31,9 +31,8 @@ from ._planner.routes import Move
 from ._planner.schedule import KEPT, kept_schedule
 from ._planner.sides import Ranks, Side
 from .descriptions import Meshes, misfit, regions_of, regions_on
-from .exchanges import Exchanges
-from .groups import agreed_count, kept_group, most_bytes, tell
-from .meeting import Team
+from .exchanges import Exchanges, agreed_count, log_plan, most_bytes
+from .team import Team, kept_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -171,12 +170,12 @@ def change_together(
             targets.append(change.tensor._local_tensor.new_empty(wanted, requires_grad=False))
         if not is_wanted:
             return targets
-        team, device = Team.of(group), targets[0].device
+        team = Team.of(group, targets[0].device)
         schedule = kept_schedule(moves, dist.get_rank(), 1 if group is None else group.size())
         # Where all that there is fits the budget, ranks know without asking that it is one exchange.
-        count = agreed_count(schedule, budget, team, device, is_wrong)[0] if asks else int(group is not None)
+        count = agreed_count(schedule, budget, team, is_wrong)[0] if asks else int(group is not None)
         sources = [change.tensor._local_tensor.detach() for change in changes]
-        Exchanges(schedule, count, team, device).run(sources, targets if wants else [None] * len(changes))
+        Exchanges(schedule, count, team).run(sources, targets if wants else [None] * len(changes))
         return targets
 
 
@@ -282,7 +281,7 @@ class _Plan(NamedTuple):
                 f"Rank {dist.get_rank()} redistributes between meshes over {of_ranks(members)}, and is none of them."
             )
         told = f"{counted(len(moves), 'tensor')} of {of_ranks(members)} from mesh to mesh"
-        tell("redistribution_plan", lambda: told)
+        log_plan("redistribution_plan", lambda: told)
         return _Plan(moves, shapes, held, group, budget, most_bytes(moves, members) > budget, [])
 
 
@@ -326,24 +325,24 @@ def made_like(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements
 
 
 def _exchange(tensors: Sequence[DTensor], plan: _Plan, made: Sequence[torch.Tensor], is_wrong: bool) -> None:
-    team, moves, device = Team.of(plan.group), plan.moves, made[0].device
+    team = Team.of(plan.group, made[0].device)
     held, wanted = (
         [local if side.ranks.coordinate(team.rank) is not None else None for local, side in zip(locals_, sides)]
         for locals_, sides in (
-            ([tensor._local_tensor.detach() for tensor in tensors], [move.source for move in moves]),
-            (made, [move.target for move in moves]),
+            ([tensor._local_tensor.detach() for tensor in tensors], [move.source for move in plan.moves]),
+            (made, [move.target for move in plan.moves]),
         )
     )
-    _ready(plan, team, device, is_wrong).run(held, wanted)
+    _ready(plan, team, is_wrong).run(held, wanted)
 
 
-def _ready(plan: _Plan, team: Team, device: torch.device, is_wrong: bool) -> Exchanges:
+def _ready(plan: _Plan, team: Team, is_wrong: bool) -> Exchanges:
     """The exchanges. How many there are follows from the moves alone, or ranks ask one another each time: what one of
     them remembers, another may have forgotten."""
     schedule = plan.ready[0].schedule if plan.ready else kept_schedule(plan.moves, team.rank, len(team.ranks))
-    count = agreed_count(schedule, plan.budget, team, device, is_wrong)[0] if plan.asks else 1
+    count = agreed_count(schedule, plan.budget, team, is_wrong)[0] if plan.asks else 1
     if [exchanges.count for exchanges in plan.ready] != [count]:
-        plan.ready[:] = [Exchanges(schedule, count, team, device)]
+        plan.ready[:] = [Exchanges(schedule, count, team)]
     return plan.ready[0]
 
 

@@ -38,9 +38,9 @@ from .descriptions import (
     unlike,
     untied,
 )
-from .exchanges import Buffers, Exchanges, Torn
-from .groups import Traffic, agreed_count, new_group
-from .meeting import Place, Team, in_world, living, no_answer, silent_ranks
+from .exchanges import Buffers, Exchanges, Torn, Traffic, agreed_count
+from .meeting import Place, in_world, living, no_answer, silent_ranks
+from .team import Team, new_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -236,7 +236,7 @@ class Route:
         if self._place is not None:
             return self._place.team(self.ranks, self.tensors[0].source.device)
         group = new_group(self.ranks, meeting.ranks, meeting.timeout)
-        return None if group is None else Team.of(group)
+        return None if group is None else Team.of(group, self._device)
 
     def _current(self, side: str, given: Mapping[str, Given]) -> list[Current | None]:
         found: list[Current | None] = []
@@ -293,12 +293,12 @@ class Route:
 
         What a run copies before, since it would overwrite it, leaves less of the budget for buffers.
         """
-        team, device = self._member, self._device
+        team = self._member
         schedule = Schedule.of([self._moves[number] for number in numbers], team.rank, self._gone)
         read = {numbers[place] for place in schedule.reads}
         copied = size_of(sources, shared.overwritten.keys() & read)
         try:
-            count, traffic = agreed_count(schedule, self._budget - copied, team, device)
+            count, traffic = agreed_count(schedule, self._budget - copied, team)
         except ValueError as error:
             if not copied:
                 raise
@@ -310,7 +310,7 @@ class Route:
             self.count, self.traffic = count, traffic
         tensors = [self.legs[number].tensor for number in numbers]
         wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
-        return numbers, Exchanges(schedule, count, team, device, wires, self._buffers)
+        return numbers, Exchanges(schedule, count, team, wires, self._buffers)
 
     def run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
@@ -406,7 +406,7 @@ class Route:
 
     def _check_unchanged(self, problems: Sequence[str]) -> None:
         """ValueError, on all ranks, if a source of some rank was changed while it was read."""
-        found = Word(problems).agree(self._member, self._device).problems
+        found = Word(problems).agree(self._member).problems
         if found:
             raise ValueError(
                 f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(found)}. "
@@ -427,7 +427,7 @@ class Route:
         """Whether some rank runs in the background. Calls `sent` when no source is read any more."""
         problems: list[str] = []
         try:
-            problems, said, is_background = word.agree(self._member, self._device)
+            problems, said, is_background = word.agree(self._member)
             if word.checks and not problems:
                 problems = self._unlike(sources)
             if not problems:
@@ -487,7 +487,7 @@ class Route:
         tied = {name for names in self._tied for name in names}
         own = self._digests(sources, lambda current: current.box is not None or current.name in tied)
         layouts = {tensor.name: tensor.source for tensor in self.tensors}
-        said = {rank: boxed(each) for rank, each in sorted(self._member.told(own, self._device).items())}
+        said = {rank: boxed(each) for rank, each in sorted(self._member.gather_data(own).items())}
         moved = {name for digests in said.values() for name in digests}  # as all ranks see it
         groups = [names for names in sorted(self._tied) if moved.issuperset(names)]
         differ = unlike([(Description(layouts, {}, None, digests), [rank]) for rank, digests in said.items()])

@@ -1,0 +1,221 @@
+"""The ranks of a transfer with their process groups, and how they tell one another something during a run.
+
+A `Team` is the ranks that exchange, whatever world they are of. Its group carries tensors and is used for nothing else.
+What ranks say to one another ("words") goes over gloo beside them, so that the host never waits for a device to hear
+whether all ranks have come.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from inspect import unwrap
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import ProcessGroup
+
+from ..distributed import config
+from ..distributed._mesh.text import of_ranks
+from ..distributed.distributed_c10d import MemberNames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+
+DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
+logger = logging.getLogger(__name__)
+_names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
+
+
+def new_group(ranks: Sequence[int], callers: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
+    """A group over these ranks, made by them where the backend lets members make one alone, else by the whole world;
+    None on a rank outside.
+
+    Raises:
+        RuntimeError: the world must make it, and some ranks of it don't call this.
+    """
+    world = distributed_c10d._get_default_group()
+    alone = not config.use_torchcomms and "mpi" not in distributed_c10d.get_backend(world)
+    if alone and dist.get_rank() not in ranks:
+        return None
+    if not alone and len({*callers}) < world.size():
+        raise RuntimeError(
+            f"All {world.size()} ranks have to make the process group of a transfer on this backend, "
+            f"{distributed_c10d.get_backend(world)}, and it is made by {of_ranks(sorted(callers))} alone. Make a "
+            "Transfer on all of them (group=None), with None for a side that a rank has no part in."
+        )
+    name = _names.setdefault(world, MemberNames("transfer")).next(ranks)
+    how = {"timeout": timeout, "use_local_synchronization": alone, "group_desc": DESCRIPTION}
+    made = _new_group_called(name)(list(ranks), **how)
+    if made == dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("made %s, the process group %r of %s", made.group_desc, made.group_name, of_ranks(ranks))
+    return made
+
+
+def _new_group_called(name: str) -> Callable[..., Any]:
+    """What is behind `new_group`, for a group of this name that isn't split from the world's.
+
+    c10d names a group that its members make by what else this rank has made, so that ranks whose histories differ wait
+    for one another under two names; and it takes no name. Where the world is bound to its devices, it splits the
+    world's communicator, in which every rank has to take part. It asks for both by functions of its module: this is the
+    same code, and finds others there. Nothing that other threads use is changed.
+    """
+    makes = _copied(unwrap(distributed_c10d._new_process_group_helper), _get_split_source=lambda *_: None)
+    return _copied(
+        unwrap(distributed_c10d._new_group_with_tag),
+        _process_group_name=lambda ranks, use_hashed_name: name,
+        _new_process_group_helper=makes,
+    )
+
+
+def _copied(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
+    """The same code, for which its module has these other functions."""
+    found = {**function.__globals__, **others}
+    made = FunctionType(function.__code__, found, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
+    """The group by which redistributions over these ranks go from mesh to mesh, kept by the world."""
+    world = distributed_c10d._get_default_group()
+    known = _kept.setdefault(world, {})
+    group = known.get(tuple(ranks))
+    if group is None or group not in distributed_c10d._world.pg_map:
+        group = new_group(ranks, ranks, timeout_of(world))
+        if group is not None:
+            known[tuple(ranks)] = group
+    return group
+
+
+def timeout_of(group: ProcessGroup) -> timedelta:
+    """How long the ranks of a group wait for one another."""
+    for device in sorted(group._device_types, key=str):  # the host's memory first; whatever else this host has
+        try:
+            return group._get_backend(device).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+    return distributed_c10d.default_pg_timeout
+
+
+class Team:
+    """The ranks that exchange, and this process's ends of their groups.
+
+    Args:
+        group: carries the tensors; None where nothing is sent.
+        ranks: by their place in the group.
+        rank: this one, as `ranks` numbers them.
+        device: where the group's tensors are.
+        name: of the group, the same on all ranks.
+        words: a gloo group of the same ranks that carries what they say; the tensors' own group if that is gloo. None:
+            words travel as tensors of `device` in `group`.
+        tag: of these words. Teams that share a group of words each have one of their own.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup | None,
+        ranks: Sequence[int],
+        rank: int,
+        device: torch.device,
+        name: str = "",
+        words: ProcessGroup | None = None,
+        tag: int = 0,
+    ) -> None:
+        self.group, self.ranks, self.rank, self.device, self.name = group, tuple(ranks), rank, device, name
+        self.words, self._tag = words, tag
+        if words is None and group is not None and _is_gloo(group, device):
+            self.words = group
+
+    @staticmethod
+    def of(group: ProcessGroup | None, device: torch.device) -> Team:
+        """The ranks of a group of torch's; those of the world, if there is none."""
+        name = "" if group is None else group.group_name
+        return Team(group, dist.get_process_group_ranks(group), dist.get_rank(), device, name)
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether nothing is sent, by torch's fake backend."""
+        return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
+
+    def destroy(self) -> None:
+        """Destroy the group, unless c10d doesn't know it: a place's, or one whose world was destroyed before."""
+        if self.group is not None and self.group in distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self.group)
+
+    def call(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective of c10d's, for this group.
+
+        Where one fails, c10d asks for the group's backend to log it, and a place's group is none that it knows: people
+        read "Process group not initialized in the world group map" in place of what failed. So without that log there.
+        """
+        is_known = self.group is None or self.group in distributed_c10d._world.pg_map
+        return collective if is_known else unwrap(collective)
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """What each rank says, in whole numbers of 64 bits: a row for each rank, in the order of `ranks`.
+
+        Collective; all ranks give as many numbers. Returns when all of them have come.
+        """
+        return self._gather(torch.tensor(numbers, dtype=torch.int64, device="cpu")).tolist()  # type: ignore[no-any-return]
+
+    def gather_data(self, said: Any) -> dict[int, Any]:
+        """What each rank says, by rank: anything that JSON takes. Collective."""
+        text = json.dumps(said).encode()
+        lengths = [length for (length,) in self.gather([len(text)])]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
+        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = self._gather(padded).tolist()
+        return {rank: json.loads(bytes(row[:size])) for rank, row, size in zip(self.ranks, rows, lengths)}
+
+    def _gather(self, own: torch.Tensor) -> torch.Tensor:
+        size = len(self.ranks)
+        if size == 1 or self.group is None:
+            return own[None]
+        if self.words is None:
+            given = own.to(self.device)
+            rows = given.new_empty(size, len(own))
+            self.call(dist.all_gather)([*rows.unbind()], given, group=self.group)
+            return rows
+        return gather_by_doubling(self.words, self.ranks.index(self.rank), own, self._tag)
+
+
+def gather_by_doubling(group: ProcessGroup, place: int, own: torch.Tensor, tag: int) -> torch.Tensor:
+    """The vectors of all places of a group, a row each, by messages with this tag.
+
+    In each of log2(size) rounds a rank passes on all rows that it has, so that it has twice as many afterwards (Bruck
+    et al., "Efficient algorithms for all-to-all communications", 1997). Messages are matched by tag, and not by the
+    order of calls as collectives are: two threads may use one group.
+    """
+    size = group.size()
+    rows = own.new_empty(size, len(own))  # row i is that of place + i
+    rows[0] = own
+    have = 1
+    while have < size:
+        more = min(have, size - have)
+        coming = group.recv([rows[have : have + more]], (place + have) % size, tag)
+        going = group.send([rows[:more]], (place - have) % size, tag)
+        coming.wait()
+        going.wait()
+        have += more
+    return rows.roll(place, 0)
+
+
+def _is_gloo(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether a group moves tensors of this device's type by gloo, in the memory of the host."""
+    if device.type != "cpu":
+        return False
+    try:
+        return bool(group._get_backend(device).name() == "gloo")
+    except RuntimeError:
+        return False
