@@ -13,7 +13,7 @@ from typing import Any
 
 from . import versions
 from .choices import strict_from_environment
-from .commands.common import add_version
+from .commands import add_version
 from .errors import OptionError
 
 # The module of each command NAME: `add_NAME` says what it takes, `NAME` does it. Imported when it is used.

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 
 from .. import choices
-from .common import version
+from . import version
 
 _PROGRAM = """PROGRAM is one of:
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,14 +15,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.profiler import ProfilerActivity, profile
 
 import torch_overlay
 
-from .counters import count_collectives
 from .panels import WEIGHTS
 
 LOOPBACK = "127.0.0.1"
 SHAPE = (128, 64)
+# Every collective calls one of these operators, whether c10d, a functional collective, DTensor or FSDP2 runs it.
+_PREFIX = "c10d::"
+_KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+}
 
 
 def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
@@ -203,3 +213,17 @@ class GatherRank(Rank):
             return cut.full_tensor().tolist()
         except RuntimeError as error:
             return str(error).splitlines()[0]
+
+
+def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """Run `call`. Returns its result, and how many collectives of each kind this rank ran."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        result = call()
+    # `recorded.events()` would take far longer, since it builds the tree of calls.
+    names = [event.name() for event in recorded.profiler.kineto_results.events()]
+    return result, dict(Counter(_kind(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)))
+
+
+def _kind(operator: str) -> str:
+    bare = operator.strip("_")
+    return next((kind for start, kind in _KINDS.items() if bare.startswith(start)), bare)
