@@ -75,7 +75,6 @@ setup(
         "vllm": ["vllm==0.33.0"],  # which pins its torch
         "test": [*TEST, *DEMO, *PLOT],
         "dev": [
-            "libcst",
             "nox",
             "lintrunner",
             "lintrunner-adapters",

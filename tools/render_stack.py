@@ -16,25 +16,18 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-try:
-    from stack.copied import copy_torch, installed_torch
-    from stack.history import Repository, text_of
-    from stack.mail import mail
-    from stack.message import PatchMessage, StackError, read_series
-    from stack.render import Prefix, missing_files, new_files, no_collection
-    from stack.rules import breaches, numbers, refuse, unused
-    from stack.table import table
-    from stack.tree import Tree, write
-    from stack.typing_errors import check_types
-except ModuleNotFoundError as missing:
-    if missing.name != "libcst":
-        raise
-    sys.exit("render_stack reads syntax trees with libcst, which isn't there: pip install -e '.[dev]'")
+from stack.history import Repository, text_of  # noqa: E402
+from stack.message import PatchMessage, StackError, read_series  # noqa: E402
+from stack.render import State, missing_files, new_files  # noqa: E402
+from stack.render import states as rendered_states  # noqa: E402
+from stack.rules import breaches, numbers, refuse, table, unused  # noqa: E402
+from stack.tree import Tree, copy_torch, installed_torch, write  # noqa: E402
+from stack.typing_errors import check_types  # noqa: E402
 
 from torch_overlay.errors import UnknownRelease  # noqa: E402
 
@@ -61,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if not (asked.onto or asked.copy or asked.check or asked.table or asked.types):
         parser.error("say --onto PATH, --copy DIR, --table, --types or --check")
+    if (asked.commit or asked.out) and not asked.onto:
+        parser.error("--commit and --out need --onto PATH, a checkout")
     try:
         return run(asked)
     except (StackError, UnknownRelease) as error:
@@ -80,100 +75,67 @@ def run(asked: argparse.Namespace) -> int:
         return check(messages, [asked.only] if asked.only else tops(messages), asked.suites or SUITES)
     if asked.copy:
         copy_torch(installed_torch(), pathlib.Path(asked.copy))
+    messages = messages[: asked.only or len(messages)]
     if asked.table:
-        tree = Tree.at(asked.onto or installed_torch().parent)
-        count = asked.only or len(messages)
-        print(table(messages[:count], states(tree, messages, count)), end="")
-        return 0
-    if asked.types:
-        shown = messages[: asked.only or len(messages)]
+        print(table(messages, states(Tree.at(asked.onto or installed_torch().parent), messages)), end="")
+    elif asked.types:
         tree = Tree.at(installed_torch().parent)  # pyrefly needs the rest of torch, too
-        return check_types([message.name for message in shown], states(tree, messages, len(shown)))
-    if asked.onto is None:
-        return 0
-    if asked.commit:
-        return commit(pathlib.Path(asked.onto), messages, asked.only or len(messages))
-    tree = Tree.at(asked.onto)
-    if asked.out:
-        return mails(tree, messages, pathlib.Path(asked.out), asked.only or len(messages))
-    count = asked.only or len(messages)
-    release = tree.release.name
-    files = rendered(tree, messages, count)
-    write(tree.root, dict(files))
-    print(f"{count} of {len(messages)} patches, {len(files)} files, torch {release}")
+        return check_types([message.name for message in messages], states(tree, messages))
+    elif asked.commit:
+        return commit(pathlib.Path(asked.onto), messages)
+    elif asked.out:
+        return mails(pathlib.Path(asked.onto), messages, pathlib.Path(asked.out))
+    elif asked.onto:
+        tree = Tree.at(asked.onto)
+        before, *_, after = rendered_states(tree, messages)
+        files = {path: text for path, text in after.items() if text != before[path]}
+        write(tree.root, files)
+        print(f"{len(messages)} patches, {len(files)} files, torch {tree.release.name}")
     return 0
 
 
-def rendered(tree: Tree, messages: list[PatchMessage], count: int) -> dict[str, str]:
-    """The files after the first ``count`` patches."""
-    return Prefix(tree, messages[:count]).files()
-
-
-def states(tree: Tree, messages: list[PatchMessage], count: int) -> list[dict[str, str | None]]:
-    """The files before the first patch and after each; every path in every state, None where it isn't there.
-
-    Raises StackError for patches that break upstream's rules.
-    """
-    with no_collection():
-        after = [rendered(tree, messages, number) for number in range(1, count + 1)]
-    paths = {path for files in after for path in files}
-    found: list[dict[str, str | None]] = [{path: tree.read(path) if tree.exists(path) else None for path in paths}]
-    for files in after:
-        found.append({path: files.get(path, found[0][path]) for path in paths})
+def states(tree: Tree, messages: list[PatchMessage]) -> list[State]:
+    """The files before the first patch and after each. Raises StackError for patches that break upstream's rules."""
+    found = rendered_states(tree, messages)
     new = {f"torch/distributed/{file}" for file in new_files()}
-    wrong = [breach for each in zip(messages, found, found[1:], strict=False) for breach in breaches(*each, new)]
-    if count == len(messages):
-        wrong += unused(found[0], found[-1])
-    refuse(wrong)
+    refused = [breach for step in zip(messages, found, found[1:], strict=False) for breach in breaches(*step, new)]
+    refuse([*refused, *(unused(found[0], found[-1]) if not missing_files(messages) else ())])
     return found
 
 
-def mails(tree: Tree, messages: list[PatchMessage], folder: pathlib.Path, count: int) -> int:
-    """The first ``count`` patches as files in the folder, with a line about each."""
-    names = [f"{number:04}-{message.name}.patch" for number, message in enumerate(messages[:count], 1)]
-    _require_folder(folder, names)
-    author = Repository(tree.root).author()
-    all_states = states(tree, messages, count)
-    files = {}
-    for number, name in enumerate(names, 1):
-        before, after = all_states[number - 1 : number + 1]
-        there = {path: text for path, text in after.items() if text is not None}
-        files[name] = mail(messages[number - 1], author, number, count, before, there)
-        print(f"{folder / name} ({numbers(before, after)})")
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder, dict(files))
+def mails(root: pathlib.Path, messages: list[PatchMessage], folder: pathlib.Path) -> int:
+    """The patches as files in the folder, made from commits that no branch of the checkout has."""
+    if folder.is_file() or any(folder.glob("*.patch")):
+        raise StackError(f"--out takes an empty folder, since git am {folder}/*.patch takes all that is in there")
+    repository = Repository(root.resolve())
+    base = repository.git("rev-parse", "HEAD")
+    head = commits(repository, base, messages, {})
+    print(repository.git("format-patch", "--no-signature", "-o", str(folder.resolve()), f"{base}..{head}"))
     return 0
 
 
-def _require_folder(folder: pathlib.Path, names: Collection[str]) -> None:
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise StackError(f"--out takes a folder to put files into, and {path} is a file")
-    others = sorted(path.name for path in folder.glob("*.patch") if path.name not in names)
-    if others:
-        raise StackError(
-            f"{folder} has {', '.join(others)} of another rendering, which git am {folder}/*.patch would take, too. "
-            "Remove them, or give another folder."
-        )
-
-
-def commit(root: pathlib.Path, messages: list[PatchMessage], count: int) -> int:
+def commit(root: pathlib.Path, messages: list[PatchMessage]) -> int:
+    """The patches as commits on the branch of the checkout. Those of an earlier rendering are replaced."""
     repository = Repository(root.resolve())
     repository.require_clean()
-    base, trailers = repository.rendered(messages)
-    if len(trailers) > count:
+    base, trailers = repository.rendered(read_series())
+    if len(trailers) > len(messages):
         raise StackError(
-            f"The branch has {len(trailers)} commits of the stack, and --only {count} would drop the others with their "
-            "trailers; render all of them, or reset the branch to where you want to begin."
+            f"The branch has {len(trailers)} commits of the stack, and --only {len(messages)} would drop the others "
+            "with their trailers; render all of them, or reset the branch to where you want to begin."
         )
-    all_states = states(Tree.at(root, base), messages, count)
-    head = base
-    for message, before, after in zip(messages, all_states, all_states[1:], strict=False):
-        changed = {path: text for path, text in after.items() if text != before[path]}
-        head = repository.commit(head, changed, text_of(message, trailers.get(message.title, "")))
-        print(f"{head[:12]} {message.title} ({numbers(before, after)})")
-    repository.move_to(head)
+    repository.move_to(commits(repository, base, messages, trailers))
     return 0
+
+
+def commits(repository: Repository, base: str, messages: list[PatchMessage], trailers: Mapping[str, str]) -> str:
+    """Make the commits, without moving a branch, and print a line about each; the last of them."""
+    found = states(Tree.at(repository.root, base), messages)
+    for message, before, after in zip(messages, found, found[1:], strict=False):
+        changed = {path: text for path, text in after.items() if text != before[path]}
+        base = repository.commit(base, changed, text_of(message, trailers.get(message.title, "")))
+        print(f"{base[:12]} {message.title} ({numbers(before, after)})")
+    return base
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from typing import Any
 
 from . import versions
 from .choices import strict_from_environment
-from .commands.common import add_version
+from .commands import add_version
 from .errors import OptionError
 
-# The module of each command NAME: `add_NAME` says what it takes, `NAME` does it. Imported when it is used.
+# The module of each command NAME, imported when the command is used. Its `add_NAME` adds arguments, and `NAME` runs it.
 COMMANDS = {
     "run": ("torch_overlay.commands.run", "run a program, and all that it starts, under the overlay"),
     "status": ("torch_overlay.commands.shown", "what enable() does with this torch, patch by patch"),
@@ -24,25 +24,25 @@ COMMANDS = {
     "draw": ("torch_overlay.commands.shown", "a mesh and its groups, in the terminal or as a picture"),
     "demo": ("torch_overlay.demo.command", "weights, a hang, a wrong value: stock torch beside the overlay"),
 }
-# Those that do without torch: it may be missing, but if it is there it must be one that is supported.
+# Commands that run without torch. If torch is installed, it must be a supported release for them, too.
 NO_TORCH = ("run", "draw")
 
 
 def parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The whole command line.
+    """The parser of the whole command line.
 
     Args:
-        chosen: the command that gets its arguments, so that no other command's module is imported.
+        chosen: the command whose arguments are added. Modules of other commands aren't imported.
     """
     console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"
-    made = argparse.ArgumentParser(
+    whole = argparse.ArgumentParser(
         prog="torch-overlay" if console else "python -m torch_overlay",
         description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place.",
         epilog="COMMAND --help says what a command takes.",
         allow_abbrev=False,
     )
-    add_version(made)
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    add_version(whole)
+    commands = whole.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, (_, what) in COMMANDS.items():
         command = commands.add_parser(
             name, help=what, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -50,7 +50,7 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
         add_version(command)
         if name == chosen:
             getattr(_module(name), f"add_{name}")(command)
-    return made
+    return whole
 
 
 def _module(name: str) -> Any:
@@ -58,7 +58,7 @@ def _module(name: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code, 2 for a command line or a torch that won't do."""
+    """Run one command. Returns its exit code, which is 2 for a wrong command line or a torch that isn't supported."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
@@ -66,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = words[1:]
     chosen = words[0] if words and words[0] in COMMANDS else None
     try:
-        made = parser(chosen)
+        whole = parser(chosen)
         if chosen == "run":  # its words are those of a program, and Python's own flags stand before them
-            arguments = _module("run").read(made, words[1:])
+            arguments = _module("run").read(whole, words[1:])
         else:
-            arguments = made.parse_args(words)
+            arguments = whole.parse_args(words)
         refused = _refused(arguments)
     except OptionError as error:
         print(error, file=sys.stderr)
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused(arguments: argparse.Namespace) -> str:
-    """Why this torch won't do, in one line; empty if it does."""
+    """One line that says why the command can't run with this torch; empty if it can."""
     lenient = getattr(arguments, "no_strict", None)
     if lenient or not strict_from_environment():
         return ""
@@ -95,12 +95,12 @@ def _refused(arguments: argparse.Namespace) -> str:
 def _act(arguments: argparse.Namespace) -> int:
     try:
         with warnings.catch_warnings():
-            # Torch says so when it is imported without numpy, which nothing here needs.
+            # Torch warns when it is imported without numpy. Nothing here needs numpy.
             warnings.filterwarnings("ignore", "Failed to initialize NumPy")
             code = getattr(_module(arguments.command), arguments.command)(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # who reads has seen enough, as in `explain ... | head`
+    except BrokenPipeError:  # the reader stopped reading, as in `explain ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,18 +1,18 @@
-"""The options that a user may choose: which values each takes, and how they're read from a call or the environment.
+"""The options that a user may choose: which values each takes, and how they are read from a call or the environment.
 
-The bodies read switches in ``distributed/config.py``, by the names that these have upstream.
+The bodies read the switches of ``distributed/config.py``, which have the names that they have upstream.
 """
 
 import dataclasses
+import difflib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .errors import OptionError
-from .hints import did_you_mean
 
-# The switch of the bodies for each option that they read.
+# For each option that the bodies read, the name of the switch that they read.
 SWITCHES = {
     "share_groups": "mesh_share_groups",
     "create": "mesh_create_groups",
@@ -23,10 +23,10 @@ SWITCHES = {
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What a user may choose about groups and redistribution, and which parts to do without.
+    """The value of each option.
 
     Attributes:
-        leave_out: the units of the series that aren't applied.
+        leave_out: the units of rows of `series` that aren't applied.
     """
 
     share_groups: str = "names"
@@ -38,13 +38,13 @@ class Choices:
 
 DEFAULT = Choices()
 PREFIX = "TORCH_OVERLAY_"
-# Names under the prefix that aren't options of the value: how `enable` checks, and the switch of `run`.
+# Variables with the prefix that aren't fields of `Choices`: read by `enable`, by `run` and by `meet`.
 OTHERS = ("STRICT", "RUN", "MEET_KEY")
 SWITCH = {"on": True, "1": True, "true": True, "yes": True, "off": False, "0": False, "false": False, "no": False}
 
 
 def switch(name: str, value: object) -> bool:
-    """True and False, or a word for them.
+    """Read a bool, or a word for one.
 
     >>> switch("check_mesh", "on")
     True
@@ -57,7 +57,11 @@ def switch(name: str, value: object) -> bool:
 
 
 def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[str, object], str]:
-    """A reader for an option that takes one of these words; ``formerly`` says what an old spelling is called now."""
+    """Return a reader for an option that takes one of these words.
+
+    Args:
+        formerly: old spellings, each with the word that took its place. The error for an old spelling names that word.
+    """
 
     def read(name: str, value: object) -> str:
         if isinstance(value, str) and value in words:
@@ -69,17 +73,28 @@ def one_of(*words: str, formerly: Mapping[str, str] | None = None) -> Callable[[
     return read
 
 
-# Before groups were told apart by universe and name, `share_groups` was a switch.
+# `share_groups` was on or off before it took words.
 SHARING = {text: "off" for text, on in SWITCH.items() if not on}
 
 
-# What a program can do without: units of the series, each by itself.
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence that names the known word closest to a mistyped one. Empty if none is close.
+
+    >>> did_you_mean("flaten", ["flatten", "cost"])
+    "; did you mean 'flatten'?"
+    """
+    spellings = {name.lower().lstrip("-"): name for name in known}  # case and dashes don't count
+    close = difflib.get_close_matches(word.lower().lstrip("-"), spellings, n=1)
+    return f"; did you mean {spellings[close[0]]!r}?" if close else ""
+
+
+# The units of rows that `leave_out` may name. Each can be left out without the others.
 OPTIONAL = ("cross_mesh", "full_state_dict", "clip_grad_norm")
 
 
 def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
-    """A reader for an option that takes any number of these words, as a sequence or as text with commas; the answer is
-    in their order.
+    """Return a reader for an option that takes any number of these words, as a sequence or as text with commas. It
+    returns them in the order of ``words``.
 
     >>> some_of("a", "b", "c")("leave_out", "c,a")
     ('a', 'c')
@@ -90,17 +105,17 @@ def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
             value = [word.strip() for word in value.split(",")] if value.lower() not in ("", "none") else ()
         if not isinstance(value, Iterable):
             raise OptionError(f"{name} takes some of {', '.join(map(repr, words))}, not {value!r}")
-        given = list(value)
-        for word in given:
+        wanted = list(value)
+        for word in wanted:
             if word not in words:
                 hint = did_you_mean(str(word), words)
                 raise OptionError(f"{name} takes some of {', '.join(map(repr, words))}, not {word!r}{hint}")
-        return tuple(word for word in words if word in given)
+        return tuple(word for word in words if word in wanted)
 
     return read
 
 
-# Options of earlier versions. Whoever still sets one, in the environment too, hears that nothing reads it.
+# Options of earlier versions. Setting one is an error, also in the environment, since nothing reads it any more.
 GONE = ("cost", "topology")
 
 READERS: dict[str, Callable] = {
@@ -113,15 +128,15 @@ READERS: dict[str, Callable] = {
 
 
 def switches(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What the switches are set to for these options."""
+    """The values of the bodies' switches for these options."""
     return {SWITCHES[name]: value for name, value in chosen.items() if name in SWITCHES}
 
 
 def choose(base: Choices, chosen: Mapping[str, object]) -> Choices:
-    """`base` with these options changed, each read and checked; OptionError names the option and what it takes."""
+    """Return `base` with these options changed. Raises OptionError with the option and the values that it takes."""
     for name in chosen:
         if name not in READERS:
-            hint = " any more." if name in GONE else did_you_mean(name, READERS) or "."  # a sentence's end either way
+            hint = " any more." if name in GONE else did_you_mean(name, READERS) or "."
             raise OptionError(f"There is no option {name!r}{hint} Options: {', '.join(READERS)}")
     return dataclasses.replace(base, **{name: READERS[name](name, value) for name, value in chosen.items()})
 
@@ -141,8 +156,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
         if name.lower() in READERS or name.lower() in GONE:
             chosen[name.lower()] = text
         else:
-            # Not an error: the variable may be another tool's. Not silent: it may be a slip of the pen.
-            known = [PREFIX + each.upper() for each in READERS]
+            # A warning and no error: the variable may be another tool's, or a mistyped name of ours.
+            known = [PREFIX + option.upper() for option in READERS]
             hint = did_you_mean(variable, known) or f". Known: {', '.join(known)}"
             warnings.warn(f"{variable} is no option of torch_overlay and changes nothing{hint}", stacklevel=2)
     try:
@@ -152,5 +167,5 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Choices:
 
 
 def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether an unrecognised target refuses the whole overlay: yes, unless TORCH_OVERLAY_STRICT is off."""
+    """True if one unrecognised target makes enable() raise: unless TORCH_OVERLAY_STRICT is off."""
     return switch(PREFIX + "STRICT", (os.environ if environ is None else environ).get(PREFIX + "STRICT", "on"))

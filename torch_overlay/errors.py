@@ -1,6 +1,6 @@
-"""What can go wrong with the overlay itself: one base class and few kinds, each saying whose move it is."""
+"""The errors that the overlay raises about itself. Each class says who has to act."""
 
-from .patching.errors import ChangedTarget, ForeignPatch, OverlayError, PatchError
+from .patching.patch import ChangedTarget, ForeignPatch, OverlayError, PatchError
 
 __all__ = ["ChangedTarget", "ForeignPatch", "OptionError", "OverlayError", "PatchError", "UnknownRelease"]
 

@@ -1,24 +1,25 @@
-"""What enable() and disable() do besides putting bodies in place: states, caches and lists that torch keeps."""
+"""What enable() and disable() do besides patching functions: they change state, caches and lists that torch keeps."""
 
 import os
 from typing import Any
 
 
 def meshes_need_nothing() -> None:
-    """Meshes that torch made get their state on first use."""
+    """enable() has nothing to do for meshes that exist already: each gets its state when it is first used."""
 
 
 def hand_back_meshes(_: None) -> None:
-    """Meshes made under the overlay go on living without it."""
+    """Give meshes that were made under the overlay the attributes that torch's own code reads."""
     from torch_overlay.distributed._mesh.state import hand_back
 
     hand_back()
 
 
 def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
-    """Dynamo goes by files: ours get what ``torch/distributed`` has, not traced by itself, inlined when called.
+    """Let dynamo treat our files as those of ``torch/distributed``: it skips them, and inlines their functions.
 
-    Its lists are made anew after every init_process_group, so the functions that make them are replaced.
+    Dynamo decides by lists of files. It builds them anew after each init_process_group, so this replaces the functions
+    that build them.
     """
     from torch._dynamo import trace_rules  # imported already: the row waits for it
 
@@ -26,18 +27,21 @@ def trace_as_torch() -> tuple[list[str], dict[str, Any]]:
     files = [os.path.join(here, name, "").replace(os.sep, "/") for name in ("distributed", "compat")]
     lists = {name: getattr(trace_rules, name) for name in ("get_mod_inlinelist", "get_mod_skiplist")}
     for name, torchs in lists.items():
-        setattr(trace_rules, name, _with(files, torchs))
+        setattr(trace_rules, name, _with_files(files, torchs))
     return files, lists
 
 
-# Members of a mesh that compiled code may call: read by dynamo, or run once, when the code is compiled.
-_READ = ("permute", "submesh_at", "flatten", "unflatten", "concatenate", "_beside")
-_RUN = ("_trace_view", "_traced_views")
+# Members of a mesh that compiled code may use. Dynamo inlines the first, and calls the others while it compiles.
+_INLINED = ("permute", "submesh_at", "flatten", "unflatten", "concatenate", "_beside")
+_CALLED = ("_trace_view", "_traced_views")
 
 
 def trace_views() -> tuple[dict[str, Any], Any, Any]:
-    """Register the methods that give views with dynamo, which refuses any member of a mesh that it doesn't know, and
-    let it compare all that makes two meshes unequal, and their groups, before it runs code of one with the other."""
+    """Tell dynamo about the methods that return views, and about all that makes two meshes unequal.
+
+    Dynamo refuses members of a mesh that it doesn't know. Its guard of a mesh compares our values, too, since it would
+    otherwise run code that was compiled for one mesh with another mesh that has other groups.
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
     from torch_overlay.distributed._mesh.caches import compiled_group_key
@@ -50,7 +54,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
         known = {}
     info = known.get(DeviceMesh)
     members = getattr(info, "members", None) or {}
-    kinds = {name: members.get(like) for names, like in ((_READ, "_flatten"), (_RUN, "size")) for name in names}
+    kinds = {name: members.get(like) for names, like in ((_INLINED, "_flatten"), (_CALLED, "size")) for name in names}
     added = {name: kind for name, kind in kinds.items() if kind is not None and name not in members}
     members.update(added)
     torchs: Any = getattr(info, "guard_fn", None)
@@ -65,7 +69,7 @@ def trace_views() -> tuple[dict[str, Any], Any, Any]:
 
 
 def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
-    """Take them back."""
+    """Undo `trace_views`."""
     added, info, torchs = before
     for name, members in added.items():
         del members[name]
@@ -73,7 +77,9 @@ def trace_views_no_more(before: tuple[dict[str, Any], Any, Any]) -> None:
         info.guard_fn = torchs
 
 
-def _with(files: list[str], torchs: Any) -> Any:
+def _with_files(files: list[str], torchs: Any) -> Any:
+    """Torch's function that builds a list of files, with ours added."""
+
     def files_and_torchs() -> set[str]:
         known = torchs()
         known.update(files)
@@ -84,7 +90,7 @@ def _with(files: list[str], torchs: Any) -> Any:
 
 
 def trace_as_user_code(traced: tuple[list[str], dict[str, Any]]) -> None:
-    """Take it back."""
+    """Undo `trace_as_torch`."""
     from torch._dynamo import trace_rules
 
     files, lists = traced

@@ -1,4 +1,4 @@
-"""Makes the meshes that `parallel_dims` works out, on torch's mesh calls."""
+"""Makes the meshes of `ParallelDims.build` by torch's mesh calls. A file of its own, since it imports torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .overlay import is_enabled
 
 
 class Builder:
-    """Makes meshes over all ranks of the job from axis names.
+    """Makes meshes over all ranks of the job, by the names of their axes.
 
-    Stock torch makes a group for every rank of the world for each axis of degree 1. So there the meshes are made of the
-    axes that have more ranks, and one group of this rank alone, which needs nobody else, stands in for all others.
+    For each axis of one rank stock torch makes a group on every rank of the world. So on stock torch only the axes of
+    more ranks are made, and all axes of one rank use one group of this rank alone, which it makes by itself.
     """
 
     def __init__(self, device_type: str, sizes: dict[str, int], world_group: bool, backend: str | None) -> None:
@@ -33,17 +33,17 @@ class Builder:
             self.single = dist.new_group([dist.get_rank()], backend=backend, use_local_synchronization=True)
 
     def mesh(self, names: tuple[str, ...]) -> DeviceMesh:
-        """All ranks, row-major over these axes."""
+        """The mesh of all ranks, row-major over these axes."""
         if self.single is None:
             return self._make(names)
-        large = tuple(name for name in names if self.sizes[name] > 1)
-        made = self._make(large) if large else None
-        groups = [made.get_group(name) if made is not None and name in large else self.single for name in names]
+        large_axes = tuple(name for name in names if self.sizes[name] > 1)
+        large = self._make(large_axes) if large_axes else None
+        groups = [large.get_group(name) if large is not None and name in large_axes else self.single for name in names]
         ranks = torch.arange(self.sizes["world"]).reshape(self._shape(names))
         return DeviceMesh.from_group(groups, self.device_type, ranks, mesh_dim_names=names)
 
     def joined(self, mesh: DeviceMesh, name: str) -> DeviceMesh:
-        """The axes of a mesh as one."""
+        """All axes of a mesh, flattened to one."""
         if self.single is not None and mesh.size() == 1:
             return DeviceMesh.from_group(self.single, self.device_type, mesh_dim_names=(name,))
         return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
@@ -57,10 +57,10 @@ class Builder:
         return tuple(self.sizes[name] for name in names)
 
     def _on(self, *names: str) -> dict[str, Any]:
-        """The argument that puts these axes on the backend asked for."""
+        """The keyword arguments that choose the backend of these axes."""
         return {} if self.backend is None else {"backend_override": dict.fromkeys(names, self.backend)}
 
 
 def _call(mesh: DeviceMesh, name: str) -> Callable[..., DeviceMesh]:
-    """A mesh call by its public name, which the overlay adds; released torch has it with an underscore."""
+    """A method of a mesh by its public name. Stock torch has it with an underscore."""
     return getattr(mesh, name, None) or getattr(mesh, f"_{name}")

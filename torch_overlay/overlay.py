@@ -1,4 +1,7 @@
-"""The overlay's state in this process: on or off, with which options, which rows in place. One lock guards it."""
+"""The overlay's state in this process: whether it is on, its options, and which rows are applied.
+
+Start at `enable` and `Session`. One lock guards the state.
+"""
 
 import contextlib
 import dataclasses
@@ -16,7 +19,7 @@ from .patching.import_hook import AfterImport
 from .patching.patch import Patch
 from .version import __version__ as version
 
-# Importing this brings everything that is patched at once; other rows wait for their own module.
+# enable() imports torch, and with it most modules that are patched. Rows for other modules wait until their import.
 TORCH = "torch"
 
 _lock = threading.RLock()
@@ -26,7 +29,7 @@ _blocks: "list[OpenBlock]" = []  # the enabled() blocks that are open, in the or
 
 
 class Session:
-    """From one enable() to its disable(): what was set, what waits, what was left out and why."""
+    """What enable() did, until disable(): the changes that were made, and the rows that wait or were left out."""
 
     def __init__(self, release: versions.Release, strict: bool, leave_out: Container[str] = ()):
         self.release = release
@@ -48,13 +51,13 @@ class Session:
         return versions.unrecognised(patch, self.release, self.source(patch.module), live)
 
     def look(self) -> None:
-        """Recognise every row by its file, and import the bodies of those that can be applied now. Holds no lock."""
+        """Recognise every row by its file, and import the bodies of the rows that can be applied now. Takes no lock."""
         refused = {patch: why for patch in self.patches if (why := self.unrecognised(patch, None))}
         self.refuse(refused)
         self.import_bodies(patch for patch in self.patches if ready(patch.module))
 
     def import_bodies(self, patches: Iterable[Patch]) -> None:
-        """Import what the rows put in place: outside of our lock, since importing takes locks of its own."""
+        """Import the bodies of these rows. Call it without our lock, since an import takes locks of its own."""
         for patch in patches:
             try:
                 if patch not in self.refused:
@@ -65,7 +68,7 @@ class Session:
                 self.refuse({patch: str(error)})
 
     def begin(self) -> None:
-        """Apply the rows whose modules are imported, and note which wait for theirs."""
+        """Apply the rows whose modules are imported. The others wait for their modules."""
         rows = [patch for patch in self.patches if patch not in self.refused]
         self.apply([patch for patch in rows if ready(patch.module)])
         for patch in rows:
@@ -73,7 +76,7 @@ class Session:
                 self.waiting.setdefault(patch.module, []).append(patch)
 
     def apply(self, patches: list[Patch]) -> None:
-        """Check these rows against what is there, then set all of them or none."""
+        """Check these rows against the live objects, then apply all of them or none."""
         changes, refused = engine.prepare(patches, self.unrecognised)
         self.refuse(refused)
         changes = {patch: change for patch, change in changes.items() if patch not in self.refused}
@@ -88,7 +91,7 @@ class Session:
             self.waiting.pop(module, None)
 
     def refuse(self, refused: dict[Patch, str]) -> None:
-        """Remember that these rows, and the others of their units, are left out; if strict, refuse as a whole."""
+        """Leave out these rows and the others of their units. If strict, raise ChangedTarget instead."""
         if refused and self.strict:
             lines = [f"  {patch.target}: {why}" for patch, why in refused.items()]
             raise ChangedTarget(
@@ -100,7 +103,7 @@ class Session:
         self.refused |= engine.fallen((p for p in self.patches if p not in self.changes), self.refused)
 
     def end(self, force: bool) -> None:
-        """Put everything back and wait for nothing more; ForeignPatch if that's refused, and then all is as it was."""
+        """Undo all changes, and stop waiting. If that raises ForeignPatch, nothing was undone."""
         changes = list(self.changes.values())
         if not force:
             engine.check_ours(changes)
@@ -111,7 +114,7 @@ class Session:
 
 
 def ready(module: str) -> bool:
-    """Imported to its end. What is half imported is waited for."""
+    """True if the module is imported, and its import isn't under way any more."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return module in sys.modules and not getattr(spec, "_initializing", False)
 
@@ -140,19 +143,19 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
         if session.waiting:
             session.hook = AfterImport(list(session.waiting), lambda modules: _arrived(session, modules))
             session.hook.install()
-    # Those that came between the look and the hook.
+    # Modules that were imported after `look`, and before the hook was installed.
     _arrived(session, [module for module in list(session.waiting) if ready(module)])
     return status()
 
 
 def require_recognised() -> None:
-    """UnknownRelease, unless torch's release is known, or the overlay was turned on without being strict about it."""
+    """Raise UnknownRelease unless torch's release is known, or enable(strict=False) accepted it."""
     if _session is None:
         versions.require_supported(versions.running())
 
 
 def _again(session: Session, strict: bool | None, options: dict[str, object]) -> report.Status:
-    """Already on: take the options that are named, keep the others."""
+    """enable() while the overlay is on: change the options that are named, and keep the others."""
     if strict and session.refused:
         rows = ", ".join(patch.target for patch in session.refused)
         raise ChangedTarget(f"The overlay is on without these rows: {rows}. disable() it to ask for all of them")
@@ -168,14 +171,14 @@ def _again(session: Session, strict: bool | None, options: dict[str, object]) ->
 
 
 def _put(chosen: choices.Choices) -> None:
-    """Put these options in force for the whole process."""
+    """Set these options for the whole process."""
     global _chosen
     _chosen = chosen
     vars(config).update(choices.switches(dataclasses.asdict(chosen)))
 
 
 def _arrived(session: Session, modules: list[str]) -> None:
-    """Modules that rows waited for are imported: import the bodies (no lock held), then patch."""
+    """Modules that rows waited for are imported. Import the bodies without our lock, then patch."""
     session.import_bodies([patch for module in modules for patch in session.waiting.get(module, ())])
     with _lock:
         if session is _session:
@@ -198,7 +201,12 @@ def disable(force: bool = False) -> None:
 
 @dataclasses.dataclass(eq=False)
 class OpenBlock:
-    """One ``with enabled()`` that is open: what it found, the options or None for off, and whose it is."""
+    """One ``with enabled()`` that is open.
+
+    Attributes:
+        before: the options before the block; None if the overlay was off.
+        thread: the thread that opened it.
+    """
 
     before: choices.Choices | None
     thread: int = dataclasses.field(default_factory=threading.get_ident)
@@ -209,7 +217,7 @@ def enabled(strict: bool | None = None, **options: object) -> Iterator[report.St
     """See `torch_overlay.enabled`."""
     with _lock:
         block = OpenBlock(_chosen if _session is not None else None)
-        _blocks.append(block)  # before the overlay goes on, so that no other thread that leaves now takes it away
+        _blocks.append(block)  # before enable(), so that another thread that leaves its block doesn't disable() now
     try:
         now = enable(strict, **options)
     except BaseException:
@@ -224,7 +232,8 @@ def enabled(strict: bool | None = None, **options: object) -> Iterator[report.St
 
 
 def _leave(block: OpenBlock, entered: bool = True) -> None:
-    """Put back what the block found; while a later one is open, which needs its own, that one will instead."""
+    """Restore the state before the block. While a block is open that began later, its options stay, and its end
+    restores that state instead."""
     with _lock:
         place = _blocks.index(block)
         _blocks.remove(block)
@@ -236,15 +245,15 @@ def _leave(block: OpenBlock, entered: bool = True) -> None:
             if _session is not None:
                 _put(block.before)
         elif all(other.thread == block.thread for other in _blocks):
-            disable()  # else another thread's block began first, and its end turns the overlay off
+            disable()  # a block of another thread that is still open will do it at its end
 
 
 def _leave_after(block: OpenBlock, error: BaseException) -> None:
-    """Leave while the block's own error is on its way: that is what comes out, whatever else goes wrong."""
+    """Leave a block that raised. Its own error is what the caller sees, so an error of leaving becomes a note of it."""
     try:
         _leave(block)
-    except Exception as left:
-        text = f"torch_overlay.enabled() couldn't put torch back after this error: {left}"
+    except Exception as failure:
+        text = f"torch_overlay.enabled() couldn't put torch back after this error: {failure}"
         add_note = getattr(error, "add_note", None)  # since Python 3.11
         if add_note is None:
             warnings.warn(text, stacklevel=4)
@@ -279,7 +288,7 @@ def _release_text() -> str:
 
 
 def _row(patch: Patch) -> report.RowStatus:
-    """Where a row stands, and why if it isn't in place."""
+    """The state of a row, and the reason if it isn't applied."""
     state, why = "off", ""
     if _session is not None:
         if patch in _session.changes:

@@ -1,8 +1,8 @@
-"""Named meshes from degrees of parallelism: what trainers otherwise work out by hand.
+"""Named meshes from degrees of parallelism, which trainers otherwise work out by hand.
 
-`ParallelDims` holds degrees and knows which fit; `ParallelDims.build` makes the meshes of a run, a `ParallelMeshes`.
-Everything goes through torch's mesh calls (``init_device_mesh``, unflatten, flatten, slicing), so it runs on stock
-torch as well; under the overlay equal axes of different meshes have one process group.
+`ParallelDims` holds degrees and checks that they fit a world. `ParallelDims.build` makes the meshes of a run, a
+`ParallelMeshes`. They are made by torch's mesh calls (``init_device_mesh``, unflatten, flatten, slicing), so this works
+on stock torch, too. Under the overlay equal axes of different meshes share a process group.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ class ParallelDims:
     etp: int = 1
 
     def __post_init__(self) -> None:
-        degrees = {each.name: getattr(self, each.name) for each in fields(self)}
+        degrees = {degree.name: getattr(self, degree.name) for degree in fields(self)}
         for name, degree in degrees.items():
             if not isinstance(degree, int) or isinstance(degree, bool) or (degree < 1 and degree != -1):
                 raise ValueError(f"{name} must be a number of ranks from 1 on, or -1 for what is left; got {degree!r}")
-        left = [name for name, degree in degrees.items() if degree == -1]
-        if len(left) > 1:
-            hint = "; dp_shard is -1 unless you give it" if "dp_shard" in left else ""
-            raise ValueError(f"only one degree can be -1, got {' and '.join(left)}{hint}")
+        open_degrees = [name for name, degree in degrees.items() if degree == -1]
+        if len(open_degrees) > 1:
+            hint = "; dp_shard is -1 unless you give it" if "dp_shard" in open_degrees else ""
+            raise ValueError(f"only one degree can be -1, got {' and '.join(open_degrees)}{hint}")
 
     def fit(self, world_size: int) -> ParallelDims:
-        """The same with nothing left open, for a world of this many ranks.
+        """Replace -1 by the number of ranks that it stands for in a world of this size.
 
         Raises:
-            ValueError: the degrees don't fit; says what was needed, what came, and which degrees would fit.
+            ValueError: the degrees don't fit. The message says what was needed, what came, and which degrees would fit.
         """
         fitted = self._fill(_WORLD, world_size, "the world size", exact=True)
         region = math.prod(fitted._degrees(_REGION).values())
@@ -115,7 +115,7 @@ class ParallelDims:
         return ParallelMeshes(fitted, builder.world, dense, sparse, data, loss)
 
     def sizes(self) -> dict[str, int]:
-        """Ranks on each axis, by name, of degrees that `fit` gave."""
+        """The number of ranks on each axis, by name. Call `fit` first if a degree is -1."""
         if -1 in self._degrees(_WORLD + _EXPERT).values():
             raise ValueError(f"sizes() needs every degree, call fit(world_size) first; got {self}")
         return {
@@ -124,7 +124,7 @@ class ParallelDims:
             "dp_replicate": self.dp_replicate,
             "fsdp": self.dp_shard * self.cp,
             "tp": self.tp,
-            "efsdp": _rest(math.prod(self._degrees(_REGION).values()), [self.ep, self.etp]) or 0,
+            "efsdp": _quotient(math.prod(self._degrees(_REGION).values()), [self.ep, self.etp]) or 0,
             "ep": self.ep,
             "etp": self.etp,
             "batch": self.dp_replicate * self.dp_shard,
@@ -136,25 +136,27 @@ class ParallelDims:
         return {name: getattr(self, name) for name in names}
 
     def _fill(self, names: tuple[str, ...], total: int, what: str, exact: bool) -> ParallelDims:
-        """Infer the one of `names` that is -1 from the total; without one, hold their product to it.
+        """Infer the one of `names` that is -1 from the total. If none is, check their product against it.
 
-        The product must be the total (`exact`) or divide it; `what` says what the total is.
+        Args:
+            total: what the product must be (`exact`), or be a divisor of.
+            what: what the total is, for the error.
         """
         degrees = self._degrees(names)
-        left = [name for name, degree in degrees.items() if degree == -1]
+        open_degree = next((name for name, degree in degrees.items() if degree == -1), None)
         known = {name: degree for name, degree in degrees.items() if degree != -1}
-        rest = _rest(total, known.values())
-        if left and rest:
-            return replace(self, **{left[0]: rest})
-        if not left and (rest == 1 if exact else rest):
+        quotient = _quotient(total, known.values())
+        if open_degree and quotient:
+            return replace(self, **{open_degree: quotient})
+        if not open_degree and (quotient == 1 if exact else quotient):
             return self
-        exact = exact and not left
+        exact = exact and not open_degree
         need = "be" if exact else "divide"
-        spelled = " * ".join(map(str, known.values()))
-        came = spelled if len(known) == 1 else f"{spelled} = {math.prod(known.values())}"
-        reason = f", so that {left[0]}=-1 has a value" if left else ""
+        product = " * ".join(map(str, known.values()))
+        product = product if len(known) == 1 else f"{product} = {math.prod(known.values())}"
+        reason = f", so that {open_degree}=-1 has a value" if open_degree else ""
         fitting = _fitting(known, total, exact) or "No change of one degree would fit"
-        raise ValueError(f"{' * '.join(known)} must {need} {what} ({total}){reason}; got {came}. {fitting}")
+        raise ValueError(f"{' * '.join(known)} must {need} {what} ({total}){reason}; got {product}. {fitting}")
 
 
 @dataclass(frozen=True)
@@ -215,15 +217,16 @@ class ParallelMeshes:
                 if ordered != names:
                     raise KeyError(f"axes come in the order of their mesh, each once: {ordered}, got {names}")
                 return mesh[names]
-        there = "; ".join(f"{what} has {', '.join(_names(mesh))}" for what, mesh in self._meshes().items())
-        raise KeyError(f"no mesh has the axes {', '.join(names)} together: {there}")
+        axes = "; ".join(f"{what} has {', '.join(_names(mesh))}" for what, mesh in self._meshes().items())
+        raise KeyError(f"no mesh has the axes {', '.join(names)} together: {axes}")
 
     def of(self, *meshes: DeviceMesh) -> DeviceMesh:
-        """The mesh of this run that all these views came from: what FSDP shares with tensor or expert parallelism.
+        """The mesh of this run of which all these are views. FSDP needs it where it is used with tensor or expert
+        parallelism.
 
-        Views are slices of one of the meshes, of any number of axes, or axes joined by flattening. ``pp``,
-        ``dp_replicate`` and ``tp`` are in several meshes, the same ranks under the same names, and joined axes may be
-        the same ranks too; alone they lead to the first (dense, sparse, data), in company to the one that has them all.
+        A view is a slice of one of the meshes, or axes joined by flattening. ``pp``, ``dp_replicate`` and ``tp`` are in
+        several meshes with the same ranks, and so may be joined axes. Of the meshes that have all the views, this
+        returns the first of dense, sparse, data and world.
 
         Raises:
             ValueError: no mesh of this run has them all.
@@ -257,10 +260,10 @@ class ParallelMeshes:
         return False
 
     def describe(self) -> str:
-        """The glossary of this run as a table: each axis, its size and stride, and this rank's group on it.
+        """A table of the axes of this run: for each its size and stride, and this rank's group on it.
 
-        The stride is the difference of neighbours' ranks. `shared with` lists the axes whose group is the same object,
-        so that their collectives wait for each other; on stock torch only the default group is shared.
+        The stride is the difference between the ranks of neighbours. `shared with` lists the axes that have the same
+        group, so their collectives run one after the other. On stock torch only the default group is shared.
         """
         import torch.distributed as dist
 
@@ -272,13 +275,13 @@ class ParallelMeshes:
             shared = [other for other in self.axes if other != name and groups[other] == groups[name]]
             ranks, stride = self[name].mesh.tolist(), str(self._stride(name)) if size > 1 else "-"
             rows.append((name, ", ".join(homes), str(size), stride, ranks_text(ranks), ", ".join(shared) or "-"))
-        degrees = " ".join(f"{each.name}={getattr(self.degrees, each.name)}" for each in fields(self.degrees))
+        degrees = " ".join(f"{degree.name}={getattr(self.degrees, degree.name)}" for degree in fields(self.degrees))
         title = f"rank {dist.get_rank()} of {dist.get_world_size()}: {degrees}"
         count = f"{len(set(groups.values()))} process groups for {len(self.axes)} axes"
         return "\n".join([title, "", *_table(rows), "", count])
 
     def _stride(self, name: str) -> int:
-        """Of a row-major mesh: the product of the sizes further in."""
+        """The stride of an axis: the product of the sizes of the axes inside it, as the mesh is row-major."""
         home, last = next(
             ((self.data, "cp") if name == "loss" else (mesh, name))
             for mesh in self._meshes().values()
@@ -287,28 +290,28 @@ class ParallelMeshes:
         return math.prod(home.shape[_names(home).index(last) + 1 :])
 
     def _meshes(self) -> dict[str, DeviceMesh]:
-        """By attribute name, in the order in which names are looked up."""
+        """The meshes by their attribute names, in the order in which the names of axes are looked up."""
         named = {what: getattr(self, what) for what in ("world", "dense", "sparse", "data", "loss")}
         return {what: mesh for what, mesh in named.items() if mesh is not None}
 
 
-def _rest(total: int, known: Any) -> int | None:
-    """What is left of the total for one more factor beside the known ones; None if nothing whole is."""
-    rest, over = divmod(total, math.prod(known))
-    return None if over else rest
+def _quotient(total: int, factors: Any) -> int | None:
+    """The total divided by the product of these factors. None if that isn't a whole number."""
+    quotient, remainder = divmod(total, math.prod(factors))
+    return None if remainder else quotient
 
 
 def _fitting(degrees: dict[str, int], total: int, exact: bool) -> str:
-    """Which value of one degree, the others as they are, would make the product fit the total; "" if none would."""
-    found = []
+    """Changes of one degree that would make the product fit the total, as a sentence. Empty if there are none."""
+    changes = []
     for name in degrees:
-        rest = _rest(total, [degree for other, degree in degrees.items() if other != name])
-        if rest and exact:
-            found.append(f"{name}={rest}")
-        elif rest and degrees[name] > 1:
-            values = ", ".join(str(value) for value in range(1, rest + 1) if rest % value == 0)
-            found.append(f"{name} out of {values}")
-    return f"Would fit: {'; '.join(found)}" if found else ""
+        largest = _quotient(total, [degree for other, degree in degrees.items() if other != name])
+        if largest and exact:
+            changes.append(f"{name}={largest}")
+        elif largest and degrees[name] > 1:
+            values = ", ".join(str(value) for value in range(1, largest + 1) if largest % value == 0)
+            changes.append(f"{name} out of {values}")
+    return f"Would fit: {'; '.join(changes)}" if changes else ""
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:

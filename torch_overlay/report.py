@@ -1,4 +1,4 @@
-"""`Status`: what the overlay is doing in this process, as a value that prints as plain text."""
+"""`Status`, what the overlay is doing in this process: a value that prints as plain text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .choices import Choices
     from .show.groups import Listing
 
-# Functions of no arguments that return {what was counted: how often}, asked where their module is imported.
-# An entry is ``module:function`` or the function itself.
+# Functions without arguments that return {what is counted: how often}, or their paths ``module:function``. A path is
+# looked up only if its module is imported.
 COUNTERS: tuple[str | Callable[[], Mapping[str, object]], ...] = (
     "torch_overlay.distributed._mesh.groups:counters",
     "torch_overlay.distributed.tensor._runner.answers:counters",
@@ -25,7 +25,12 @@ COUNTERS: tuple[str | Callable[[], Mapping[str, object]], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class RowStatus:
-    """One row of the series: ``state`` is on, waiting, left out, stands down or off; ``why`` is for all but on."""
+    """The state of one row of the series.
+
+    Attributes:
+        state: on, waiting, left out, stands down or off.
+        why: the reason for any state but on.
+    """
 
     target: str
     kind: str
@@ -34,14 +39,18 @@ class RowStatus:
 
     @property
     def said(self) -> str:
-        """The state in words: of a row that is on, how."""
+        """The state in words. A row that is on says how it is applied."""
         return (self.kind if self.state == "on" else self.state) + (f": {self.why}" if self.why else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """The overlay in this process. ``counts`` is what was made and shared since torch was imported, ``groups`` the
-    process groups of meshes in the world of now, None if there is none."""
+    """The overlay in this process.
+
+    Attributes:
+        counts: of groups and redistributions, since torch was imported.
+        groups: the process groups of meshes in the present world; None without a world.
+    """
 
     enabled: bool
     release: str
@@ -55,17 +64,18 @@ class Status:
         return "\n".join(self.lines())
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
-        """The same for a terminal of this many columns, where a long one goes on below."""
+        """The six lines for a terminal of this many columns. A long line is continued on the next."""
         title, *others = self.summary()
-        found = [screen.Styled(title, "title"), *_all_fitted(others, width)]
+        lines = [screen.Styled(title, "title"), *_all_fitted(others, width)]
         left_out = [row for row in self.rows if row.state == "left out"]
-        found += [
-            screen.Styled(line, "trouble") for line in _all_fitted([_first_left_out(left_out)], width) if left_out
-        ]
-        return found
+        if left_out:
+            more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            line = f"left out: {left_out[0].target}: {left_out[0].why}{more}"
+            lines += screen.styled(_all_fitted([line], width), "trouble")
+        return lines
 
     def summary(self) -> list[str]:
-        """On or off; what was planned; which groups were made, and what a missing one cost; the options; what to do."""
+        """Six sentences: on or off, redistributions, groups, missing groups, options, and where to find more."""
         if not self.enabled:
             return [f"torch_overlay is off (torch {self.release}): enable() turns it on"]
         states = collections.Counter(row.state for row in self.rows)
@@ -73,65 +83,52 @@ class Status:
         counts = dict(self.counts)
         return [
             f"torch_overlay is on (torch {self.release}): {states['on']} patches in place{waiting}",
-            _redistributed(counts),
+            _redistributions(counts),
             _groups(counts, self.groups),
-            _missing(counts),
-            f"options: {_changed(self.options)}",
+            _missing_groups(counts),
+            f"options: {_changed_options(self.options)}",
             "more: status().all(), or `python -m torch_overlay status --all`",
         ]
 
     def all(self) -> str:
-        """Plain text: each patch with its state, each count, each group and each option."""
+        """Each patch with its state, each count, each group and each option, as plain text."""
         return "\n".join(self.all_lines())
 
     def all_lines(self, width: int = screen.NARROW) -> list[str]:
-        """The same for a terminal of this many columns."""
-        found = [
-            screen.Styled(self.summary()[0], "title"),
-            "",
-            screen.Styled("patches", "head"),
-            *self._patches(width),
-        ]
+        """`all` for a terminal of this many columns."""
+        lines = [screen.Styled(self.summary()[0], "title"), "", screen.Styled("patches", "head"), *self._patches(width)]
         counts = [line for name, value in self.counts or [("none", "yet")] for line in _counted(name, value, width)]
-        found += ["", screen.Styled("counts", "head"), *_all_fitted(counts, width)]
+        lines += ["", screen.Styled("counts", "head"), *_all_fitted(counts, width)]
         if self.groups is not None:
-            listed = [f"  {line}" for line in str(self.groups).splitlines()]
-            found += ["", screen.Styled("groups", "head"), *_all_fitted(listed, width)]
+            groups = [f"  {line}" for line in str(self.groups).splitlines()]
+            lines += ["", screen.Styled("groups", "head"), *_all_fitted(groups, width)]
         values = [(field.name, _text(getattr(self.options, field.name))) for field in dataclasses.fields(self.options)]
         options = [f"  {name}: {value}" for name, value in values]
-        return [*found, "", screen.Styled("options", "head"), *_all_fitted(options, width)]
+        return [*lines, "", screen.Styled("options", "head"), *_all_fitted(options, width)]
 
     def _patches(self, width: int) -> list[str]:
-        """Each module of torch, and under it what of it is patched and how."""
+        """Each patched module of torch, and below it its targets with their states."""
         by_module: dict[str, list[RowStatus]] = {}
         for row in self.rows:
             by_module.setdefault(row.target.partition(":")[0], []).append(row)
         names = [row.target.partition(":")[2] or _WHOLE for rows in by_module.values() for row in rows]
         start = max(map(len, names), default=0) + 6
-        found: list[str] = []
+        lines: list[str] = []
         for module, rows in by_module.items():
-            found.append(f"  {module}")
+            lines.append(f"  {module}")
             for row in rows:
                 name = f"    {row.target.partition(':')[2] or _WHOLE}".ljust(start)
                 first, *others = wrapped(row.said, "", width - start)
                 style = {"on": "", "left out": "trouble"}.get(row.state, "why")
-                found += [screen.Styled(name + first, style)]
-                found += screen.styled([" " * start + line for line in others], style)
-        return found
+                lines += screen.styled([name + first, *(" " * start + line for line in others)], style)
+        return lines
 
 
 _WHOLE = "(the module)"
 _MADE, _SHARED = "process groups made for meshes", "requests served by a shared group"
 
 
-def _first_left_out(rows: list[RowStatus]) -> str:
-    if not rows:
-        return ""
-    others = f"; and {len(rows) - 1} more" if len(rows) > 1 else ""
-    return f"left out: {rows[0].target}: {rows[0].why}{others}"
-
-
-def _redistributed(counts: Mapping[str, object]) -> str:
+def _redistributions(counts: Mapping[str, object]) -> str:
     planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"
@@ -141,16 +138,16 @@ def _redistributed(counts: Mapping[str, object]) -> str:
     return f"redistributions: {planned} by plan, {total} by torch's own code: {often} ({reasons[often]}{others})"
 
 
-def _groups(counts: Mapping[str, object], listed: Listing | None) -> str:
-    """What was made, and what wider sharing would save of it."""
-    made, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
-    saved = sum(row.saved for row in listed.universes) if listed else 0
+def _groups(counts: Mapping[str, object], groups: Listing | None) -> str:
+    """How many groups were created, how often one was shared, and how many share_groups="ranks" would save."""
+    created, shared = (counts.get(name, 0) for name in (_MADE, _SHARED))
+    saved = sum(row.saved for row in groups.universes) if groups else 0
     more = f'; share_groups="ranks" would save {saved}' if saved else ""
-    return f"groups: {made} made, {shared} shared{more}"
+    return f"groups: {created} made, {shared} shared{more}"
 
 
-def _missing(counts: Mapping[str, object]) -> str:
-    """The call that would save most."""
+def _missing_groups(counts: Mapping[str, object]) -> str:
+    """The call that creates the group whose lack cost most collectives."""
     calls = counts.get("collectives that more groups would save")
     if not isinstance(calls, Mapping) or not calls:
         return "missing groups: none cost anything"
@@ -159,18 +156,18 @@ def _missing(counts: Mapping[str, object]) -> str:
     return f"missing groups: {best} would have saved {counted(calls[best], 'collective')}{others}"
 
 
-def _changed(options: Choices) -> str:
-    """Those that aren't as they are by default."""
-    said = [
+def _changed_options(options: Choices) -> str:
+    """The options that differ from the defaults."""
+    changed = [
         f"{field.name}={_text(getattr(options, field.name))}"
         for field in dataclasses.fields(options)
         if getattr(options, field.name) != field.default
     ]
-    return ", ".join(said) or "as by default"
+    return ", ".join(changed) or "as by default"
 
 
 def _counted(name: str, value: object, width: int) -> list[str]:
-    """What was counted, in one line if it fits, else with a line for each part."""
+    """A count in one line if that fits, else with a line for each of its parts."""
     line = f"  {name}: {_text(value)}"
     if len(line) <= width or not isinstance(value, Mapping):
         return [line]
@@ -182,22 +179,20 @@ def _all_fitted(lines: list[str], width: int) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """The way the options and counts are written where they're set: on and off, none, a=1, b=2."""
+    """An option or a count as text: on, off, none, words with commas between them."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
         return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "none"
-    if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
-        return ", ".join(value) or "none"
     if isinstance(value, tuple):
-        return ", ".join(f"{axis}={bandwidth:g}:{latency:g}" for axis, bandwidth, latency in value)
+        return ", ".join(map(str, value)) or "none"
     return str(value)
 
 
 def groups() -> Listing | None:
-    """The process groups of meshes, if there can be any yet; imports nothing."""
+    """The process groups of meshes; None if there can't be any yet. Imports nothing."""
     if "torch_overlay.distributed._mesh.universe" not in sys.modules:
         return None
     from .show.groups import listing
@@ -206,8 +201,8 @@ def groups() -> Listing | None:
 
 
 def count() -> tuple[tuple[str, object], ...]:
-    """Every counter's answer, in order; imports nothing."""
-    found: list[tuple[str, object]] = []
+    """All counts, in the order of `COUNTERS`. Imports nothing."""
+    counts: list[tuple[str, object]] = []
     for counter in COUNTERS:
         if isinstance(counter, str):
             module, _, name = counter.partition(":")
@@ -215,5 +210,5 @@ def count() -> tuple[tuple[str, object], ...]:
         else:
             function = counter
         if function is not None:
-            found.extend(function().items())
-    return tuple(found)
+            counts.extend(function().items())
+    return tuple(counts)

@@ -1,14 +1,15 @@
-"""The table of patches, in the order in which they are applied: one a line.
+"""The table of patches. Each line is a row, and rows are applied in this order. The columns:
 
-how       replace, add or hook: see `Kind`
-releases  of torch, for which the row is; on others it stands down
-until     the upstream pull request that ends the row, if one does; docs/developers/retired.md says what each brings
-target    what is patched in torch: a module by its short name in `MODULES`, and what is in it
-body      what is there instead: `ours` is what `torch_overlay/distributed/` has in the file of the same name, under the
-          name of the target and in a class whose name begins with an underscore. Else a path in `torch_overlay/`, where
-          `*` stands for the target's own name. A hook has two functions, for enable() and for disable().
+how       replace, add or hook, see `Kind`
+releases  the releases of torch for which the row is applied
+until     the upstream pull request that makes the row superfluous, if any; docs/developers/retired.md says more
+target    what is patched: a module of torch, by its short name in `MODULES`, and a name in it
+body      what takes its place. `ours` is the definition with the target's name in the file of the same name under
+          `torch_overlay/distributed/`; for a method, in the class with an underscore before its name. Any other body is
+          a path in `torch_overlay/`, where `*` stands for the target's name. A hook has a function for enable() and one
+          for disable().
 
-The rows under ``[mesh]`` are the unit "mesh", and so on: the rows of a unit make sense only together.
+The rows under ``[mesh]`` are the unit "mesh", and so on. The rows of a unit need each other.
 """
 
 from collections.abc import Iterator
@@ -33,13 +34,13 @@ TABLE = """
 # how   releases     until   target                                       body
 
 [mesh]
-# Layouts and books of groups, as newer releases have them.
+# What files of newer releases name, and the names and the order of groups.
 add     <2.13        -       layout:_FlatLayout                           compat._mesh_layout:*
 hook    <2.13        -       layout       compat._mesh_layout:believe_files/disbelieve_files
 replace all          #190431 c10d:_process_group_name                     compat.distributed_c10d:*
 hook    <2.12        -       c10d         compat.distributed_c10d:take_sort_ranks/forget_sort_ranks
 
-# What a mesh does.
+# Methods of a mesh.
 replace all          #175571 mesh:DeviceMesh.__init__                     ours
 replace all          #175571 mesh:DeviceMesh.mesh                         ours
 replace all          #175571 mesh:DeviceMesh.__getitem__                  ours
@@ -52,7 +53,7 @@ replace all          #175571 mesh:DeviceMesh._create_unflatten_mesh       ours
 replace all          #175571 mesh:DeviceMesh._concatenate                 ours
 replace all          #175571 mesh:DeviceMesh._init_one_process_group      ours
 
-# What torch's class has on no release.
+# Members that torch's class has on no release.
 add     all          #175571 mesh:DeviceMesh._rank_map                    ours
 add     all          #175571 mesh:DeviceMesh._flatten_rank_map            ours
 add     all          #175571 mesh:DeviceMesh._preserve_rank_order         ours
@@ -69,7 +70,7 @@ add     all          #175571 mesh:DeviceMesh._beside                      ours
 add     all          #175571 mesh:DeviceMesh._trace_view                  ours
 add     all          #175571 mesh:DeviceMesh._traced_views                ours
 
-# What differs from release to release.
+# Members that differ between releases.
 add     all          #175571 mesh:DeviceMesh._rank                        ours
 replace all          #175571 mesh:DeviceMesh.__hash__                     compat.device_mesh:_DeviceMesh.*
 replace all          #175571 mesh:DeviceMesh._compute_coordinate_on_dim   ours
@@ -84,19 +85,19 @@ replace >=2.12,<2.13 #175571 mesh:DeviceMesh._create_flatten_mesh         compat
 replace <2.12        #175571 mesh:DeviceMesh._create_flatten_mesh         compat.device_mesh:_OlderDeviceMesh.*
 replace <2.12        #175571 mesh:DeviceMesh._unflatten                   compat.device_mesh:_OlderDeviceMesh.*
 
-# Functions, and what came late.
+# Functions, and members that came with a later release.
 add     <2.14        #188215 mesh:_maybe_traced_group                     ours
-# Torch's own, from 2.15 on, would abort the default group of a mesh that has it, and none that redistributions use.
+# Torch's abort() since 2.15 aborts the default group if a mesh uses it, but no group over several axes.
 add     <2.15        #173815 mesh:DeviceMesh.abort                        ours
 replace >=2.15       #175571 mesh:DeviceMesh.abort                        ours
 replace all          #175571 mesh:_normalize_backend_override             ours
 replace all          #175571 mesh:init_device_mesh                        ours
 
-# Meshes that were made before enable(), or live on after disable().
+# Meshes that exist when enable() or disable() is called.
 hook    all          -       mesh         hooks:meshes_need_nothing/hand_back_meshes
 
 [redistribute]
-# Caches that remember torch's answers.
+# Caches that hold answers of torch, or ours after disable().
 hook    all          -       redistribute distributed.tensor._runner.answers:forget_answers/forget_answers
 hook    all          -       api          distributed._mesh.caches:forget_shardings/forget_shardings
 
@@ -130,7 +131,7 @@ hook    all          -       rules        hooks:trace_as_torch/trace_as_user_cod
 
 
 def _patches(table: str) -> Iterator[Patch]:
-    """The rows of a table, whose lines are rows, ``[units]`` and ``# comments``."""
+    """Parse the table. Its lines are rows, ``[units]`` and ``# comments``."""
     unit = ""
     for line in filter(None, table.splitlines()):
         if line.startswith("["):
@@ -140,7 +141,7 @@ def _patches(table: str) -> Iterator[Patch]:
 
 
 def _patch(unit: str, how: str, releases: str, until: str, target: str, body: str) -> Patch:
-    """A row from its cells."""
+    """Make a row from its cells."""
     short, colon, qualname = target.partition(":")
     module = MODULES[short]
     owner, dot, name = qualname.rpartition(".")

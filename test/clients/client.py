@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torch_overlay
-from torch_overlay.demo.counters import count_collectives
+from torch_overlay.demo.ranks import count_collectives
 
 
 class Notes:

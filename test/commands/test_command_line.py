@@ -162,7 +162,7 @@ def test_no_strict_goes_on(torch_of, capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["status", "explain", "draw"])
 def test_without_torch(command, capsys, monkeypatch):
-    monkeypatch.setattr(versions, "found", lambda: None)
+    monkeypatch.setattr(versions, "installed", lambda: None)
     assert main([command, *JOBS[command]]) == (0 if command == "draw" else 2)
     told = f"torch isn't installed for this Python; torch_overlay supports torch {versions.SUPPORTED[0]}, "
     assert (told in capsys.readouterr().err) == (command != "draw")

@@ -11,7 +11,7 @@ import pytest
 import torch_overlay
 from torch_overlay.__main__ import main
 from torch_overlay.show.drawing import MeshMap
-from torch_overlay.show.typed import laid_out
+from torch_overlay.show.typed import ranks_in_order
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,13 +22,17 @@ def test_groups_are_those_of_torchs_mesh(order):
     from torch.distributed.device_mesh import DeviceMesh
 
     sizes = (2, 3, 4)
-    ranks = torch.tensor(laid_out(sizes, order)).view(sizes)
-    for axis, drawn in enumerate(MeshMap.of("abc", sizes, laid_out(sizes, order)).axes):
+    ranks = torch.tensor(ranks_in_order(sizes, order)).view(sizes)
+    for axis, drawn in enumerate(MeshMap.of("abc", sizes, ranks_in_order(sizes, order)).axes):
         expected = ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
         assert sorted(map(list, drawn.groups)) == sorted(expected)
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("a", "b", "c"), _init_backend=False, _rank=0)
     of_names = torch_overlay.draw(mesh)
-    assert str(of_names) == repr(of_names) == str(torch_overlay.draw(MeshMap.of("abc", sizes, laid_out(sizes, order))))
+    assert (
+        str(of_names)
+        == repr(of_names)
+        == str(torch_overlay.draw(MeshMap.of("abc", sizes, ranks_in_order(sizes, order))))
+    )
 
 
 def test_command_draws_and_needs_no_torch(tmp_path):

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from width import NIGHTLY
+
 ROOT = pathlib.Path(__file__).parents[2]
 NEEDED = ("sphinx", "myst_parser", "furo")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -27,6 +29,7 @@ def build(pages: pathlib.Path, site: pathlib.Path) -> subprocess.CompletedProces
 
 
 @needs_sphinx
+@pytest.mark.skipif(not NIGHTLY, reason="eight seconds of sphinx: only at night")
 def test_the_site_builds_without_a_warning(tmp_path):
     done = build(ROOT / "docs", tmp_path / "site")
     assert done.returncode == 0, done.stderr

@@ -91,7 +91,7 @@ class BackendCases:
         sources = itertools.product(kinds, repeat=2)
         targets = list(itertools.product(kinds[:3], repeat=2))
         ends = itertools.product(sources, targets, ((8, 16), (5, 3)))
-        for source, target, shape in sample(ends, 5):
+        for source, target, shape in sample(ends, 11):
             case = Case(recipe, source, target, shape)
             problem = case.problem(mesh, self.rank)
             self.assertIsNone(problem, f"{case!r}: {problem}")

@@ -71,10 +71,10 @@ class MoveCases:
         return len(cases)
 
     def test_each_move_of_a_cube_takes_one_collective(self):
-        self.assertEqual(self.check_pairs(CUBE, pending=False, most=1, every=5), 27 * 26 if NIGHTLY else 141)
+        self.assertEqual(self.check_pairs(CUBE, pending=False, most=1, every=7), 27 * 26 if NIGHTLY else 101)
 
     def test_each_reduction_of_a_cube_takes_two_collectives(self):
-        self.assertEqual(self.check_pairs(CUBE, pending=True, most=2, every=5), 37 * 27 if NIGHTLY else 200)
+        self.assertEqual(self.check_pairs(CUBE, pending=True, most=2, every=11), 37 * 27 if NIGHTLY else 91)
 
     def test_moves_and_reductions_of_a_grid(self):
         self.assertEqual(self.check_pairs(GRID, pending=False, most=1), 9 * 8)
@@ -88,7 +88,7 @@ class MoveCases:
             for number, shape in enumerate(((16, 16), (9, 7), (4, 3, 2))):
                 mesh, here = CUBE.make(), CUBE.twin().coordinate(self.rank)
                 for pending in (False, True):
-                    for source, target in sample(pairs(3, pending), 71, number):
+                    for source, target in sample(pairs(3, pending), 139, 46 * number):
                         kind = {} if pending else {"dtype": DTYPES[number]}
                         case = Case(CUBE, source, target, shape, **kind)
                         self.assertIsNone(case.difference(case.run(mesh, case.given(here)), here), repr(case))
@@ -108,13 +108,14 @@ class MoveCases:
             recipe = MeshRecipe(ranks, sizes, flattened=("ab", "ac", "bc", "abc")[: 1 if len(sizes) == 2 else 4])
             mesh, first = recipe.make(), Case(recipe, (), (), shape)
             with bytes_decide() as cost:
-                for number, (source, target) in enumerate(pairs(len(sizes), pending=False)):
+                three = len(sizes) == 3
+                for number, (source, target) in enumerate(sample(pairs(len(sizes), pending=False), 3 if three else 1)):
                     plan = Planned(source, target, shape, sizes, cost=cost).steps()
                     if any(isinstance(step, AllToAll) and step.diagonals for step in plan):
                         case = dataclasses.replace(first, source=source, target=target, dtype=DTYPES[number % 3])
                         self.assertIsNone(case.problem(mesh, self.rank), repr(case))
                         balanced += 1
-        self.assertGreater(balanced, 100)
+        self.assertGreater(balanced, 100 if NIGHTLY else 30)
 
     @needs_overlay
     def test_a_collective_that_moves_nothing_isnt_run(self):

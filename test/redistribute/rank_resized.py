@@ -100,9 +100,8 @@ class ResizedCases:
         self.check_calls(make_root(range(WORLD), (4, 2), ("apart", "a")), ("a",))
 
     @needs_overlay
-    def test_sizes_that_change_between_calls_on_four_ranks(self):
-        self.check_calls(make_root(range(WORLD), (2, 4), ("apart", "a")), ("a",))
-
-    @needs_overlay
-    def test_sizes_that_change_between_calls_over_two_axes(self):
+    def test_sizes_that_change_between_calls_over_four_ranks(self):
+        """In a line, at night alone, and as two axes of two."""
+        if NIGHTLY:
+            self.check_calls(make_root(range(WORLD), (2, 4), ("apart", "a")), ("a",))
         self.check_calls(make_root(range(WORLD), (2, 2, 2), ("apart", "a", "b")), ("a", "b"))

@@ -123,7 +123,7 @@ class TypeCases:
     @needs_package  # which it turns off
     def test_every_type_with_every_reduction_as_on_stock(self):
         for first, flattened in enumerate((True, False)):
-            found, every = [], list(sample(itertools.product(TYPES, sources(), TARGETS), 23, 11 * first))
+            found, every = [], list(sample(itertools.product(TYPES, sources(), TARGETS), 47, 23 * first))
             for off in (overlay_off, contextlib.nullcontext):
                 with off():
                     mesh = make_root(range(WORLD), SIZES, ("a", "b"))

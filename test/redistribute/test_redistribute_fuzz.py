@@ -4,12 +4,16 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from mesh_harness import needs_overlay
+from width import NIGHTLY
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 
 
 @needs_overlay
+@pytest.mark.skipif(not NIGHTLY, reason="processes of its own for what test_redistribute_ranks.py draws: only at night")
 def test_the_command_finds_nothing_on_real_ranks():
     ran = subprocess.run(
         [sys.executable, TOOLS / "fuzz_redistribute.py", "--ranks", "4", "--cases", "60", "--seed", "11"],

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from way import needs_package
+from width import NIGHTLY, sample
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tools"))
 
@@ -28,9 +29,9 @@ def test_no_pair_takes_more_memory_than_stock(monkeypatch):
 
     monkeypatch.setattr(exchange, "LARGE", {"cpu": 0})
     monkeypatch.setattr(cost, "_ASSUMED", {"cpu": cost.Cost(round_bytes=1)})
-    pairs = all_pairs()
+    pairs = [*sample(all_pairs(), 5)]
     stock, ours = (peaks_of(side, pairs, (512, 64), rank=0, gpu=False) for side in (STOCK, OVERLAY))
-    assert len(pairs) == 1701
+    assert len(pairs) == (1701 if NIGHTLY else 341)
     assert [str(pair) for pair, one, other in zip(pairs, stock, ours, strict=True) if other.peak > one.peak] == []
     assert sum(one.peak for one in ours) < 0.36 * sum(one.peak for one in stock)
     assert [str(pair) for pair, one, other in zip(pairs, stock, ours, strict=True) if other.kept > one.kept] == []

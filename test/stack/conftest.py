@@ -1,6 +1,7 @@
 """The tests that travel with the stack run here under the overlay; upstream there is nothing to turn on."""
 
 import contextlib
+import itertools
 
 import pytest
 from torch.distributed import device_mesh
@@ -38,3 +39,17 @@ def fewer_pairs(request, monkeypatch):
         monkeypatch.setattr(
             request.module, "pairs", lambda *ends, **how: every(*ends, **how) if how or len(ends) > 2 else threes(*ends)
         )
+
+
+@pytest.fixture(autouse=True)
+def fewer_moves(request, monkeypatch):
+    """Of moves that ranks which are threads check by value, one of five; all at night, and on the stack itself."""
+    moves = getattr(request.cls, "_check_all", None)
+    if WAY == "overlay" and moves is not None:
+
+        def check_some(self, mesh, lengths, kinds):
+            ends = (itertools.product(some, repeat=mesh.ndim) for some in (kinds, kinds[:-1]))
+            for length, source, target in sample(itertools.product(lengths, *ends), 5):
+                self._check(mesh, length, source, target)
+
+        monkeypatch.setattr(request.cls, "_check_all", check_some)

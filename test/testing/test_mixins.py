@@ -10,6 +10,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import (
     with_comms,
 )
 
+import forks
 import torch_overlay
 from torch_overlay import series
 from torch_overlay.patching import patch
@@ -28,6 +29,10 @@ class Two:
     world_size = 2
     device_type = "cpu"
     backend = "gloo"
+
+    def _spawn_processes(self):
+        """Forked from a server that has imported torch, where torch's own class has each rank import it."""
+        self._start_processes(forks.context().Process)
 
 
 class TestProcesses(OverlayProcesses, Two, DTensorTestBase):

@@ -10,7 +10,6 @@ import torch
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-pytest.importorskip("libcst", reason="the stack is rendered with libcst: pip install -e '.[dev]'")
 pytest.importorskip("ruff", reason="the stack is formatted with ruff: pip install -e '.[dev]'")
 
 from stack.render import file_of  # noqa: E402

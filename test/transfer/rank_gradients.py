@@ -137,7 +137,7 @@ class GradientCases:
 # Four hundred at night.
 for first in range(0, 400, 20) if NIGHTLY else (0,):
 
-    def check(self, seeds=range(first, first + (20 if NIGHTLY else 6))):
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 4))):
         for seed in seeds:
             self.check_gradients(seed)
 

@@ -86,7 +86,7 @@ class ModeCases:
 # Two hundred at night.
 for first in range(0, 200, 20) if NIGHTLY else (0,):
 
-    def check(self, seeds=range(first, first + (20 if NIGHTLY else 6))):
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 4))):
         for seed in seeds:
             self.check_modes(seed)
 

@@ -172,7 +172,7 @@ class ReductionCases:
 
 for first in range(0, 400, 20) if NIGHTLY else (0,):
 
-    def check(self, seeds=range(first, first + (20 if NIGHTLY else 5))):
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 3))):
         for seed in seeds:
             self.check_small_budgets(seed)
 
@@ -181,7 +181,7 @@ for first in range(0, 400, 20) if NIGHTLY else (0,):
 # Two hundred at night.
 for first in range(0, 200, 20) if NIGHTLY else (0,):
 
-    def check(self, seeds=range(first, first + (20 if NIGHTLY else 5))):
+    def check(self, seeds=range(first, first + (20 if NIGHTLY else 3))):
         for seed in seeds:
             self.check_against_stock(seed)
 

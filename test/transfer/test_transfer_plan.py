@@ -51,7 +51,7 @@ def test_many_exchanges_stay_within_the_budget(seed, budget):
     assert most > 3
 
 
-@pytest.mark.parametrize("seed", range(30 * TIMES))
+@pytest.mark.parametrize("seed", range(15 * TIMES))
 def test_the_busiest_port_is_near_the_optimum_of_the_flow(seed):
     """Within a tenth, over all tensors together, on 300 pairs of meshes. The flow may cut an element, so where a rank
     has fewer than twenty of them to send, one of each tensor is let go; these pairs are none of the 300."""

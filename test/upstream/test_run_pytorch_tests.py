@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 import run_pytorch_tests as tool
+
+from width import NIGHTLY
 
 EXPECTED = """
 from pytorch_tests.difference import Expected
@@ -62,6 +65,7 @@ class TestMeshes(unittest.TestCase):
 """
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="ten seconds of a tool that runs by itself: only at night")
 def test_a_regression_planted_in_the_overlay_breaks_exactly_its_cases(tmp_path, monkeypatch, capsys):
     """A body that answers wrongly for one name, in the tested process and in one that it spawns. An expectation for one
     of both leaves the other a loss, and one that no longer holds is named."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 BLOCK_SECONDS = 0.02  # long against the clock's own cost
@@ -33,20 +33,15 @@ def each(call: Callable[[Any], Any], items: Iterable[Any]) -> tuple[float, list[
     return (time.thread_time() - begun) / len(items), results
 
 
-def of_all_ranks(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """Of each way the least seconds, wall from barrier to barrier and CPU of all ranks together, in turns there and
-    back. Called on every rank."""
+def seconds_of_all_ranks(call: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of one call that all ranks make: wall time between two barriers, and the CPU time of all ranks."""
     import torch.distributed as dist
 
-    best = {way: {"wall": float("inf"), "cpu": float("inf")} for way in ways}
-    for way in [*ways, *reversed(ways)] * rounds:
-        dist.barrier()
-        begun, cpu = time.perf_counter(), time.process_time()
-        ways[way]()
-        dist.barrier()
-        wall, cpu = time.perf_counter() - begun, summed(time.process_time() - cpu)
-        best[way] = {"wall": min(best[way]["wall"], wall), "cpu": min(best[way]["cpu"], cpu)}
-    return best
+    dist.barrier()
+    begun, cpu = time.perf_counter(), time.process_time()
+    call()
+    dist.barrier()
+    return {"wall": time.perf_counter() - begun, "cpu": summed(time.process_time() - cpu)}
 
 
 def summed(value: float) -> float:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES", help="of whole tensors")
     parser.add_argument("--tree-bytes", type=int, default=1 << 20, metavar="BYTES", help="of a parameter of a tree")
     parser.add_argument("--pairs", type=int, default=None, metavar="N", help="only the first N moves")
-    parser.add_argument("--repeats", type=int, default=3, help="worlds a side for the groups, rounds for the overlap")
+    parser.add_argument("--repeats", type=int, default=3, help="worlds a side for the groups, rounds for the rest")
     parser.add_argument("--fuzz", type=int, default=500, metavar="N", help="random cases; 0 leaves them out")
     parser.add_argument("--fuzz-seconds", type=float, default=600, help="at most so long")
     parser.add_argument("--ranks", type=int, choices=RANKS, help="in place of as many as there are GPUs")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
-from .sides import OVERLAY, SIDES, STOCK, TURNS, on
+from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 
 NAMES, SHARED = "names", "ranks"  # values of the option share_groups
 ONE_AFTER_THE_OTHER, AT_ONCE = "two collectives, one after the other", "two collectives at once"
@@ -58,11 +59,10 @@ def groups(
 
     from .fake_world import GroupCounter
 
-    found: dict[str, dict[str, list]] = {side: {"groups": [], "seconds": [], "memory": []} for side in SIDES}
-    store = _store(port)
-    for turn in range(repeats * 2 + 1):
-        side = TURNS[turn % 4 - 1] if turn else OVERLAY  # the first warms up
-        _open(store, turn, rank, size, backend, device, share, bound)
+    store, worlds = _store(port), itertools.count()
+
+    def one_world(side: str) -> dict[str, float]:
+        _open(store, next(worlds), rank, size, backend, device, share, bound)
         with on(side):
             _use(dist.group.WORLD, device)
             before, begun = memory(device), _now(device)
@@ -72,12 +72,12 @@ def groups(
                 _use(group, device)
             seconds = _now(device) - begun
             made = [ranks for ranks in GroupCounter.open() if len(ranks) > 1]
-            if turn:
-                one = {"groups": len(made), "seconds": seconds, "memory": max(memory(device) - before, 0)}
-                for name, value in one.items():
-                    found[side][name].append(value)
+            figures = {"groups": len(made), "seconds": seconds, "memory": max(memory(device) - before, 0)}
         dist.destroy_process_group()
-    return found
+        return figures
+
+    turns = in_turns(one_world, -(-repeats // 2))  # a round has two worlds a side
+    return {side: {name: [one[name] for one in turns[side]] for name in turns[side][0]} for side in SIDES}
 
 
 def _views(size: int, device: str) -> Any:
@@ -160,14 +160,17 @@ def overlap(
     """
     import torch.distributed as dist
 
-    store, found = _store(port), {key: {name: [] for name in BOTH_WAYS} for key in (STOCK, NAMES, SHARED)}
-    for turn, key in enumerate([*found, *reversed(found)]):  # so that a machine that gets slower is fair to all
-        _open(store, turn, rank, size, backend, device, share)
-        with on(STOCK) if key == STOCK else on(OVERLAY, share_groups=key):
-            for name, seconds in _both_ways(device, size, **how).items():
-                found[key][name] += seconds
+    store, worlds = _store(port), itertools.count()
+
+    def one_world(way: str) -> dict[str, list[float]]:
+        _open(store, next(worlds), rank, size, backend, device, share)
+        with on(STOCK) if way == STOCK else on(OVERLAY, share_groups=way):
+            seconds = _both_ways(device, size, **how)
         dist.destroy_process_group()
-    return found
+        return seconds
+
+    turns = in_turns(one_world, 1, (STOCK, NAMES, SHARED), warm_up=False)
+    return {way: {name: [s for one in turns[way] for s in one[name]] for name in BOTH_WAYS} for way in turns}
 
 
 def _both_ways(world_device: str, ranks: int, nbytes: int, repeats: int) -> dict[str, list[float]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .clock import median
 from .gpu_ranks import _now, _open, _store
-from .sides import OVERLAY, SIDES, STOCK, TURNS, on
+from .sides import OVERLAY, SIDES, STOCK, in_turns, on
 
 Calls = dict[str, Callable[[], Any]]  # by side
 PARAMETERS = 48
@@ -113,15 +113,13 @@ def _captured(meshes: dict[str, Any]) -> Calls:
 
 
 def _seconds(calls: Calls, device: str, repeats: int) -> dict[str, float]:
-    spent: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number, side in enumerate([*SIDES, *TURNS * repeats]):
+    def one_call(side: str) -> float:
         with on(side):
             begun = _now(device)
             calls[side]()
-            seconds = _now(device) - begun
-        if number >= len(SIDES):  # the first of each side plans, or compiles
-            spent[side].append(seconds)
-    return {side: median(values) for side, values in spent.items()}
+            return _now(device) - begun
+
+    return {side: median(seconds) for side, seconds in in_turns(one_call, repeats).items()}
 
 
 def _peak_on(side: str, call: Callable[[], Any], device: str) -> int:

@@ -7,6 +7,7 @@ sides in turn, in the same processes, each turn on a world made anew, from barri
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 
@@ -141,10 +142,11 @@ def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, li
     from .fake_world import GroupCounter
 
     names = ("mesh and views", GROUPS, CALLS)
-    found: dict[str, dict[str, list[float]]] = {side: {name: [] for name in names} for side in SIDES}
-    store = dist.TCPStore("localhost", port, is_master=False)
-    for turn, side in in_turns(rounds):
-        dist.init_process_group("gloo", store=dist.PrefixStore(str(turn), store), rank=rank, world_size=size)
+    store, worlds = dist.TCPStore("localhost", port, is_master=False), itertools.count()
+
+    def one_world(side: str) -> dict[str, float]:
+        own_keys = dist.PrefixStore(str(next(worlds)), store)
+        dist.init_process_group("gloo", store=own_keys, rank=rank, world_size=size)
         with on(side), GroupCounter() as counter:
             dist.barrier()
             begun = time.perf_counter()
@@ -152,9 +154,9 @@ def make(rank: int, size: int, port: int, rounds: int) -> dict[str, dict[str, li
             for view in (("pp", "batch", "cp"), ("pp", "dp_replicate", "fsdp"), ("pp", "efsdp", "ep")):
                 root._unflatten(0, (2, size // 4, 2), view)
             dist.barrier()
-            seconds = time.perf_counter() - begun
-            if turn:
-                for name, value in zip(names, (seconds, len(counter.open()), counter.calls)):
-                    found[side][name].append(value)
+            figures = (time.perf_counter() - begun, len(counter.open()), counter.calls)
         dist.destroy_process_group()
-    return found
+        return dict(zip(names, figures))
+
+    turns = in_turns(one_world, rounds)
+    return {side: {name: [one[name] for one in turns[side]] for name in names} for side in SIDES}

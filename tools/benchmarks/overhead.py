@@ -15,7 +15,7 @@ from typing import Any
 
 from . import clock, process
 from .report import Report, Row, Target
-from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, TURNS, on, redistribution_patched
+from .sides import NOT_PATCHED, OVERLAY, SIDES, STOCK, in_turns, on, redistribution_patched
 
 KINDS = HIT, MISS, FIRST = "plan hit", "plan miss", "plan first"
 
@@ -86,27 +86,27 @@ def measure(axes: int, calls: int, rounds: int) -> dict[str, Any]:
 
     sizes = (2,) * axes
     chosen = [pairs.Pair(sizes, source, target) for source, target in patterns(axes)]
-    found = {str(pair): {kind: {side: [] for side in SIDES} for kind in KINDS} for pair in chosen}
     with fake_world(2**axes // 2, 2**axes), torch.no_grad():
         patched = redistribution_patched()
         meshes = {}
         for side in SIDES:
             with on(side):
                 meshes[side] = pairs.flattened_mesh(sizes)
-        turns = (*SIDES, *(TURNS * rounds))
-        shapes = iter(_small_shapes(2 * _MISSES * len(turns)))
-        for side in turns:
+        shapes = iter(_small_shapes(2 * _MISSES * len(SIDES) * (1 + 2 * rounds)))  # none is met twice
+
+        def all_pairs(side: str) -> dict[str, dict[str, float]]:
             new = [next(shapes) for _ in range(2 * _MISSES)]
             with on(side):
-                for pair in chosen:
-                    for kind, seconds in _one_turn(pair, meshes[side], calls, new).items():
-                        found[str(pair)][kind][side].append(seconds)
-    # The first turn of each side imports and warms up.
-    pairs_found = {
-        name: {kind: {side: clock.median(times[1:]) for side, times in by.items()} for kind, by in kinds.items()}
-        for name, kinds in found.items()
+                return {str(pair): _one_turn(pair, meshes[side], calls, new) for pair in chosen}
+
+        turns = in_turns(all_pairs, rounds)
+    medians = {
+        str(pair): {
+            kind: {side: clock.median(one[str(pair)][kind] for one in turns[side]) for side in SIDES} for kind in KINDS
+        }
+        for pair in chosen
     }
-    return {"patched": patched, "pairs": pairs_found}
+    return {"patched": patched, "pairs": medians}
 
 
 _MISSES = 8

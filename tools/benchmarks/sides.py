@@ -1,27 +1,44 @@
-"""The two sides of every comparison: torch as released, and torch under the overlay. Imports no torch by itself."""
+"""The two sides of every comparison, torch as released and torch under the overlay, and the loop that measures them.
+
+This file imports no torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import torch_overlay
 
+Figures = TypeVar("Figures")
+
 STOCK, OVERLAY = "stock", "overlay"
 SIDES = (STOCK, OVERLAY)
-# Each side once before and once after the other, so that a machine that gets slower or faster is fair to both.
-TURNS = (STOCK, OVERLAY, OVERLAY, STOCK)
-
-
-def in_turns(rounds: int, warm: bool = True) -> Iterator[tuple[int, str]]:
-    """(turn, side) of so many rounds of `TURNS`. Turn 0, on the overlay, only warms up both the process and the
-    overlay, so nothing of it counts."""
-    if warm:
-        yield 0, OVERLAY
-    yield from enumerate(TURNS * rounds, start=1)
-
-
 _REDISTRIBUTION = "torch.distributed.tensor"
+
+
+def in_turns(
+    measure: Callable[[str], Figures], rounds: int, ways: Iterable[str] = SIDES, warm_up: bool = True
+) -> dict[str, list[Figures]]:
+    """Measure several ways, usually the two sides, in turns, and return the figures of each way.
+
+    A round goes through the ways and back (stock, overlay, overlay, stock), so a machine that gets slower or faster
+    is as bad for each of them. All ranks must call this with the same ways.
+
+    Args:
+        measure: takes one turn, on the way that it is given.
+        warm_up: let each way have one turn before the rounds. That turn imports, plans and compiles, so its figures
+            are dropped.
+    """
+    ways = tuple(ways)
+    if warm_up:
+        for way in ways:
+            measure(way)
+    figures: dict[str, list[Figures]] = {way: [] for way in ways}
+    for way in (*ways, *reversed(ways)) * rounds:
+        figures[way].append(measure(way))
+    return figures
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import pairs
-from benchmarks.sides import SIDES, TURNS, on
+from benchmarks.sides import SIDES, in_turns, on
 from fuzz_ranks import run as search
 
 from twins_ranks import MeshRecipe
@@ -145,25 +146,28 @@ def cost_of_a_call(mesh: Any, rank: int, calls: int, rounds: int) -> dict[str, A
     for side in SIDES:
         with on(side):
             meshes[side] = pairs.flattened_mesh((2, 2), mesh.device_type)
-    spent: dict[str, dict[str, dict[str, list]]] = {}
-    for pair in pairs.fewer(RANKS):
-        each = spent[str(pair)] = {side: {"cpu": [], "wall": []} for side in SIDES}
-        target = pairs.placements(pair.target)
-        for side in (*SIDES, *TURNS * rounds):
-            source = pairs.source_tensor(pair, meshes[side], SHAPE)
-            with on(side), torch.no_grad():
+
+    def one_turn(pair: pairs.Pair, side: str) -> dict[str, float]:
+        source, target = pairs.source_tensor(pair, meshes[side], SHAPE), pairs.placements(pair.target)
+        with on(side), torch.no_grad():
+            source.redistribute(meshes[side], target)
+            settle(mesh.device_type)
+            dist.barrier()
+            settle(mesh.device_type)
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(calls):
                 source.redistribute(meshes[side], target)
-                settle(mesh.device_type)
-                dist.barrier()
-                settle(mesh.device_type)
-                wall, cpu = time.perf_counter(), time.process_time()
-                for _ in range(calls):
-                    source.redistribute(meshes[side], target)
-                each[side]["cpu"].append((time.process_time() - cpu) / calls * 1e6)
-                settle(mesh.device_type)
-                each[side]["wall"].append((time.perf_counter() - wall) / calls * 1e6)
-    middle = lambda values: round(statistics.median(values[1:]), 1)  # noqa: E731  # the first turn plans
-    return {
-        pair: {f"{side}, {what}": middle(each[side][what]) for side in SIDES for what in ("cpu", "wall")}
-        for pair, each in spent.items()
-    }
+            cpu = time.process_time() - cpu
+            settle(mesh.device_type)
+            wall = time.perf_counter() - wall
+        return {"cpu": cpu / calls * 1e6, "wall": wall / calls * 1e6}
+
+    medians: dict[str, dict[str, float]] = {}
+    for pair in pairs.fewer(RANKS):
+        turns = in_turns(functools.partial(one_turn, pair), rounds)
+        medians[str(pair)] = {
+            f"{side}, {clock}": round(statistics.median(one[clock] for one in turns[side]), 1)
+            for side in SIDES
+            for clock in ("cpu", "wall")
+        }
+    return medians

@@ -1,7 +1,7 @@
 """The upstream stack: the overlay's rows and bodies rendered as commits on a PyTorch source tree.
 
-`message` reads the series and what each patch carries; `ours` has our files as upstream has them;
-`gather` takes what goes into one file of torch, `lay` puts it there; `render` makes all files of one prefix; `tree`
-reads and writes the target, `history` makes commits, `mail` files for git am; `lint` formats with upstream's settings;
-`check` runs our suites against a patched copy.
+Start at `render.states`. `message` reads the series and what each patch carries, `ours` our files as upstream has them;
+`lay` and `insert` change torch's files, `suites` its tests, by edits of text (`source`). `tree` reads and writes the
+target, `lint` formats with upstream's settings, `rules` says what reviewers would refuse, `history` makes commits, and
+`check` runs our suites on a patched copy.
 """

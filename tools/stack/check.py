@@ -14,10 +14,9 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
-from .copied import copy_torch, installed_torch
 from .message import ROOT, PatchMessage, StackError
-from .render import Prefix
-from .tree import Tree, write
+from .render import states
+from .tree import Tree, copy_torch, installed_torch, write
 
 NEEDED = ("pytest", "pytest_timeout", "hypothesis", "expecttest", "numpy")
 SUITES = ("test/mesh", "test/redistribute", "test/pure")
@@ -74,7 +73,7 @@ def check(messages: Sequence[PatchMessage], counts: Sequence[int], suites: Seque
 def patched(messages: Sequence[PatchMessage], folder: pathlib.Path) -> pathlib.Path:
     """A copy of the installed torch with these patches and their tests, imported once."""
     copy_torch(installed_torch(), folder)
-    write(folder, dict(Prefix(Tree.at(installed_torch().parent), messages).files()))
+    write(folder, states(Tree.at(installed_torch().parent), messages)[-1])
     code = f"import torch.distributed.tensor, sys; sys.exit(not torch.__file__.startswith({str(folder)!r}))"
     ended = subprocess.run(
         [sys.executable, "-c", code], env=environment("patched", folder), capture_output=True, text=True

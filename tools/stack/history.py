@@ -35,16 +35,6 @@ class Repository:
             raise StackError(f"git {' '.join(command[:2])} failed in {self.root}: {ended.stderr.strip()}")
         return ended.stdout.strip()
 
-    def author(self) -> str:
-        """``Name <address>`` of whoever commits here. Raises StackError if git doesn't know."""
-        try:
-            return self.git("var", "GIT_AUTHOR_IDENT").rpartition(">")[0] + ">"
-        except StackError as error:
-            raise StackError(
-                "git doesn't know who you are: set user.name and user.email with git config, or GIT_AUTHOR_NAME and "
-                "GIT_AUTHOR_EMAIL"
-            ) from error
-
     def require_clean(self) -> None:
         changed = self.git("status", "--porcelain", "--untracked-files=no")
         if changed:

@@ -2,37 +2,26 @@
 
 `patches/insert/PATCH/FILE` names the place by definitions inside each other, classes and functions, nested as torch's
 file nests them. The innermost ends with the anchor, ``name = ...``: what stands above it goes before the only statement
-of torch's function or class that binds the name. Definitions without an anchor are helpers, which come along if used.
-Among the lines, ``del NAME, ...`` takes out what they make superfluous: torch's statements that bind these names, each
-``if`` that asks them, and a ``with`` that is empty then. ``NAME(..., keyword=value)`` gives the keyword to torch's
-calls of NAME that lack it. Parameters with a default are added to those of torch's function. ``{"key": ..., "new":
-value}`` puts the new entries at the end of torch's dict that has the key, ``[first, new]`` at the end of its list that
-has the first.
+of torch's function or class that binds the name. Among the lines, ``del NAME, ...`` takes out what they make
+superfluous: torch's statements that bind these names, each ``if`` that asks them, and a ``with`` that is empty then.
+``NAME(..., keyword=value)`` gives the keyword to torch's calls of NAME that lack it. Parameters with a default are
+added to those of torch's function. ``{"key": ..., "new": value}`` puts the new entries at the end of torch's dict that
+has the key, ``[first, new]`` at the end of its list that has the first.
 
-A file that itself ends with an anchor goes to the top level of torch's file. If a later patch binds a name there again,
-its statement takes the place of the one before.
+A file that itself ends with an anchor goes to the top level of torch's file. If an earlier patch binds a name there
+already, the statement takes the place of that one.
 """
 
 from __future__ import annotations
 
+import ast
 import pathlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-
-import libcst as cst
-from libcst import matchers
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .message import PATCHES, StackError
-from .names import bound, used
-from .ours import Room
-from .ours import room as read_room
-
-_ANCHOR = matchers.SimpleStatementLine(body=[matchers.Assign(value=matchers.Ellipsis())])
-_DEL = matchers.SimpleStatementLine(body=[matchers.Del()])
-_CALL = matchers.Call(matchers.Name(), [matchers.Arg(value=matchers.Ellipsis()), matchers.ZeroOrMore()])
-_GIVE = matchers.SimpleStatementLine(body=[matchers.Expr(value=_CALL)])
-_ENTRIES = matchers.SimpleStatementLine(body=[matchers.Expr(value=matchers.Dict() | matchers.List())])
-Definition = (cst.FunctionDef, cst.ClassDef)
+from .ours import package_of
+from .source import Edit, Function, Import, Source, bound, edited, find, imports, inside, is_import, read, used
 
 
 @dataclass(frozen=True)
@@ -40,222 +29,141 @@ class Insertion:
     """What goes where.
 
     Attributes:
-        source: the file of ours, for messages.
+        path: the file of ours.
         place: the names of the definitions around it, the outermost first.
-        target: the function that a row names, which is the place or lies around it.
-        anchor: the name that torch's statement binds.
-        lines: what goes before that statement.
-        params: that the function takes from then on, after its own.
-        gone: the names whose statements go.
-        given: keywords for calls that lack them, by the name that is called.
-        entries: of a dict or a list that has the first of them.
+        node: the innermost of them in our file, or the file's tree.
+        imports: of our file.
     """
 
-    source: str
+    path: str
+    source: Source
     place: tuple[str, ...]
-    target: str
-    anchor: str
-    lines: tuple[cst.BaseStatement, ...]
-    params: tuple[cst.Param, ...] = ()
-    gone: frozenset[str] = frozenset()
-    given: tuple[tuple[str, cst.Arg], ...] = ()
-    entries: tuple[cst.DictElement | cst.Element, ...] = ()
+    node: ast.FunctionDef | ast.ClassDef | ast.Module
+    imports: tuple[Import, ...]
 
     @property
-    def nodes(self) -> list[cst.CSTNode]:
-        """All that comes into torch's file."""
-        return [*self.lines, *self.params, *(entry.value for entry in self.entries[1:])]
+    def target(self) -> str:
+        """The function or method that a row names, which is the place or lies around it; "" for a class or a file."""
+        outer = self.place[:2] if self.place[:1] == ("DeviceMesh",) else self.place[:1]
+        return "" if isinstance(self.node, (ast.ClassDef, ast.Module)) else ".".join(outer)
+
+    @property
+    def lines(self) -> list[ast.stmt]:
+        """What goes before the anchor. Imports at top level are those that the lines need."""
+        body = self.node.body[:-1]
+        documented = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        return [one for one in body[bool(documented) :] if self.place or not is_import(one)]
+
+    def apply(self, text: str, name: str) -> str:
+        """Torch's file with the lines in it.
+
+        Raises:
+            StackError: a place that isn't there, or in which not just one statement binds the anchor's name.
+        """
+        theirs = read(text, name)
+        node = find(theirs.tree, self.place)
+        if node is None:
+            raise self._refused(name, "isn't there")
+        edits = [*self._parameters(theirs, node)]
+        if anchor_name := _anchor(self.node.body[-1]):
+            anchors = [(block, one) for block in inside(node) for one in block if anchor_name in bound(one)]
+            if len(anchors) != 1:
+                raise self._refused(name, f"binds {anchor_name} {len(anchors)} times, and the lines go before the one")
+            ((block, anchor),) = anchors
+            before = block.index(anchor)
+            at = theirs.span(block[before - 1])[1] if before else theirs.span(anchor)[0]
+            for line in self.lines:
+                edits += self._edits(line, theirs, node, name, at, anchor.col_offset)
+        return edited(theirs.data, edits)
+
+    def _parameters(self, theirs: Source, node: ast.AST) -> Iterator[Edit]:
+        """The parameters with a default that the function takes from then on."""
+        if isinstance(self.node, ast.FunctionDef) and (defaults := self.node.args.defaults):
+            new = zip(self.node.args.args[-len(defaults) :], defaults, strict=True)
+            last = node.args.defaults[-1] if node.args.defaults else node.args.args[-1]  # type: ignore[attr-defined]
+            at = theirs.end(last)
+            yield at, at, "".join(f", {self.source.code(arg)} = {self.source.code(default)}" for arg, default in new)
+
+    def _edits(self, line: ast.stmt, theirs: Source, node: ast.AST, name: str, at: int, indent: int) -> Iterator[Edit]:
+        """What one of our lines changes in torch's definition; a statement goes to ``at``."""
+        value = line.value if isinstance(line, ast.Expr) else None
+        statements = [one for block in inside(node) for one in block]
+        found: list[Edit] = []
+        if isinstance(line, ast.Delete):
+            gone = {target.id for target in line.targets if isinstance(target, ast.Name)}
+            if left := gone.difference(*map(bound, statements)):
+                raise self._refused(name, f"binds no {', '.join(sorted(left))}")
+            found = [(*theirs.span(one), "") for one in statements if _goes(one, gone)]
+        elif isinstance(value, ast.Call) and value.args and ast.unparse(value.args[0]) == "...":
+            keywords = "".join(f", {self.source.code(one)}" for one in value.keywords)
+            for call in (one for statement in statements for one in ast.walk(statement) if isinstance(one, ast.Call)):
+                given = {one.arg for one in call.keywords} & {one.arg for one in value.keywords}
+                if ast.unparse(call.func) == ast.unparse(value.func) and not given:
+                    last = max(map(theirs.end, [*call.args, *(one.value for one in call.keywords)]))
+                    found.append((last, last, keywords))
+            found = [*dict.fromkeys(found)]  # a call in a block inside a block is met twice
+        elif isinstance(value, (ast.Dict, ast.List)):
+            (known, _), *new = _entries(value)
+            for there in (one for one in ast.walk(node) if isinstance(one, (ast.Dict, ast.List))):
+                keys = {key for key, _ in _entries(there)}
+                if known in keys:
+                    new = [entry for entry in new if entry[0] not in keys]  # a later release may have some of them
+                    last = max(map(theirs.end, [entry for _, entry in _entries(there)]))
+                    found.append((last, last, "".join(f", {self._entry(value, entry)}" for _, entry in new)))
+        else:
+            there = [one for one in theirs.tree.body if not self.place and bound(one) & bound(line)]
+            start, end = theirs.span(there[0]) if there else (at, at)
+            found.append((start, end, self.source.statement(line, indent=indent)))
+        if not found:
+            raise self._refused(name, f"has nothing that {self.source.code(line)!r} changes")
+        yield from found
+
+    def _entry(self, shown: ast.Dict | ast.List, entry: ast.expr) -> str:
+        key = shown.keys[shown.values.index(entry)] if isinstance(shown, ast.Dict) else None
+        return self.source.code(entry) if key is None else f"{self.source.code(key)}: {self.source.code(entry)}"
+
+    def _refused(self, name: str, why: str) -> StackError:
+        return StackError(f"{name}: {'.'.join(self.place) or 'its top level'} {why} ({self.path})")
 
 
-@dataclass(frozen=True)
-class InsertFile:
-    """All that one patch puts into one file of torch."""
-
-    insertions: tuple[Insertion, ...]
-    helpers: Room
-
-    def added_to(self, room: Room) -> Room:
-        """The room with these helpers beside its own definitions."""
-        twice = room.defined & self.helpers.defined
-        if twice:
-            raise StackError(f"{self.insertions[0].source} defines {sorted(twice)}, and {room.file} does, too")
-        imports = tuple(dict.fromkeys([*room.imports, *self.helpers.imports]))
-        return replace(room, body=(*room.body, *self.helpers.body), imports=imports)
+def _goes(statement: ast.stmt, gone: set[str]) -> bool:
+    """True for a statement that binds these names alone, an ``if`` that asks them, and a ``with`` around such."""
+    if isinstance(statement, ast.With):
+        return all(_goes(one, gone) for one in statement.body)
+    names = bound(statement)
+    return (bool(names) and names <= gone) or (isinstance(statement, ast.If) and bool(used(statement.test) & gone))
 
 
-def read_insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> InsertFile | None:
-    """What the patch puts into the file; None if nothing. Raises StackError for a file that names no place."""
+def _entries(shown: ast.Dict | ast.List) -> list[tuple[str, ast.expr]]:
+    """By what an entry is known, and what it is: the key of a dict, the element of a list itself."""
+    if isinstance(shown, ast.List):
+        return [(ast.unparse(one), one) for one in shown.elts]
+    return [(ast.unparse(key), value) for key, value in zip(shown.keys, shown.values) if key is not None]
+
+
+def _anchor(statement: ast.stmt) -> str:
+    """The name of ``name = ...``; "" for another statement."""
+    is_anchor = isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "..."
+    return next(iter(bound(statement))) if is_anchor else ""
+
+
+def insertions(patch: str, file: str, patches: pathlib.Path = PATCHES) -> list[Insertion]:
+    """What the patch puts into the file. Raises StackError for a file that names no place."""
     path = patches / "insert" / patch / file
     if not path.exists():
-        return None
-    source = f"patches/insert/{patch}/{file}"
-    room = read_room(file, path)
-    found: list[Insertion] = []
-    helpers: list[cst.BaseStatement] = []
-    if room.body and matchers.matches(room.body[-1], _ANCHOR):
-        (anchor,) = bound(room.body[-1])
-        return InsertFile((Insertion(source, (), "", anchor, room.body[:-1]),), replace(room, body=()))
-    for statement in room.body:
-        inside = list(_insertions(statement, (), "", source))
-        found += inside
-        helpers += [] if inside else [statement]
+        return []
+    name = f"patches/insert/{patch}/{file}"
+    source = read(path.read_text(encoding="utf-8"), name)
+    needed = tuple(imports(source.tree.body, package_of(file)))
+
+    def under(node: ast.stmt | ast.Module, place: tuple[str, ...]) -> Iterator[Insertion]:
+        if isinstance(node, (*Function, ast.ClassDef, ast.Module)):
+            if _anchor(node.body[-1]) or (isinstance(node, ast.FunctionDef) and node.args.defaults):
+                yield Insertion(name, source, place, node, needed)  # type: ignore[arg-type]
+            for inner in node.body:
+                yield from under(inner, (*place, *sorted(bound(inner))))
+
+    found = [*under(source.tree, ())]
     if not found:
-        raise StackError(f"{source} has no definition that ends with 'name = ...', so nothing says where its lines go")
-    return InsertFile(tuple(found), replace(room, body=tuple(helpers)))
-
-
-def _insertions(node: cst.CSTNode, outer: tuple[str, ...], target: str, source: str) -> Iterator[Insertion]:
-    if not isinstance(node, Definition) or not isinstance(node.body, cst.IndentedBlock):
-        return
-    place, body = (*outer, node.name.value), node.body.body
-    if isinstance(node, cst.FunctionDef):
-        target = target or ".".join(place)
-    if isinstance(node, cst.FunctionDef) and (new := [param for param in node.params.params if param.default]):
-        yield Insertion(source, place, target, "", (), tuple(new))
-    if matchers.matches(body[-1], _ANCHOR):
-        (anchor,) = bound(body[-1]) or {""}
-        lines = body[1:-1] if node.get_docstring() is not None else body[:-1]
-        if not anchor or not lines:
-            raise StackError(f"{source}: {'.'.join(place)} needs lines to insert and, at its end, one 'name = ...'")
-        gone = frozenset(name for line in lines if matchers.matches(line, _DEL) for name in _deleted(line))
-        given = tuple(pair for line in lines if matchers.matches(line, _GIVE) for pair in _given(line))
-        found = [line.body[0].value for line in lines if matchers.matches(line, _ENTRIES)]  # type: ignore[union-attr]
-        entries, *more = [tuple(one.elements) for one in found] or [()]
-        lines = [line for line in lines if not matchers.matches(line, _DEL | _GIVE | _ENTRIES)]
-        yield Insertion(source, place, target, anchor, tuple(lines), (), gone, given, entries)
-        yield from (Insertion(source, place, target, anchor, (), entries=others) for others in more)
-    found = [one for inner in body for one in _insertions(inner, place, target, source)]
-    if outer and not found and isinstance(node, cst.FunctionDef) and not matchers.matches(body[-1], _ANCHOR):
-        raise StackError(f"{source}: {'.'.join(place)} has nothing that ends with 'name = ...', where its lines go")
-    yield from found
-
-
-def _deleted(line: cst.SimpleStatementLine) -> list[str]:
-    return [name.value for name in matchers.findall(line, matchers.Name())]  # type: ignore[attr-defined]
-
-
-def _given(line: cst.SimpleStatementLine) -> list[tuple[str, cst.Arg]]:
-    call = line.body[0].value  # type: ignore[union-attr]
-    return [(call.func.value, argument) for argument in call.args[1:]]  # type: ignore[union-attr]
-
-
-def insert(module: cst.Module, file: str, insertions: Sequence[Insertion]) -> cst.Module:
-    """The file with the lines in it.
-
-    Raises:
-        StackError: a place that isn't there, or in which not just one statement binds the anchor's name.
-    """
-    for one in insertions:
-        visitor = _Insert(one)
-        module = module.visit(visitor)
-        if visitor.found != (1 if one.anchor else 0) or (one.place and not visitor.entered):
-            there = f"binds {one.anchor} {visitor.found or 'no'} time{'s' * (visitor.found != 1)}"
-            if one.place and not visitor.entered:
-                there = "isn't there"
-            raise StackError(
-                f"torch/distributed/{file}: {'.'.join(one.place) or 'its top level'} {there}, and {one.source} goes "
-                f"before the one statement that does"
-            )
-        if visitor.gone != one.gone:
-            left = ", ".join(sorted(one.gone - visitor.gone))
-            raise StackError(
-                f"torch/distributed/{file}: {'.'.join(one.place)} binds no {left}, and {one.source} takes that out"
-            )
-        idle = [name for name, argument in one.given if (name, argument.keyword.value) not in visitor.told]  # type: ignore[union-attr]
-        if idle:
-            raise StackError(
-                f"torch/distributed/{file}: {'.'.join(one.place)} has no call of {', '.join(idle)} that lacks what "
-                f"{one.source} gives it"
-            )
-        if one.entries and not visitor.filled:
-            raise StackError(
-                f"torch/distributed/{file}: {'.'.join(one.place)} has no dict or list as {one.source} names it"
-            )
-    return module
-
-
-def _same(one: cst.BaseElement | cst.BaseDictElement, known: cst.BaseElement | cst.BaseDictElement) -> bool:
-    """Whether these are entries of one key, or of one value in a list."""
-    if isinstance(one, cst.DictElement) and isinstance(known, cst.DictElement):
-        return one.key.deep_equals(known.key)
-    return isinstance(one, cst.Element) and isinstance(known, cst.Element) and one.value.deep_equals(known.value)
-
-
-class _Insert(cst.CSTTransformer):
-    def __init__(self, insertion: Insertion) -> None:
-        super().__init__()
-        self.insertion = insertion
-        self.at: list[str] = []
-        self.found = 0
-        self.gone: frozenset[str] = frozenset()
-        self.told: set[tuple[str, str]] = set()
-        self.filled = False
-        self.entered = False
-
-    def _enter(self, node: cst.ClassDef | cst.FunctionDef) -> bool:
-        """Whether the place is in there, or is this."""
-        self.at.append(node.name.value)
-        at, place = tuple(self.at), self.insertion.place
-        self.entered |= at == place
-        return at == place[: len(at)] or at[: len(place)] == place != ()
-
-    def _leave(self, original, updated):  # type: ignore[no-untyped-def]
-        self.at.pop()
-        return updated
-
-    visit_ClassDef = visit_FunctionDef = _enter
-    leave_ClassDef = _leave
-
-    def leave_FunctionDef(self, original, updated):  # type: ignore[no-untyped-def]
-        if tuple(self.at) == self.insertion.place and self.insertion.params:
-            params = [*updated.params.params, *self.insertion.params]
-            updated = updated.with_changes(params=updated.params.with_changes(params=params))
-        return self._leave(original, updated)
-
-    def leave_IndentedBlock(self, original, updated):  # type: ignore[no-untyped-def]
-        return self._filled(updated) if self.at and tuple(self.at) == self.insertion.place else updated
-
-    def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
-        return updated if self.insertion.place else self._filled(updated)
-
-    def leave_Call(self, original, updated):  # type: ignore[no-untyped-def]
-        if tuple(self.at) != self.insertion.place:
-            return updated
-        for name, argument in self.insertion.given:
-            there = {one.keyword.value for one in updated.args if one.keyword}
-            if matchers.matches(updated.func, matchers.Name(name)) and argument.keyword.value not in there:
-                updated = updated.with_changes(args=[*updated.args, argument])
-                self.told.add((name, argument.keyword.value))
-        return updated
-
-    def _grow(self, original, updated):  # type: ignore[no-untyped-def]
-        if tuple(self.at) != self.insertion.place or not self.insertion.entries:
-            return updated
-        known, *new = self.insertion.entries
-        if not any(_same(one, known) for one in updated.elements):
-            return updated
-        self.filled = True  # a later release may have some of them
-        new = [entry for entry in new if not any(_same(one, entry) for one in updated.elements)]
-        return updated.with_changes(elements=[*updated.elements, *new])
-
-    leave_Dict = leave_List = _grow
-
-    def _filled(self, updated):  # type: ignore[no-untyped-def]
-        body: list[cst.BaseStatement] = []
-        for statement in updated.body:
-            if self._goes(statement):
-                continue
-            if self.insertion.anchor in bound(statement):
-                self.found += 1
-                body += self.insertion.lines
-            body.append(statement)
-        return updated.with_changes(body=body)
-
-    def _goes(self, statement: cst.BaseStatement) -> bool:
-        names = bound(statement)
-        if names and names <= self.insertion.gone:
-            self.gone |= names
-            return True
-        if isinstance(statement, cst.With):
-            return not statement.body.body
-        return isinstance(statement, cst.If) and bool(used(statement.test) & self.insertion.gone)
+        raise StackError(f"{name} has no definition that ends with 'name = ...', so nothing says where its lines go")
+    return found

@@ -1,308 +1,264 @@
-"""Lay bodies into torch's file, each over the definition that it replaces, and insertions into functions that stay.
+"""Lay bodies of ours into torch's file, each over the definition that it replaces, with the helpers that they use.
 
-The helpers and imports that they need come along.
+A body of ours takes torch's docstring and torch's types of the parameters that both have. What torch's class declares
+and ours gives a value keeps its declaration.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-import libcst as cst
-
-from .gather import Laid, blocks, parsed
-from .insert import insert
+from .insert import Insertion
 from .message import StackError
-from .names import Import, bound, import_lines, imports_of, is_import, unquoted, used
-from .ours import Room
+from .ours import CARRIERS, Room, kept_method
+from .source import Edit, Function, Source, blocks, bound, edited, import_edits, imports, moved, read, used
 
 
-class _Quote(cst.CSTTransformer):
-    """Quotes annotations that use names which aren't there when the file runs."""
+class Laid:
+    """Torch's file with what one patch brings.
 
-    def __init__(self, absent: set[str]) -> None:
-        super().__init__()
-        self.absent = absent
-        self.depth = 0
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self.depth += 1
-
-    def leave_FunctionDef(self, original, updated):  # type: ignore[no-untyped-def]
-        self.depth -= 1
-        return updated
-
-    def leave_AnnAssign(self, original, updated):  # type: ignore[no-untyped-def]
-        return original if self.depth else updated  # of a local variable: never looked at
-
-    def leave_Annotation(self, original, updated):  # type: ignore[no-untyped-def]
-        if not unquoted(updated.annotation) & self.absent:
-            return updated
-        text = cst.Module([]).code_for_node(updated.annotation).replace('"', "'")
-        return updated.with_changes(annotation=cst.SimpleString(f'"{text}"'))
-
-
-def lay(text: str, room: Room, laid: Laid) -> str:
-    """Torch's file of this text with the bodies in it.
+    Args:
+        text: the file after the patches before, and with the lines that this patch inserts.
+        original: the file without any patch.
+        rows: functions and methods to lay, by qualified name; one that torch lacks is added.
+        gone: methods that go.
+        inserted: what this patch inserted, which may use helpers and imports.
 
     Raises:
         StackError: a definition that isn't there, or a name of ours that the file uses for something else.
     """
-    module = parsed(text)
-    torchs = _all_imports(module, room)
-    _check_names(module, room, laid, torchs)
-    if not any("annotations" in line for line in _future_lines(module)):
-        there = {i.bound for i in torchs if not i.typed}
-        absent = {i.bound for i in laid.imports if i.typed} - there
-        laid = _visited(laid, _Quote(absent), _Quote(absent | set(laid.members)))
-    placed = insert(module, room.file, laid.insertions).visit(_Place(laid, room, torchs))
-    missing = _missing(placed, laid)
-    if missing:
-        raise StackError(f"torch/distributed/{room.file} defines no {', '.join(missing)}")
-    return _without_orphans(module, placed, room).code
 
+    def __init__(
+        self,
+        text: str,
+        original: str,
+        room: Room,
+        rows: Sequence[str],
+        gone: Collection[str],
+        inserted: Sequence[Insertion],
+    ) -> None:
+        self.room, self.rows, self.inserted = room, rows, inserted
+        self.name = f"torch/distributed/{room.file}"
+        self.theirs = read(text, self.name)
+        self.original = _named(read(original, self.name))
+        self.named = _named(self.theirs)
+        self.gone = {qualname: self._must_have(qualname) for qualname in gone}
+        owners = [qualname.partition(".")[0] for qualname in (*rows, *gone)]
+        targets = {*owners, *(one.place[0] for one in inserted if one.place)}
+        with_targets = [block for block in blocks(self.theirs.tree.body) if targets & _names(block)]
+        # A definition in the `else` of an `if` may be the one that doesn't run. What it uses stands there, too.
+        self.home = with_targets[-1] if with_targets else None
+        self.first = next((one for one in self.home or () if bound(one) & targets), None)
+        self.imported = [one for block in blocks(self.theirs.tree.body) for one in imports(block, "torch.distributed")]
+        runtime = {one.bound for one in self.imported if not one.typed}
+        self.absent = {one.bound for one in room.imports if one.typed} - runtime
+        self.classes = {owner for owner in owners if isinstance(self.named.get(owner), ast.ClassDef)}
+        self.edits: list[Edit] = [(*self.theirs.span(node), "") for node in self.gone.values()]
+        self.pieces: list[str] = []
 
-def _visited(laid: Laid, change: cst.CSTTransformer, inside: cst.CSTTransformer) -> Laid:
-    """With annotations quoted; a class isn't there yet while its own body runs, nor for the helpers before it."""
-    return Laid(
-        {name: f.visit(change) for name, f in laid.functions.items()},
-        {c: {name: m.visit(inside) for name, m in group.items()} for c, group in laid.members.items()},
-        [h.visit(inside) for h in laid.helpers],
-        laid.imports,
-        laid.renamed,
-        laid.insertions,
-        laid.gone,
-    )
-
-
-def _future_lines(module: cst.Module) -> list[str]:
-    return [line for line in module.code.splitlines() if line.startswith("from __future__ import")]
-
-
-def _all_imports(module: cst.Module, room: Room) -> list[Import]:
-    return [i for block in blocks(module) for s in block for i in imports_of(s, room.package)]
-
-
-def _check_names(module: cst.Module, room: Room, laid: Laid, torchs: list[Import]) -> None:
-    theirs = {name for block in blocks(module) for s in block for name in bound(s)}
-    imported = {i.bound: i for i in torchs}
-    for name in {name for helper in laid.helpers for name in bound(helper)} | set(laid.renamed.values()):
-        if name in theirs or name in imported:
-            raise StackError(f"torch/distributed/{room.file} has a {name} of its own, so ours needs another name")
-    for ours in laid.imports:
-        other = imported.get(ours.bound)
-        if ours.bound in theirs or (other and (other.module, other.name) != (ours.module, ours.name)):
-            same = other and other.name == ours.name and other.name is not None
-            if not same:  # one name taken from two modules, as torch re-exports many, is one thing
-                raise StackError(f"torch/distributed/{room.file} calls something else {ours.bound} than {ours.line()}")
-
-
-class _Place(cst.CSTTransformer):
-    """Puts everything where it belongs in one pass.
-
-    If a branch of a top-level ``if`` has targets, what they use goes into that branch, and to the top level only what
-    targets there use: the branch may be the one that doesn't run, and then its imports can't be had.
-    """
-
-    def __init__(self, laid: Laid, room: Room, torchs: list[Import]) -> None:
-        super().__init__()
-        self.laid, self.room = laid, room
-        there = {i.bound for i in torchs if not i.typed}
-        typed = {i.bound for i in torchs}
-        self.knows_checking = "TYPE_CHECKING" in there
-        self.new = [i for i in laid.imports if i.bound not in (typed if i.typed else there)]
-        self.top: frozenset[str] = frozenset()  # the names that top-level targets use
-
-    def visit_Module(self, node: cst.Module) -> None:
-        top, *branches = blocks(node)
-        inner = [block for block in branches if self._has_targets(block)]
-        if not inner:
-            self.top = frozenset(
-                {i.bound for i in self.new} | {n for helper in self.laid.helpers for n in bound(helper)}
-            )
-            return
-        self.top = self._used_in(top)
-        for name in sorted(self.top & frozenset().union(*map(self._used_in, inner))):
-            if any(name in bound(helper) for helper in self.laid.helpers):
-                raise StackError(f"torch/distributed/{self.room.file}: {name} is used inside and outside of a branch")
-
-    def _used_in(self, statements: Sequence[cst.BaseStatement]) -> frozenset[str]:
-        """The names that the targets among these statements use, through helpers, too."""
-        here = {name for statement in statements for name in bound(statement)}
-        waiting = self.laid.bodies_of(here)
-        names: set[str] = set()
-        while waiting:
-            new = used(waiting.pop()) - names
-            names |= new
-            waiting += [helper for helper in self.laid.helpers if bound(helper) & new]
-        return frozenset(names)
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        return False  # nothing is placed inside a function
-
-    def leave_ClassDef(self, original, updated):  # type: ignore[no-untyped-def]
-        owner = updated.name.value
-        left = dict(self.laid.members.get(owner, {}))
-        if owner not in {*self.laid.members, *(name.partition(".")[0] for name in self.laid.gone)}:
-            return updated
-        body = []
-        for statement in updated.body.body:
-            name = next(iter(bound(statement)), "") if isinstance(statement, cst.BaseStatement) else ""
-            if f"{owner}.{name}" in self.laid.gone:
+    def text(self) -> str:
+        """Lay all of it."""
+        indent = self.home[0].col_offset if self.home else 0
+        added: list[ast.stmt] = []
+        members: dict[str, list[str]] = {}
+        for qualname in self.rows:
+            owner, _, name = qualname.rpartition(".")
+            if owner:
+                members.setdefault(owner, []).append(name)
                 continue
-            if name not in left:
-                body.append(statement)
-            elif isinstance(left[name], cst.FunctionDef) and not isinstance(statement, cst.FunctionDef):
-                continue  # declared as an attribute, and now a property
-            elif isinstance(statement, cst.FunctionDef):
-                if kept := self.laid.renamed.get(f"{owner}.{name}"):
-                    body.append(statement.with_changes(name=cst.Name(kept)))
-                body.append(left.pop(name).with_changes(leading_lines=_blank(1)))
+            if name not in self.room.definitions:
+                raise StackError(f"torch_overlay/distributed/{self.room.file} defines no {name}")
+            ours, torchs = self.room.definitions[name], self.named.get(name)
+            if isinstance(torchs, Function):
+                self._replace(name, torchs, self._piece(ours, self.absent, torchs), "\n\n")
             else:
-                body.append(_valued(statement, left.pop(name)))
-        values = [left.pop(name) for name in list(left) if not isinstance(left[name], cst.FunctionDef)]
-        at = next(i for i, s in enumerate(body) if isinstance(s, cst.FunctionDef))
-        body[at:at] = values
-        body += [member.with_changes(leading_lines=_blank(1)) for member in left.values()]
-        return updated.with_changes(body=updated.body.with_changes(body=body))
-
-    def leave_Else(self, original, updated):  # type: ignore[no-untyped-def]
-        if not isinstance(updated.body, cst.IndentedBlock):
-            return updated
-        own = [i for i in self.new if i.bound not in self.top and not _standard(i)]
-        helpers = [helper for helper in self.laid.helpers if not bound(helper) <= self.top]
-        body = self._block(updated.body.body, own, helpers)
-        return updated.with_changes(body=updated.body.with_changes(body=body))
-
-    def leave_Module(self, original, updated):  # type: ignore[no-untyped-def]
-        own = [i for i in self.new if i.bound in self.top or _standard(i)]
-        if not self.laid.targets:  # only what the file lacks: at its end
-            helpers = [helper.with_changes(leading_lines=_blank(2)) for helper in self.laid.helpers]
-            return updated.with_changes(body=with_imports([*updated.body, *helpers], own, self.knows_checking))
-        if not self._has_targets(updated.body):
-            return updated.with_changes(body=with_imports(updated.body, [i for i in own if _standard(i)], True))
-        helpers = [helper for helper in self.laid.helpers if bound(helper) <= self.top]
-        return updated.with_changes(body=self._block(updated.body, own, helpers))
-
-    def _has_targets(self, statements: Sequence[cst.BaseStatement]) -> bool:
-        return any(bound(s) & self.laid.targets for s in statements)
-
-    def _block(self, statements, imports, helpers):  # type: ignore[no-untyped-def]
-        """A block that has targets gets the helpers before the first, and the imports after its own."""
-        if not self._has_targets(statements):
-            return statements
-        body: list[cst.BaseStatement] = []
-        for statement in statements:
-            if helpers and self._has_targets([statement]):
-                body, helpers = [*body, *helpers], []
-            body += self._replaced(statement)
-        return with_imports(body, imports, self.knows_checking)
-
-    def _replaced(self, statement: cst.BaseStatement) -> list[cst.BaseStatement]:
-        name = next(iter(bound(statement)), "")
-        ours = self.laid.functions.get(name) if isinstance(statement, cst.FunctionDef) else None
-        if ours is None:
-            return [statement]
-        if name not in self.laid.renamed:
-            return [ours.with_changes(leading_lines=statement.leading_lines)]
-        kept = statement.with_changes(name=cst.Name(self.laid.renamed[name]))
-        docstring = self.room.docstring_of(self.laid.renamed[name])
-        if docstring is not None and statement.get_docstring() is not None:
-            kept = kept.with_changes(body=kept.body.with_changes(body=[docstring, *kept.body.body[1:]]))
-        return [kept, ours.with_changes(leading_lines=_blank(2))]
-
-
-def with_imports(
-    statements: Sequence[cst.BaseStatement], new: Sequence[Import], checks: bool
-) -> list[cst.BaseStatement]:
-    """The block with more imports after the first run of its own; ``checks``: it knows TYPE_CHECKING."""
-    body = list(statements)
-    if not new:
-        return body
-    first = next((i for i, s in enumerate(body) if is_import(s)), 0)
-    end = next((i for i in range(first, len(body)) if not _plain_import(body[i])), len(body))
-    typed = [i for i in new if i.typed]
-    lines = [
-        *([] if checks or not typed else ["from typing import TYPE_CHECKING"]),
-        *import_lines([*set(new) - set(typed)]),
-    ]
-    if typed:
-        lines.append("if TYPE_CHECKING:\n" + "".join(f"    {line}\n" for line in import_lines(typed)))
-    body[end:end] = [cst.parse_statement(line) for line in lines]
-    return body
-
-
-def _plain_import(statement: cst.BaseStatement) -> bool:
-    return isinstance(statement, cst.SimpleStatementLine) and is_import(statement)
-
-
-def _standard(found: Import) -> bool:
-    return found.module.partition(".")[0] in sys.stdlib_module_names
-
-
-def _valued(declared: cst.SimpleStatementLine, ours: cst.SimpleStatementLine) -> cst.SimpleStatementLine:
-    """``name: type`` of torch's with the value of ours, and what ours says to type checkers."""
-    small = declared.body[0]
-    value = ours.body[0].value
-    if isinstance(small, cst.AnnAssign):
-        equal = cst.AssignEqual()
-        body = [small.with_changes(value=value, equal=equal)]
-        return declared.with_changes(body=body, trailing_whitespace=ours.trailing_whitespace)
-    return ours
-
-
-def _blank(count: int) -> list[cst.EmptyLine]:
-    return [cst.EmptyLine(indent=False)] * count
-
-
-def _missing(module: cst.Module, laid: Laid) -> list[str]:
-    """Targets for which nothing was there."""
-    statements = {name: s for block in blocks(module) for s in block for name in bound(s)}
-    kept = [name for function, name in laid.renamed.items() if "." not in function]
-    missing = [name for name in (*laid.functions, *laid.members, *kept) if name not in statements]
-    return sorted(missing)
-
-
-def _without_orphans(before: cst.Module, after: cst.Module, room: Room) -> cst.Module:
-    """Without imports that torch's code used before and nothing uses now."""
-    names = frozenset().union(*(used(s) for s in before.body if not is_import(s)))
-    now = {"TYPE_CHECKING"}
-    for block in blocks(after):
-        for statement in block:
-            if isinstance(statement, cst.If) and isinstance(statement.orelse, cst.Else):
-                now |= used(statement.test) | used(statement.body)  # the rest is a block of its own
-            elif not is_import(statement):
-                now |= used(statement)
-    return after.visit(_Drop(names - now))
-
-
-class _Drop(cst.CSTTransformer):
-    """Takes names out of the file's imports; those inside functions stay."""
-
-    def __init__(self, names: set[str]) -> None:
-        super().__init__()
-        self.names = names
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        return False
-
-    def visit_If(self, node: cst.If) -> bool:
-        return not is_import(node)
-
-    def leave_ImportFrom(self, original, updated):  # type: ignore[no-untyped-def]
-        if isinstance(updated.names, cst.ImportStar):
-            return updated
-        left = [a for a in updated.names if (a.asname.name.value if a.asname else a.name.value) not in self.names]
-        if not left:
-            return cst.RemoveFromParent()
-        left[-1] = (
-            left[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT) if len(left) < len(updated.names) else left[-1]
+                added.append(ours)
+        for owner, names in members.items():
+            self._lay_members(owner, names)
+        helpers = "".join(
+            f"\n\n{self._piece(one, self.absent | self.classes, None, indent, comments=True)}"
+            for one in self._helpers(added)
         )
-        return updated.with_changes(names=left)
+        at = len(self.theirs.data) if self.first is None else self.theirs.span(self.first)[0]
+        self.edits.append((at, at, f"{helpers}\n\n" if helpers else ""))
+        self._import()
+        return edited(self.theirs.data, self.edits)
 
-    def leave_Import(self, original, updated):  # type: ignore[no-untyped-def]
-        left = [a for a in updated.names if a.asname or cst.Module([]).code_for_node(a.name) not in self.names]
-        if not left:
-            return cst.RemoveFromParent()
-        left[-1] = left[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-        return updated.with_changes(names=left)
+    def _must_have(self, qualname: str) -> ast.stmt:
+        if qualname not in self.named:
+            raise StackError(f"{self.name} defines no {qualname}")
+        return self.named[qualname]
+
+    def _replace(self, qualname: str, torchs: ast.stmt, ours: str, apart: str) -> None:
+        """Ours in place of torch's, or behind it where torch's goes on under another name."""
+        start, end = self.theirs.span(torchs, comments="." in qualname)
+        if qualname not in self.room.kept:
+            self.edits.append((start, end, ours))
+            return
+        kept = self.room.kept[qualname]
+        head = self.theirs.start(torchs) + len("def ")
+        name = kept_method(kept) if "." in qualname else kept
+        self.edits += [(head, head + len(torchs.name), name), (end, end, apart + ours)]  # type: ignore[attr-defined]
+        said = self.room.docstring_of(kept)
+        if said is not None and "." not in qualname and (docstring := _docstring(torchs)):
+            text = self.room.source.statement(said, indent=docstring.col_offset, comments=False)
+            self.edits.append((*self.theirs.span(docstring, comments=False), text))
+
+    def _lay_members(self, owner: str, names: Sequence[str]) -> None:
+        torchs_class = self._must_have(owner)
+        assert isinstance(torchs_class, ast.ClassDef)
+        indent = torchs_class.body[0].col_offset
+        values, methods = "", ""
+        for name in names:
+            ours, torchs = self.room.member(owner, name), self.named.get(f"{owner}.{name}")
+            quoted = self.absent | {owner}
+            if isinstance(ours, Function):
+                text = f"\n{self._piece(ours, quoted, torchs, indent)}"
+                if isinstance(torchs, Function):
+                    self._replace(f"{owner}.{name}", torchs, text, "")
+                    continue
+                methods += text
+                if torchs is not None:  # declared as an attribute, and now a property
+                    self.edits.append((*self.theirs.span(torchs), ""))
+            elif isinstance(torchs, ast.AnnAssign):
+                line = self.room.source.statement(ours, comments=False)
+                value = line[line.index("=") :]  # with what it says to type checkers
+                self.pieces.append(f"_ {value}")
+                at = self.theirs.end(torchs)
+                self.edits.append((at, self.theirs.span(torchs)[1], f" {value}"))
+            else:
+                values += self._piece(ours, quoted, None, indent, comments=True)
+        first = next(number for number, one in enumerate(torchs_class.body) if isinstance(one, Function))
+        at, end = self.theirs.span(torchs_class.body[first - 1])[1], self.theirs.span(torchs_class.body[-1])[1]
+        self.edits += [(at, at, f"\n{values}" if values else ""), (end, end, methods)]
+
+    def _helpers(self, added: list[ast.stmt]) -> list[ast.stmt]:
+        """The definitions of ours that these and what is laid use, in our order."""
+        definitions, waiting = self.room.definitions, [*self._placed(), *added]
+        helpers = {id(one): one for one in added}
+        known = {*self.rows, *self.named, *CARRIERS.values(), *self.room.kept.values()}
+        while waiting:
+            for name in used(waiting.pop()) & {*definitions} - known:
+                known.add(name)
+                helpers[id(definitions[name])] = definitions[name]
+                waiting.append(definitions[name])
+        taken = {name for one in helpers.values() for name in bound(one)} & {*self.original, *self._bound_originally()}
+        if taken:
+            raise StackError(f"{self.name} has a {', '.join(sorted(taken))} of its own, so ours needs another name")
+        return [one for one in self.room.source.tree.body if id(one) in helpers]
+
+    def _bound_originally(self) -> set[str]:
+        return {one.bound for one in self.imported} - {one.bound for one in self.room.imports}
+
+    def _placed(self) -> list[ast.AST]:
+        """What is laid or inserted, by its text: that has torch's types in place of some of ours."""
+        pieces: list[ast.AST] = [ast.parse(f"if True:\n{moved(text, 4)}") for text in self.pieces]
+        return pieces + [one.node for one in self.inserted if one.place]
+
+    def _import(self) -> None:
+        """Add the imports that what is laid or inserted needs, and the file lacks."""
+        needed = frozenset().union(*map(used, self._placed()))
+        runtime = {one.bound for one in self.imported if not one.typed}
+        every = {one.bound: one for one in self.imported}
+        offered = [*self.room.imports, *(one for inserted in self.inserted for one in inserted.imports)]
+        new = [one for one in dict.fromkeys(offered) if one.bound in needed]
+        for one in new:
+            other = every.get(one.bound)
+            if one.bound in self.original or (other and other.name != one.name):
+                raise StackError(f"{self.name} calls something else {one.bound} than {one.home} does")
+        new = [one for one in new if one.bound not in (every if one.typed else runtime)]
+        checks = "TYPE_CHECKING" in runtime
+        top, home = self.theirs.tree.body, self.home or self.theirs.tree.body
+        standard = [one for one in new if home is top or one.home.partition(".")[0] in sys.stdlib_module_names]
+        self.edits += import_edits(self.theirs, top, standard, checks)
+        checks = checks or any(one.typed for one in standard)
+        self.edits += import_edits(self.theirs, home, [one for one in new if one not in standard], checks)
+
+    def _piece(
+        self,
+        ours: ast.stmt,
+        quoted: set[str],
+        torchs: ast.stmt | None,
+        indent: int | None = None,
+        comments: bool = False,
+    ) -> str:
+        """The text of a definition of ours, fit for torch's file."""
+        source, edits = self.room.source, [*self.room.edits]
+        retyped: set[ast.expr] = set()
+        if isinstance(ours, ast.FunctionDef) and isinstance(torchs, ast.FunctionDef):
+            for edit, annotation in self._types(ours, torchs):
+                edits.append(edit)
+                retyped.add(annotation)
+            if docstring := _docstring(torchs):
+                said, first = _docstring(ours), ours.body[0]
+                start, end = source.span(said, comments=False) if said else (source.span(first)[0],) * 2
+                text = self.theirs.data[slice(*self.theirs.span(docstring, comments=False))].decode()
+                edits.append((start, end, moved(text, first.col_offset - docstring.col_offset)))
+        for annotation in _annotations(ours):
+            if used(annotation) & quoted and annotation not in retyped and not isinstance(annotation, ast.Constant):
+                start, end = source.start(annotation), source.end(annotation)
+                text = edited(source.data, [e for e in edits if start <= e[0] and e[1] <= end], start, end)
+                edits.append((start, end, '"' + text.replace('"', "'") + '"'))
+        indent = torchs.col_offset if indent is None and torchs is not None else indent or 0
+        self.pieces.append(source.statement(ours, edits, indent, comments))
+        return self.pieces[-1]
+
+    def _types(self, ours: ast.FunctionDef, torchs: ast.FunctionDef) -> Iterator[tuple[Edit, ast.expr]]:
+        """Torch's types for those of the parameters that both have, unless ours takes more; and of the result."""
+        source = self.room.source
+        types = {one.arg: one.annotation for one in _parameters(torchs) if one.annotation}
+        for one in _parameters(ours):
+            torchs_type = types.get(one.arg)
+            if torchs_type is None or one.annotation is None or one.arg == "self":
+                continue
+            text = self.theirs.code(torchs_type)
+            if not _members(text) < _members(source.code(one.annotation)):
+                yield (source.start(one.annotation), source.end(one.annotation), text), one.annotation
+        if torchs.returns is not None and ours.returns is not None:
+            text = self.theirs.code(torchs.returns)
+            yield (source.start(ours.returns), source.end(ours.returns), text), ours.returns
+
+
+def _parameters(function: ast.FunctionDef) -> list[ast.arg]:
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _members(annotation: str) -> set[str]:
+    """Of a union of types, or one of them, as text."""
+    return {member.strip() for member in annotation.split("|")}
+
+
+def _docstring(definition: ast.stmt) -> ast.stmt | None:
+    first = definition.body[0]  # type: ignore[attr-defined]
+    return first if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else None
+
+
+def _annotations(node: ast.stmt, local: bool = False) -> Iterator[ast.expr]:
+    """Those that are looked at when the file runs, so not of local variables."""
+    if isinstance(node, ast.AnnAssign) and not local:
+        yield node.annotation
+    if isinstance(node, ast.FunctionDef):
+        arguments = [*_parameters(node), *filter(None, (node.args.vararg, node.args.kwarg))]
+        yield from filter(None, [node.returns, *(one.annotation for one in arguments)])
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.stmt):
+            yield from _annotations(inner, local or isinstance(node, Function))
+
+
+def _names(block: Sequence[ast.stmt]) -> set[str]:
+    return {name for statement in block for name in bound(statement)}
+
+
+@functools.lru_cache(maxsize=64)  # each patch asks the same files
+def _named(source: Source) -> dict[str, ast.stmt]:
+    """What a file defines, and the members of its classes, by qualified name."""
+    named: dict[str, ast.stmt] = {}
+    for statement in (one for block in blocks(source.tree.body) for one in block):
+        named |= dict.fromkeys(bound(statement), statement)
+        if isinstance(statement, ast.ClassDef):
+            members = {f"{statement.name}.{name}": one for one in statement.body for name in bound(one)}
+            named |= members
+    return named

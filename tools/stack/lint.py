@@ -8,60 +8,51 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from .message import PATCHES, StackError
 
 CONFIG = PATCHES / "upstream_ruff.toml"
 
 
-def formatted(files: dict[str, str], sort: set[str], there: Mapping[str, str]) -> dict[str, str]:
-    """The same files as upstream's formatter leaves them; imports are sorted in those of ``sort``.
+class Format:
+    """Upstream's formatter and linter.
 
     Args:
-        there: the files that torch has already, whose lines stay as wide as they are.
-
-    Raises:
-        StackError: text that isn't Python, or that the linter refuses; names file, line and rule.
+        torchs: the text of a file in torch as it is; None for a new one. If its imports are sorted, or all of them are
+            used, that stays so.
     """
-    if importlib.util.find_spec("ruff") is None:
-        raise StackError("The stack is formatted with ruff, which isn't there: pip install -e '.[dev]'")
-    keys = {path: (path, text, path in sort, there.get(path)) for path, text in files.items()}
-    new = {path: text for path, text in files.items() if keys[path] not in _formatted}
-    for path, text in _formatted_now(new, sort & {*new}, there).items():
-        _formatted[keys[path]] = text
-    return {path: _formatted[keys[path]] for path in files}
 
+    def __init__(self, torchs: Callable[[str], str | None]) -> None:
+        if importlib.util.find_spec("ruff") is None:
+            raise StackError("The stack is formatted with ruff, which isn't there: pip install -e '.[dev]'")
+        self.torchs = torchs
 
-# What each file became, by its path, its text and what else that depends on: a prefix has most files of the one before.
-_formatted: dict[tuple[str, str, bool, str | None], str] = {}
+    def __call__(self, files: Mapping[str, str]) -> dict[str, str]:
+        """The same files as upstream's formatter leaves them.
 
+        Raises:
+            StackError: text that the linter refuses; names file, line and rule.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for path, text in files.items():
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text, encoding="utf-8")
+            for rule in ("F401", "I"):
+                if passing := sorted(path for path in files if self._passed(path, rule)):
+                    _ruff(root, "check", "--select", rule, "--fix", "--quiet", *passing)
+            _ruff(root, "format", "--quiet", *files)
+            if found := _ruff(root, "check", "--output-format", "concise", "--quiet", *files):
+                raise StackError(f"The rendered files don't pass upstream's linter:\n{found}")
+            return {path: (root / path).read_text(encoding="utf-8") for path in files}
 
-def _formatted_now(files: dict[str, str], sort: set[str], there: Mapping[str, str]) -> dict[str, str]:
-    if not files:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for path, text in files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text, encoding="utf-8")
-        if sort:
-            _ruff(root, "check", "--select", "I", "--fix", "--quiet", *sorted(sort))
-        if new := sorted({*files} - {*there}):  # what only lines that stay here use
-            _ruff(root, "check", "--select", "F401", "--fix", "--quiet", *new)
-        _ruff(root, "format", "--quiet", *files)
-        found = _ruff(root, "check", "--output-format", "concise", "--quiet", *files)
-        if found:
-            raise StackError(f"The rendered files don't pass upstream's linter:\n{found}")
-        return {path: (root / path).read_text(encoding="utf-8") for path in files}
-
-
-@functools.lru_cache(maxsize=16)  # each prefix begins with the same files
-def is_sorted(text: str) -> bool:
-    """Whether a file keeps the order of imports that `formatted` would bring about."""
-    with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / "file.py").write_text(text, encoding="utf-8")
-        return not _ruff(pathlib.Path(folder), "check", "--select", "I", "--quiet", "file.py")
+    @functools.cache  # noqa: B019  one for a rendering
+    def _passed(self, path: str, rule: str) -> bool:
+        text = self.torchs(path)
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "file.py").write_text(text or "", encoding="utf-8")
+            return text is None or not _ruff(pathlib.Path(folder), "check", "--select", rule, "--quiet", "file.py")
 
 
 def _ruff(root: pathlib.Path, command: str, *arguments: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import collections
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .message import PatchMessage, StackError
+from .render import State
+from .source import blocks, bound, imports, is_import, read
 
 FOR_USERS = {"private_groups"}  # of torch, in files that are new
 MESSAGE_WIDTH, SIZE = 72, 2000
@@ -20,8 +23,6 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 _IMPORT = re.compile(r"\s*(>>> |#? ?)?(import|from) ")
-_CHANGES = {"add", "append", "clear", "discard", "extend", "setdefault", "update"}
-State = Mapping[str, "str | None"]  # path: text, None where the file isn't there
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,23 @@ def numbers(before: State, after: State) -> str:
     return f"{len(found)} files {counts[0]}, tests {counts[1]}"
 
 
+TABLE_HEAD = ("stack", "patch", "files", "added", "removed", "tests added", "rows")
+
+
+def table(messages: Sequence[PatchMessage], states: Sequence[State]) -> str:
+    """A line a patch, for reviewers: files and lines without tests, lines of tests, rows of the overlay's table; and
+    the sums."""
+    lines = []
+    for message, before, after in zip(messages, states, states[1:], strict=False):
+        found = changes(before, after)
+        code, tests = [c for c in found if not c.is_test], [c for c in found if c.is_test]
+        counts = (len(code), sum(len(c.added) for c in code), sum(c.removed for c in code))
+        lines.append((message.stack, f"`{message.name}`", *counts, sum(len(c.added) for c in tests), len(message.rows)))
+    sums = [sum(int(line[column]) for line in lines) for column in range(2, 7)]
+    rows = [TABLE_HEAD, ("---", "---", *["---:"] * 5), *lines, ("all", f"{len(lines)} patches", *sums)]
+    return "".join(f"| {' | '.join(f'{c:,}' if isinstance(c, int) else c for c in row)} |\n" for row in rows)
+
+
 def breaches(message: PatchMessage, before: State, after: State, new: Collection[str]) -> list[Breach]:
     """All of them in one patch.
 
@@ -103,8 +121,7 @@ def breaches(message: PatchMessage, before: State, after: State, new: Collection
         for number, line in change.lines():
             words = () if _IMPORT.match(line) else WORDS.finditer(line)
             said += [Breach("words", change.path, number, f"{word[0]!r}") for word in words]
-        if not change.is_test:
-            said += [*_releases(change), *_forward(change, after, new)]
+        said += [] if change.is_test else _forward(change, after, new)
     return said
 
 
@@ -132,137 +149,35 @@ def _size(message: PatchMessage, found: Sequence[Change]) -> Iterator[Breach]:
 
 def _forward(change: Change, after: State, new: Collection[str]) -> Iterator[Breach]:
     """Imports of files, or of names in them, that a later patch brings."""
-    for node in ast.walk(_tree(change.text)):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("torch.distributed"):
-            continue
-        home = f"{(node.module or '').replace('.', '/')}"
-        for name in (alias.name for alias in node.names):
-            lacks = [path for path in (f"{home}.py", f"{home}/{name}.py") if path in new and not after.get(path)]
-            text = after.get(f"{home}.py") if f"{home}.py" in new else None
-            if lacks or (text and name not in {*_definitions(text)}):
-                yield Breach("forward", change.path, node.lineno, f"no patch before brings {node.module}.{name}")
-
-
-def _releases(change: Change) -> Iterator[Breach]:
-    """Questions after the release of the torch that runs, which upstream is."""
-    tree = _tree(change.text)
-    imported = {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    for node in ast.walk(tree):
-        if getattr(node, "lineno", 0) in change.added and (why := _asks_release(node, imported)):
-            yield Breach("releases", change.path, node.lineno, why)
-
-
-def _asks_release(node: ast.AST, imported: set[str]) -> str | None:
-    if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.__version__", "torch.version"):
-        return ast.unparse(node)
-    if isinstance(node, ast.Name) and node.id == "TorchVersion":
-        return node.id
-    if isinstance(node, ast.ExceptHandler) and node.type and "ImportError" in ast.unparse(node.type):
-        return "except ImportError"
-    if isinstance(node, ast.Compare) and any("__annotations__" in ast.unparse(c) for c in node.comparators):
-        return ast.unparse(node)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
-        asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
-        root = ast.unparse(node.args[0]).partition(".")[0]
-        # Of an instance it may be an honest question; a module or a class has the name or has it not.
-        if asks and isinstance(node.args[1], ast.Constant) and root in imported:
-            return ast.unparse(node)
-    return None
+    package = ".".join(change.path.split("/")[:-1])
+    for one in imports([node for node in ast.walk(ast.parse(change.text)) if is_import(node)], package):
+        home = one.home.replace(".", "/")
+        text = after.get(f"{home}.py") if f"{home}.py" in new else None
+        lacks = any(path in new and not after.get(path) for path in (f"{home}.py", f"{home}/{one.name}.py"))
+        if lacks or (text and one.name not in _definitions(text)):
+            yield Breach("forward", change.path, 1, f"no patch before brings {one.home}.{one.name}")
 
 
 def unused(before: State, after: State) -> Iterator[Breach]:
-    """Definitions that nothing uses once the whole stack is in; tests are users of what torch's users may call."""
+    """Definitions that are named nowhere else once the whole stack is in. Tests are users of public names alone."""
+    names = collections.Counter(_words("\n".join(text for text in after.values() if text)))
+    tests = collections.Counter(_words("\n".join(text for path, text in after.items() if text and path[:5] == "test/")))
     for change in changes(before, after):
-        if change.is_test:
-            continue
-        there = set(_definitions(change.before))
-        for qualname, node in _definitions(change.text).items():
-            name = qualname.rpartition(".")[2]
-            if qualname in there or (name.startswith("__") and name.endswith("__")):
-                continue
-            if name not in FOR_USERS and not _is_used(
-                name, node, change.path, after, not name.startswith("_") and bool(change.before)
-            ):
-                yield Breach("unused", change.path, node.lineno, f"nothing uses {qualname}")
+        there = {*_definitions(change.before)} if change.before else set()
+        for name, text in _definitions(change.text).items() if not change.is_test else ():
+            users = names[name] - (tests[name] if name.startswith("_") else 0) - _words(text).count(name)
+            if name not in there and name not in FOR_USERS and not name.startswith("__") and not users:
+                yield Breach("unused", change.path, 1, f"nothing uses {name}")
 
 
-def _is_used(name: str, node: ast.stmt, path: str, state: State, tests: bool) -> bool:
-    own = {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-    for other, text in state.items():
-        if text is None or not other.endswith(".py") or (other.startswith("test/") and not tests):
-            continue
-        lines = _uses(text).get(name, frozenset())
-        if lines - (own if other == path else frozenset()):
-            return True
-    return False
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
 
 
 @functools.lru_cache(maxsize=512)
-def _tree(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
-@functools.lru_cache(maxsize=512)
-def _definitions(text: str) -> dict[str, ast.stmt]:
-    """Functions, classes and values of a file, and the methods and attributes of its classes, by qualified name."""
-    found: dict[str, ast.stmt] = {}
-    waiting: list[tuple[str, ast.stmt]] = [("", s) for s in _tree(text).body]
-    while waiting:
-        outer, node = waiting.pop()
-        if isinstance(node, ast.If):
-            waiting += [(outer, s) for s in (*node.body, *node.orelse)]
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.setdefault(f"{outer}{node.name}", node)
-            if isinstance(node, ast.ClassDef):
-                waiting += [(f"{node.name}.", s) for s in node.body]
-            elif outer:
-                found = {**{f"{outer}{name}": s for name, s in _attributes_set(node)}, **found}
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {f"{outer}{target.id}": node for target in targets if isinstance(target, ast.Name)}
-    return found
-
-
-def _attributes_set(method: ast.FunctionDef) -> Iterator[tuple[str, ast.stmt]]:
-    """What a method sets of its ``self``."""
-    for node in ast.walk(method):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-                    yield target.attr, node
-
-
-@functools.lru_cache(maxsize=512)
-def _uses(text: str) -> dict[str, frozenset[int]]:
-    """The lines in which each name is looked up: not an import, a place in ``__all__``, or what only changes it."""
-    found: dict[str, set[int]] = {}
-    listed = [n for n in _tree(text).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
-    skipped = {id(inner) for node in listed for inner in ast.walk(node)}
-    skipped |= {id(changed) for node in ast.walk(_tree(text)) if (changed := _only_changed(node))}
-    for node in ast.walk(_tree(text)):
-        names: list[str] = []
-        if id(node) in skipped or not isinstance(getattr(node, "ctx", None), (ast.Load, type(None))):
-            continue
-        if isinstance(node, ast.Name):
-            names = [node.id]
-        elif isinstance(node, ast.Attribute):
-            names = [node.attr]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names = re.findall(r"[A-Za-z_]\w*", node.value) if re.fullmatch(r"[\w.\[\], |]+", node.value) else []
-        for name in names:
-            found.setdefault(name, set()).add(node.lineno)
-    return {name: frozenset(lines) for name, lines in found.items()}
-
-
-def _only_changed(node: ast.AST) -> ast.expr | None:
-    """What is changed and not asked: of ``x[key] = value``, of ``x[key] += 1``, of ``x.add(value)`` alone."""
-    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        return node.value
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-        return node.value.func.value if node.value.func.attr in _CHANGES else None
-    return None
+def _definitions(text: str) -> dict[str, str]:
+    """The text of what a file and its classes define, by name."""
+    source = read(text, "a rendered file")
+    outer = [one for block in blocks(source.tree.body) for one in block]
+    inner = [one for owner in outer if isinstance(owner, ast.ClassDef) for one in owner.body]
+    return {name: source.statement(one) for one in (*inner, *outer) for name in bound(one)}

@@ -9,144 +9,100 @@ it inside its class, with the decorator on top and ``...`` for what it does.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+import ast
+from collections.abc import Iterator, Mapping
 
-import libcst as cst
-from libcst import matchers
-
-from .lay import with_imports
 from .message import StackError
-from .names import Import, bound, code_of, imports_of, is_import
-
-_MAIN = matchers.If(test=matchers.Comparison(left=matchers.Name("__name__")))
+from .source import Edit, Import, Source, bound, edited, find, import_edits, imports, is_import, read
 
 
 def classes(text: str) -> set[str]:
     """The names of the classes at the top of a file."""
-    return {s.name.value for s in cst.parse_module(text).body if isinstance(s, cst.ClassDef)}
+    return {one.name for one in ast.parse(text).body if isinstance(one, ast.ClassDef)}
 
 
-def joined(path: str, there: str | None, ours: str) -> str:
+def joined(path: str, there: str | None, added: str) -> str:
     """The file with our tests before what runs it as a program.
 
     Args:
-        path: of the file, which is ``there`` or, if that is None, comes with ``ours``.
+        path: of the file, which is ``there`` or, if that is None, comes with what is added.
 
     Raises:
         StackError: a name that stands for something else in the file.
     """
     if there is None:
-        return ours
-    theirs, added = _parsed(there), _parsed(ours)
-    imported = {_key(found): found for s in theirs.body for found in imports_of(s, "")}
-    defined = {name: s for s in theirs.body for name in bound(s)}
-    body: list[cst.BaseStatement] = []
-    imports: list[Import] = []
-    grown: dict[str, cst.ClassDef] = {}
-    for statement in added.body[1:] if added.get_docstring() is not None else added.body:
-        imports += _lacking(path, imports_of(statement, ""), imported, defined)
+        return added
+    theirs, ours = read(there, path), read(added, path)
+    body = theirs.tree.body
+    defined = {name: one for one in body for name in bound(one)}
+    imported = {_key(one): one for one in imports(body, "")}
+    at = next((theirs.span(one)[0] for one in body if _runs(one)), len(theirs.data))
+    edits = [*_import_edits(path, theirs, ours, imported, defined)]
+    for statement in ours.tree.body:
         taken = sorted(bound(statement) & {*defined, *imported})
-        if taken and (both := _with_more_tests(defined.get(taken[0]), statement)):
-            grown[taken[0]] = both
-        elif taken and not (taken[0] in defined and _same(defined[taken[0]], statement)):
-            raise StackError(f"{path} has a {', '.join(taken)} of its own, so our tests need another name")
-        if not (taken or is_import(statement) or matchers.matches(statement, _MAIN)):
-            body.append(statement)  # type: ignore[arg-type]
-    at = next((i for i, s in enumerate(theirs.body) if matchers.matches(s, _MAIN)), len(theirs.body))
-    checks = "TYPE_CHECKING" in imported
-    kept = [grown.get(s.name.value, s) if isinstance(s, cst.ClassDef) else s for s in theirs.body]
-    after = theirs.with_changes(
-        body=with_imports([*kept[:at], *body, *kept[at:]], imports, checks)  # type: ignore[list-item]
-    )
-    text = after.with_changes(body=()).code + code_of(after.body) if not after.footer else after.code
-    _MADE[text] = after
-    return text
+        docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if docstring or is_import(statement) or _runs(statement):
+            continue
+        if not taken:
+            edits.append((at, at, f"{ours.statement(statement)}\n\n"))
+        elif ast.dump(defined.get(taken[0], ast.Pass())) != ast.dump(statement):
+            end, text = _more_tests(path, theirs, defined.get(taken[0]), ours, statement)
+            edits.append((end, end, text))
+    return edited(theirs.data, edits)
 
 
-_MADE: dict[str, cst.Module] = {}  # the next patch adds to what this one made
+def _more_tests(path: str, theirs: Source, there: ast.stmt | None, ours: Source, more: ast.stmt) -> tuple[int, str]:
+    """The tests that a class of an earlier patch lacks, and where they go. StackError if it isn't the same class."""
+    if isinstance(there, ast.ClassDef) and isinstance(more, ast.ClassDef):
+        known = {name: one for one in there.body for name in bound(one)}
+        both = [(known[name], one) for one in more.body for name in bound(one) & {*known}]
+        heads = [[ast.dump(one) for one in (*c.bases, *c.keywords, *c.decorator_list)] for c in (there, more)]
+        if heads[0] == heads[1] and all(ast.dump(one) == ast.dump(other) for one, other in both):
+            new = [one for one in more.body if bound(one) - {*known}]
+            return theirs.span(there)[1], "".join(f"\n{ours.statement(one, indent=4)}" for one in new)
+    raise StackError(f"{path} has a {', '.join(sorted(bound(more)))} of its own, so our tests need another name")
 
 
-@functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> cst.Module:
-    return _MADE.pop(text, None) or cst.parse_module(text)
-
-
-def decorated(path: str, there: str, ours: str) -> str:
+def decorated(path: str, there: str, marks: str) -> str:
     """Upstream's file with the decorators of ours on its tests, and the imports that these need.
 
     Raises:
         StackError: a test that isn't there, or a name that stands for something else in the file.
     """
-    theirs, marks = cst.parse_module(there), cst.parse_module(ours)
-    found = {
-        (owner.name.value, test.name.value): test.decorators
-        for owner in marks.body
-        if isinstance(owner, cst.ClassDef)
-        for test in owner.body.body
-        if isinstance(test, cst.FunctionDef)
-    }
-    decorate = _Decorate(found)
-    after = theirs.visit(decorate)
-    if left := [".".join(names) for names in found if names not in decorate.done]:
-        raise StackError(f"{path} has no test {', '.join(left)}, which a patch decorates")
-    imported = {_key(one): one for s in theirs.body for one in imports_of(s, "")}
-    defined = {name: s for s in theirs.body for name in bound(s)}
-    imports = [one for s in marks.body for one in _lacking(path, imports_of(s, ""), imported, defined)]
-    return after.with_changes(body=with_imports([*after.body], imports, "TYPE_CHECKING" in imported)).code
+    theirs, ours = read(there, path), read(marks, path)
+    defined = {name: one for one in theirs.tree.body for name in bound(one)}
+    edits = [*_import_edits(path, theirs, ours, {_key(one): one for one in imports(theirs.tree.body, "")}, defined)]
+    for owner in (one for one in ours.tree.body if isinstance(one, ast.ClassDef)):
+        for test in (one for one in owner.body if isinstance(one, ast.FunctionDef)):
+            theirs_test = find(theirs.tree, (owner.name, test.name))
+            if not isinstance(theirs_test, ast.FunctionDef):
+                raise StackError(f"{path} has no test {owner.name}.{test.name}, which a patch decorates")
+            at = theirs.span(theirs_test, comments=False)[0]
+            edits.append((at, at, "".join(f"    @{ours.code(one)}\n" for one in test.decorator_list)))
+    return edited(theirs.data, edits)
 
 
-class _Decorate(cst.CSTTransformer):
-    def __init__(self, decorators: Mapping[tuple[str, str], Sequence[cst.Decorator]]) -> None:
-        super().__init__()
-        self.decorators = decorators
-        self.done: set[tuple[str, str]] = set()
+def _import_edits(
+    path: str, theirs: Source, ours: Source, imported: Mapping[str, Import], defined: Mapping[str, ast.stmt]
+) -> Iterator[Edit]:
+    """Edits that import what the file lacks. One name taken from two modules, as torch re-exports many, is one thing;
+    what another test file of ours has may have landed in this file before."""
+    new: list[Import] = []
+    for one in imports(ours.tree.body, ""):
+        if one.home.startswith("test_") and one.bound in defined:
+            continue
+        other = imported.get(_key(one))
+        if one.bound in defined or (other is not None and other.name != one.name):
+            raise StackError(f"{path} calls something else {one.bound} than {one.home} does")
+        new += [] if other is not None else [one]
+    yield from import_edits(theirs, theirs.tree.body, new, "TYPE_CHECKING" in imported)
 
-    def leave_ClassDef(self, original: cst.ClassDef, updated: cst.ClassDef) -> cst.ClassDef:
-        body = [self._with_its_own(original.name.value, statement) for statement in updated.body.body]
-        return updated.with_changes(body=updated.body.with_changes(body=body))
 
-    def _with_its_own(self, owner: str, statement):  # type: ignore[no-untyped-def]
-        if not isinstance(statement, cst.FunctionDef) or (owner, statement.name.value) not in self.decorators:
-            return statement
-        self.done.add((owner, statement.name.value))
-        new = self.decorators[owner, statement.name.value]
-        return statement.with_changes(decorators=[*new, *statement.decorators])
+def _runs(statement: ast.stmt) -> bool:
+    """``if __name__ == "__main__":``"""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__ ==")
 
 
 def _key(one: Import) -> str:
     """The name in the file; the module for ``import a.b``, which binds ``a`` and loads more than ``import a``."""
-    return one.module if one.line() == f"import {one.module}" else one.bound
-
-
-def _lacking(path: str, wanted, imported, defined) -> list[Import]:  # type: ignore[no-untyped-def]
-    """What the file doesn't import yet; one name taken from two modules, as torch re-exports many, is one thing. What
-    another test file of ours has may have landed in this file before."""
-    found: list[Import] = []
-    for one in wanted:
-        if one.module.startswith("test_") and one.bound in defined:
-            continue
-        other = imported.get(_key(one))
-        if one.bound in defined or (other is not None and other.name != one.name):
-            raise StackError(f"{path} calls something else {one.bound} than {one.line()}")
-        found += [] if other is not None else [one]
-    return found
-
-
-def _with_more_tests(there: cst.BaseStatement | None, ours: cst.BaseStatement) -> cst.ClassDef | None:
-    """A class of an earlier patch with the tests that a later one adds; None if it isn't the same class."""
-    if not (isinstance(there, cst.ClassDef) and isinstance(ours, cst.ClassDef)):
-        return None
-    known = {name: s for s in there.body.body for name in bound(s)}
-    new = [s for s in ours.body.body if bound(s) - {*known}]
-    both = [(known[name], s) for s in ours.body.body for name in bound(s) & {*known}]
-    heads = [s.with_changes(body=cst.SimpleStatementSuite(())) for s in (there, ours)]
-    if not all(_same(*pair) for pair in (heads, *both)):
-        return None
-    return there.with_changes(body=there.body.with_changes(body=[*there.body.body, *new]))
-
-
-def _same(one: cst.BaseStatement, other: cst.BaseStatement) -> bool:
-    """Two files of ours may bring one helper; what stands before it doesn't count."""
-    bare = [s.with_changes(leading_lines=()) for s in (one, other)]  # type: ignore[call-arg]
-    return bare[0].deep_equals(bare[1])
+    return one.home if one.name is None and one.bound == one.home.partition(".")[0] else one.bound

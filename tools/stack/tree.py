@@ -1,13 +1,16 @@
-"""A PyTorch source tree to render onto: a folder, or a commit of a git checkout. Reading here; `write` for folders."""
+"""A PyTorch source tree to render onto: a folder, a commit of a git checkout, or a copy of an installed torch."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch_overlay import versions
@@ -72,13 +75,6 @@ class Tree:
         asked = ["git", "-C", str(self.root), "cat-file", "-e", f"{self.commit}:{path}"]
         return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
-    def require_python(self, path: str) -> None:
-        """Raises StackError with file and line if the file, which may be absent, can't be parsed."""
-        try:
-            _parse(self._bytes(path) if self.exists(path) else b"", path)
-        except SyntaxError as error:
-            raise StackError(f"{path}:{error.lineno} isn't Python that this interpreter reads: {error.msg}") from error
-
     def unfit(self, row: Patch) -> str | None:
         """None if the row's target is what some known release has there, else what came instead, in words."""
         if not row.qualname:
@@ -105,51 +101,67 @@ class Tree:
         return row.kind is Kind.ADD and "<" in row.releases and self._defines(row)
 
     def _defines(self, row: Patch) -> bool:
-        tree = self._source(row, f"{row.module.replace('.', '/')}.py").tree
-        classes = [found for found in _classes(tree) if found.name == row.owner] if tree else []
-        return any(isinstance(n, ast.FunctionDef) and n.name == row.name for c in classes for n in c.body)
+        source = self._source(row, f"{row.module.replace('.', '/')}.py")
+        found = recognise.definitions(source.tree, row.qualname) if source.tree else ()
+        return any(isinstance(one, ast.FunctionDef) for one in found)  # what a class only declares isn't there yet
 
     def _source(self, row: Patch, path: str) -> recognise.Source:
         return _source_of(row.module, path, self._bytes(path))
 
 
-_parse = functools.lru_cache(maxsize=64)(ast.parse)  # each prefix asks
-
-
-@functools.lru_cache(maxsize=64)  # each row asks, and each prefix
+@functools.lru_cache(maxsize=16)  # each row asks
 def _source_of(module: str, path: str, text: bytes) -> recognise.Source:
     source = recognise.Source(module, path)
     source.__dict__["text"] = text  # read already, and from where the tree is
     return source
 
 
-def write(root: pathlib.Path, files: dict[str, str | None]) -> None:
+def write(root: pathlib.Path, files: Mapping[str, str | None]) -> None:
     """Put these texts into a folder, None for a file that goes; all or, if one can't be written, none."""
-    before = {path: (root / path).read_bytes() if (root / path).is_file() else None for path in files}
-    done: list[str] = []
+    before = {path: (root / path).read_text() if (root / path).is_file() else None for path in files}
     try:
         for path, text in files.items():
-            _put(root / path, None if text is None else text.encode())
-            done.append(path)
+            _put(root / path, text)
     except OSError as error:
-        for written in done:
+        for written in [*files][: [*files].index(path)]:
             _put(root / written, before[written])
         raise StackError(f"{path} can't be written ({error}); nothing was changed") from error
 
 
-def _put(path: pathlib.Path, content: bytes | None) -> None:
-    if content is None:
+def _put(path: pathlib.Path, text: str | None) -> None:
+    if text is None:
         path.unlink(missing_ok=True)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".new")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
-@functools.lru_cache(maxsize=64)  # by identity; each prefix asks the same trees
-def _classes(tree: ast.Module) -> list[ast.ClassDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def installed_torch() -> pathlib.Path:
+    """The folder of the torch that this Python would import."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise StackError("torch isn't installed for this Python, so there is nothing to copy")
+    return pathlib.Path(spec.origin).parent
+
+
+def copy_torch(installed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Make ``folder/torch``; a Python with the folder on its path imports it in place of the installed one.
+
+    Args:
+        installed: the ``torch`` folder of an environment.
+
+    Returns:
+        The folder, to render onto.
+    """
+    target = folder / "torch"
+    if target.exists():
+        raise StackError(f"{target} is there already; give a folder without torch")
+    target.mkdir(parents=True)
+    for entry in sorted(installed.iterdir()):
+        if entry.name == "__pycache__":
+            continue
+        if entry.name == "distributed":
+            shutil.copytree(entry, target / "distributed")
+        else:
+            (target / entry.name).symlink_to(entry.resolve())
+    return folder

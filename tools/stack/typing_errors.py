@@ -11,9 +11,8 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 
-from .copied import copy_torch, installed_torch
 from .message import PATCHES, StackError
-from .tree import write
+from .tree import copy_torch, installed_torch, write
 
 CONFIG = PATCHES / "pyrefly.toml"
 _PLACE = re.compile(r":\d+:\d+(-[\d:]+)?")

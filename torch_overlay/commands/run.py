@@ -1,7 +1,7 @@
-"""`python -m torch_overlay run`: an unmodified program, and every Python process that it starts, under the overlay.
+"""`python -m torch_overlay run`: runs an unmodified program under the overlay, and every Python process that it starts.
 
-The program replaces this process, so that its arguments, path, ``__main__``, signals and exit code are what plain
-Python would give it. What turns the overlay on is in the environment: ``_startup/sitecustomize.py`` on PYTHONPATH.
+The program replaces this process, so its arguments, path, ``__main__``, signals and exit code are those that plain
+Python gives it. The overlay is turned on through the environment: ``_startup/sitecustomize.py`` is on PYTHONPATH.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 
 from .. import choices
-from .common import version
+from . import version
 
 _PROGRAM = """PROGRAM is one of:
 
@@ -38,13 +38,13 @@ Examples:
 """
 STARTUP = str(pathlib.Path(__file__).parents[1] / "_startup")
 SWITCH = choices.PREFIX + "RUN"
-PLAIN = "bBdiOPqsuvx"  # flags of python that take nothing, in a row if need be
+PLAIN = "bBdiOPqsuvx"  # python's flags without an argument, which may be joined, as in -uB
 CUT_OFF = "EIS"
 CHECK_PYCS = "--check-hash-based-pycs"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """What `--help` shows. `parse` reads the words, since Python's flags stand among them."""
+    """Add what `--help` shows. argparse doesn't read the words, since Python's flags stand among them; `parse` does."""
     parser.usage = "%(prog)s [OPTION...] [PYTHON'S FLAGS...] [--] PROGRAM [ARGUMENT...]"
     parser.description = "Run an unmodified program, and every Python process that it starts, under the overlay."
     parser.epilog = _PROGRAM
@@ -64,7 +64,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The command line of `run`. Ends with 2 after a line on standard error if it makes no sense."""
+    """Read the command line of `run`. For a wrong one, prints a line to standard error and exits with 2."""
     try:
         asked = parse(words)
         if asked.help:
@@ -74,7 +74,7 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
             parser.exit()
         command = command_of(asked.flags, asked.program)
         environ = environment(os.environ, asked.settings)
-        choices.from_environment(environ)  # a wrong option fails here, not in every process of the job
+        choices.from_environment(environ)  # so that a wrong option fails here, and not in every process of the job
         strict = choices.strict_from_environment(environ)
     except UnknownFlag as error:
         parser.exit(2, f"torch_overlay run: there is no option {str(error)!r}; the program's own come after PROGRAM\n")
@@ -84,7 +84,7 @@ def read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespac
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run it; returns only where the platform can't replace a process."""
+    """Run the program in place of this process. Returns only on platforms that can't replace a process."""
     line, environ = arguments.line, arguments.environ
     sys.stdout.flush()
     sys.stderr.flush()
@@ -94,15 +94,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class UnknownFlag(ValueError):
-    """A flag that is neither ours nor Python's; its text is the flag."""
+    """A flag that is neither ours nor Python's. The text of the error is the flag."""
 
 
 @dataclasses.dataclass
 class Asked:
-    """A command line, read.
+    """A command line that was read.
 
-    settings: environment variables that our own flags set. flags: python's. program: with its arguments; -m, -c and -
-    are its first word, and -- is where what follows is a file that looks like a flag.
+    Attributes:
+        settings: environment variables that our own flags set.
+        flags: Python's flags.
+        program: the program with its arguments. -m, -c or - may be its first word; it is -- before a file whose name
+            looks like a flag.
     """
 
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -113,7 +116,7 @@ class Asked:
 
 
 def parse(argv: Sequence[str]) -> Asked:
-    """What is asked for. Our flags, and python's as python reads them, end at the program."""
+    """Read our flags, and Python's as Python reads them. They end where the program begins."""
     asked, rest = Asked(), list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "-" and not asked.program:
         word = rest.pop(0)
@@ -154,7 +157,7 @@ def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
 
 
 def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
-    """A word such as -u, -OO, -uB, -Werror or -um; the argument of a flag is the rest of the word, or the next one."""
+    """Read a word such as -u, -OO, -uB, -Werror or -um. The argument of a flag is the rest of the word, or the next."""
     for place, letter in enumerate(word[1:], start=1):
         if letter in PLAIN:
             asked.flags.append(f"-{letter}")
@@ -218,8 +221,8 @@ def _no_program(path: str) -> str | None:
 def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of the program: the switch, our folder first on PYTHONPATH, and the options.
 
-    An empty entry of PYTHONPATH is the current folder, and stays; an empty PYTHONPATH is none.
+    An empty entry of PYTHONPATH means the current folder, so it stays. An empty PYTHONPATH has no entries.
     """
-    given = environ.get("PYTHONPATH", "")
-    path = [folder for folder in given.split(os.pathsep) if folder != STARTUP] if given else []
+    former = environ.get("PYTHONPATH", "")
+    path = [folder for folder in former.split(os.pathsep) if folder != STARTUP] if former else []
     return {**environ, SWITCH: "1", **settings, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}

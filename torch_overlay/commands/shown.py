@@ -1,4 +1,4 @@
-"""The commands that show something: `explain` a redistribution, `draw` a mesh, the `status` of the overlay.
+"""The commands that print something: `explain` a redistribution, `draw` a mesh, and the `status` of the overlay.
 
     python -m torch_overlay explain --mesh 2,2,2 --shape 4096,4096 --dtype bf16 "P,S0,R" "R,S1,S0"
     python -m torch_overlay draw --mesh dp=2,tp=4 --out mesh.png
@@ -25,13 +25,13 @@ from ..series import PATCHES
 from ..show import screen, typed
 from ..show.drawing import Drawing, MeshMap, of_degrees
 from ..show.explanation import groups_at_hand
-from .common import add_no_strict
+from . import add_no_strict
 
 if TYPE_CHECKING:
     from ..show.explanation import Explanation
     from ..show.flow import End, FlowExplanation
 
-# Short names of dtypes, beside torch's own.
+# Short names of dtypes. Torch's own names are accepted, too.
 SHORT = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -45,7 +45,7 @@ SHORT = {
     "i64": "int64",
     "u8": "uint8",
 }
-# Torch's dtypes, so that a slip of the pen is told before torch is imported.
+# Torch's dtypes, so a mistyped one is reported before torch is imported, which takes seconds.
 DTYPES = (
     "bcomplex32 bfloat16 bit bits16 bits1x8 bits2x4 bits4x2 bits8 bool cdouble cfloat chalf complex128 complex32 "
     "complex64 double float float16 float32 float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
@@ -69,7 +69,7 @@ Examples:
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add the arguments of `explain`."""
     parser.usage = "%(prog)s --mesh MESH --shape SHAPE [OPTION...] FROM TO"
     parser.description = "The overlay's plan for a redistribution, step by step, with bytes, time and why."
     parser.epilog = _PLACEMENTS
@@ -104,53 +104,53 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the explanation; 2 if it can't be made."""
-    explained = _explained if arguments.to_mesh is None else _across
-    return _answer("explain", lambda: explained(arguments), arguments.out)
+    """Print the explanation. Returns 2 if there is none."""
+    make = _explain_on_one_mesh if arguments.to_mesh is None else _explain_to_another_mesh
+    return _print_and_save("explain", lambda: make(arguments), arguments.out)
 
 
-def _across(arguments: argparse.Namespace) -> FlowExplanation:
-    """To another mesh. Nothing needs torch but the size of its dtype."""
+def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
     shape = typed.integers(arguments.shape, "--shape", least=0)
     meshes = typed.mesh(arguments.mesh, arguments.axes, arguments.permute), typed.mesh(arguments.to_mesh, None, None)
     source = _end(meshes[0], arguments.ranks, "--ranks", arguments.source, shape)
     target = _end(meshes[1], arguments.to_ranks, "--to-ranks", arguments.target, shape)
     name = dtype_name(arguments.dtype)
 
-    from ..show import asked, flow
+    from ..show import asked, flow  # imports torch, for the size of the dtype
 
-    given = {name: getattr(arguments, name) for name in ("tensors", "budget") if getattr(arguments, name) is not None}
+    options = {name: getattr(arguments, name) for name in ("tensors", "budget") if getattr(arguments, name) is not None}
     try:
-        return flow.of_words(shape, source, target, asked.dtype_of(name).itemsize, **given)
+        return flow.of_words(shape, source, target, asked.dtype_of(name).itemsize, **options)
     except NotPlanned as reason:
         raise ValueError(str(reason)) from None
 
 
-def _end(mesh: typed.Mesh, ranks: str | None, option: str, placed: str, shape: tuple[int, ...]) -> End:
-    chosen = typed.ranks(ranks, math.prod(mesh.sizes), option)
-    placements = typed.placements(placed, len(mesh.sizes), len(shape))
-    return placements, mesh.sizes, tuple([chosen[place] for place in mesh.ranks])
+def _end(mesh: typed.Mesh, ranks: str | None, option: str, placements: str, shape: tuple[int, ...]) -> End:
+    """One end of a move between meshes: placements, sizes and ranks."""
+    listed = typed.ranks(ranks, math.prod(mesh.sizes), option)
+    order = tuple([listed[position] for position in mesh.ranks])
+    return typed.placements(placements, len(mesh.sizes), len(shape)), mesh.sizes, order
 
 
-def _explained(arguments: argparse.Namespace) -> Explanation:
+def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
     mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
-    flattened = [typed.chosen(text, mesh.names, "--flattened") for text in arguments.flattened]
+    flattened = [typed.axis_numbers(text, mesh.names, "--flattened") for text in arguments.flattened]
     shape = typed.integers(arguments.shape, "--shape", least=0)
     texts = (arguments.source, arguments.target)
     ends = [typed.placements(text, len(mesh.sizes), len(shape)) for text in texts]
     groups = groups_at_hand(arguments.flatten, mesh.sizes, flattened)
     name, cost = dtype_name(arguments.dtype), Cost()
 
-    from ..show import asked  # and torch with it, now that the arguments make sense
+    from ..show import asked  # imports torch, so only once the arguments are right
 
     return asked.of_words(ends, shape, asked.dtype_of(name), mesh, groups, cost)
 
 
 def dtype_name(text: str) -> str:
-    """Torch's name of a dtype, whose short name may have been typed.
+    """Torch's name of a dtype, from that name or a short one.
 
     >>> dtype_name("bf16"), dtype_name("torch.float32")
     ('bfloat16', 'float32')
@@ -169,7 +169,7 @@ _DRAWN = """Examples:
 
 
 def add_draw(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add the arguments of `draw`."""
     parser.usage = "%(prog)s (--mesh MESH | --degrees DEGREES) [OPTION...]"
     parser.description = (
         "A mesh in the terminal, and as a picture with --out: ranks, the hosts they sit on, and each axis's groups."
@@ -191,45 +191,38 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    """Print the mesh, and write the picture if it was asked for; 2 if it can't be drawn."""
-    return _answer("draw", lambda: _drawing(arguments), arguments.out)
+    """Print the mesh, and write a picture with --out. Returns 2 if the mesh can't be drawn."""
+    return _print_and_save("draw", lambda: _drawing(arguments), arguments.out)
 
 
 def _drawing(arguments: argparse.Namespace) -> Drawing:
-    shown = _from_sizes(arguments) if arguments.degrees is None else _from_degrees(arguments)
-    return Drawing(shown, arguments.gpus_per_host)
-
-
-def _from_degrees(arguments: argparse.Namespace) -> MeshMap:
-    if arguments.axes or arguments.permute:
-        raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
-    return of_degrees(typed.degrees(arguments.degrees, arguments.ranks))
-
-
-def _from_sizes(arguments: argparse.Namespace) -> MeshMap:
+    if arguments.degrees is not None:
+        if arguments.axes or arguments.permute:
+            raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")
+        return Drawing(of_degrees(typed.degrees(arguments.degrees, arguments.ranks)), arguments.gpus_per_host)
     if arguments.ranks is not None:
         raise ValueError("--ranks is for --degrees; --mesh has the ranks of its sizes")
     mesh = typed.mesh(arguments.mesh, arguments.axes, arguments.permute)
-    return MeshMap.of(mesh.names, mesh.sizes, mesh.ranks)
+    return Drawing(MeshMap.of(mesh.names, mesh.sizes, mesh.ranks), arguments.gpus_per_host)
 
 
-def _answer(command: str, make: Callable[[], screen.Shown], out: str | None) -> int:
-    """Print what is made, and write its picture there; the exit code, 2 if one of the two can't be done."""
+def _print_and_save(command: str, make: Callable[[], screen.Shown], out: str | None) -> int:
+    """Print what `make` returns, and write its picture to the file `out`. Returns the exit code, 2 after an error."""
     try:
-        shown = make()
-        if out:  # first, so that a reader who stops reading still gets it
-            shown.save(out)
+        printed = make()
+        if out:  # before printing, since `... | head` may end the process while it prints
+            printed.save(out)
     except (ValueError, ImportError, OSError) as error:
         print(f"torch_overlay {command}: {error}", file=sys.stderr)
         return 2
-    screen.show(shown.lines(screen.width()))
+    screen.show(printed.lines(screen.width()))
     if out:
         print(f"drawn: {out}")
     return 0
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
-    """`--all`, `--release` and `--no-strict`."""
+    """Add `--all`, `--release` and `--no-strict`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
         "Turn the overlay on in a process of its own and print in six lines what it did. Ends with 1 if a patch had to "
@@ -242,7 +235,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Enable as far as the targets are recognised, print the table, and return 1 if a patch had to be left out."""
+    """Turn the overlay on as far as targets are recognised, and print the status. Returns 1 if a patch was left out."""
     import torch_overlay
 
     if arguments.release is not None:
@@ -257,7 +250,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def _release(text: str) -> int:
-    """Print which patches and which branches of the code are for some releases only, as this release has them."""
+    """Print the patches and branches of the code that this release gets and others don't, or the other way round."""
     try:
         release = versions.parse(text)
     except UnknownRelease as error:
@@ -284,7 +277,7 @@ def _release(text: str) -> int:
 
 
 def _branches(number: tuple[int, int, int]) -> Iterator[tuple[str, str]]:
-    """The functions of the seam that ask for the release, with what they ask where this release says yes."""
+    """The functions of `distributed/_torch.py` with a branch that this release takes, and its condition."""
     seam = ast.parse((pathlib.Path(__file__).parents[1] / "distributed" / "_torch.py").read_text(encoding="utf-8"))
     for function in [node for node in seam.body if isinstance(node, ast.FunctionDef)]:
         for node in ast.walk(function):

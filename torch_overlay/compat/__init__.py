@@ -1,6 +1,6 @@
-"""What differs between releases. Bodies under `distributed/` are written for the newest and don't ask.
+"""Bodies for single releases of torch. Those under `distributed/` are written for the newest release.
 
-A release that lacks a function which they call gets one: a row of the series with `Kind.ADD` and the releases that it
-is for. What must agree with the very release that runs, and so never goes upstream, is here by row. What bodies
-call themselves and differs is in `distributed/_torch.py`, with a branch on the release.
+A row of `series` with a range of releases puts each of them in place. Some add a function that an old release lacks,
+others must agree with the code of the release that runs. None goes upstream. Functions of torch that bodies call, and
+that differ between releases, are in `distributed/_torch.py`.
 """

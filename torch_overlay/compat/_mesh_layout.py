@@ -1,4 +1,4 @@
-"""What a file of a later release names, and the torch that runs doesn't know."""
+"""Lets releases before 2.13 read files of later ones, which name a class that these releases lack."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from torch import _weights_only_unpickler as reader
 
 
 class _FlatLayout:
-    """One axis of a layout, as torch saves it since 2.13. Only files make one: the layout of a mesh isn't made of these
-    before."""
+    """One axis of a layout, as torch saves it since 2.13. Only unpickling makes an instance here, since before 2.13 the
+    layout of a mesh is nested tuples."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
 
-_FlatLayout.__module__ = "torch.distributed._mesh_layout"  # as files say, and as torch's reader of weights asks
+_FlatLayout.__module__ = "torch.distributed._mesh_layout"  # the name in files, which the weights_only reader checks
 
 
 def believe_files() -> set[Any]:
-    """Let ``torch.load(weights_only=True)`` make a flat layout."""
-    believed = reader._marked_safe_globals_set
+    """Allow ``torch.load(weights_only=True)`` to make a flat layout. Returns the set of allowed classes before."""
+    allowed = reader._marked_safe_globals_set
     reader._add_safe_globals([_FlatLayout])
-    return believed
+    return allowed
 
 
-def disbelieve_files(believed: set[Any]) -> None:
-    """Take it back: the very set that was there, unless more came meanwhile."""
+def disbelieve_files(allowed: set[Any]) -> None:
+    """Undo it. Torch gets back its own set object, unless somebody allowed more classes meanwhile."""
     reader._remove_safe_globals([_FlatLayout])
-    if reader._marked_safe_globals_set == believed:
-        reader._marked_safe_globals_set = believed
+    if reader._marked_safe_globals_set == allowed:
+        reader._marked_safe_globals_set = allowed

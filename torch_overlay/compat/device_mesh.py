@@ -1,4 +1,4 @@
-"""What must agree with the DeviceMesh of the very release that runs."""
+"""Methods of DeviceMesh that must agree with the DeviceMesh of the release that runs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class _DeviceMesh:
-    """Never instantiated: its methods are set on torch's DeviceMesh."""
+    """Bodies of methods of torch's DeviceMesh. Never instantiated."""
 
     def _create_flatten_mesh(self: DeviceMesh, mesh_dim_name: str, backend_override: Override = (None, None)) -> None:
-        """Before 2.13, where a flattened view says its layout otherwise: torch's own code, too, finds it by that."""
+        """Before 2.13. There a flattened view has a layout of another form, and torch looks the view up by it."""
         bodies._DeviceMesh._create_flatten_mesh(self, mesh_dim_name, backend_override)
         flattened = self._get_root_mesh()._flatten_mapping[mesh_dim_name]
         flattened._layout = flattened_to_torch(view_of(flattened).layout.axes[0])
 
     def __hash__(self: DeviceMesh) -> int:
-        """As torch hashes an equal mesh, which may be in a dict since before enable(); from its ranks as a tuple."""
+        """Torch's hash of an equal mesh: such a mesh may be in a dict since before enable()."""
         if self.__dict__.get("_hash") is None:
-            ranks = _Hashed(view_of(self).rank_map.ranks_hash)
-            layout = to_torch(view_of(self).layout)  # its own may be spelled otherwise, which some releases do
+            ranks = _Hashed(view_of(self).rank_map.ranks_hash)  # torch hashes the tuple of all ranks
+            layout = to_torch(view_of(self).layout)  # on some releases `_layout` has another form than torch hashes
             key: tuple[Any, ...] = (ranks, layout, self._device_type, self._mesh_dim_names, self._thread_id)
             if shared_state(self).private is not None:
                 key = (*key, shared_state(self).private)
@@ -37,12 +37,12 @@ class _DeviceMesh:
 
 
 class _OlderDeviceMesh:
-    """The same, for releases in which the methods that call these, or are called, are others."""
+    """Bodies for releases before 2.12, where these methods have other callers or other signatures."""
 
     def _create_flatten_mesh(
         self: DeviceMesh, mesh_dim_name: str | None = None, backend_override: Override = (None, None)
     ) -> DeviceMesh:
-        """Before 2.12, where this finds the name and answers with the mesh."""
+        """Before 2.12. There this method chooses the name and returns the mesh."""
         names = self._mesh_dim_names or ()
         name = mesh_dim_name or "_".join(names)
         if self.ndim == 1 and name in names:
@@ -57,7 +57,7 @@ class _OlderDeviceMesh:
         mesh_dim_names: tuple[str, ...],
         backend_override: dict[str, Any] | None = None,
     ) -> DeviceMesh:
-        """Before 2.12, where an axis can't be named: torch refuses the names that the mesh has."""
+        """Before 2.12. There torch takes no name for `dim`, and refuses the names of the mesh's own axes."""
         names = self._mesh_dim_names or ()
         if dim not in (names if isinstance(dim, str) else range(-self.ndim, self.ndim)):
             where = f"not in {names}" if isinstance(dim, str) else f"out of range {self.ndim}"
@@ -73,7 +73,7 @@ class _OlderDeviceMesh:
 
 
 class _Hashed:
-    """Stands in a key for a value of which only the hash is at hand."""
+    """Stands in a tuple for a value of which only the hash is known."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -82,5 +82,5 @@ class _Hashed:
         return self.value
 
 
-# Since 2.15 the order of the ranks in groups is a part of a mesh's value.
+# Since 2.15 two meshes whose groups order their ranks differently are unequal.
 ORDER_IS_HASHED = "_preserve_rank_order" in DeviceMesh.__annotations__

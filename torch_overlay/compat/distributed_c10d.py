@@ -1,4 +1,4 @@
-"""What later releases have in ``torch.distributed.distributed_c10d``, and bodies ask for."""
+"""Names of groups, and groups that keep the order of their ranks, on released ``distributed_c10d``."""
 
 from __future__ import annotations
 
@@ -12,56 +12,57 @@ from ..distributed._torch import making_for_mesh
 from ..distributed.distributed_c10d import MemberNames
 from ..distributed.distributed_c10d import _process_group_name as named_by_members
 
-# A split counts its ranks inside its parent, and doesn't say which parent that is.
+# How often the same ranks were split from a group, by world. `_process_group_name` gets the ranks of a split inside its
+# parent, but not the parent, so splits of different parents share a count.
 _splits: weakref.WeakKeyDictionary[Any, MemberNames] = weakref.WeakKeyDictionary()
 
 
 def _process_group_name(ranks: list[int], use_hashed_name: bool) -> distributed_c10d.GroupName:
-    """As ours upstream, with another count for the splits of a parent that isn't known."""
+    """As the body that goes upstream, but splits, whose parent isn't known here, have a count of their own."""
     world = distributed_c10d._world.default_pg
     if use_hashed_name and world is not None and not making_for_mesh.get():
         return distributed_c10d.GroupName(_splits.setdefault(world, MemberNames("split")).next(ranks))
     return named_by_members(ranks, use_hashed_name)
 
 
-class _Placed(int):
-    """A rank that sorts by its place, so that sorting a list of these changes nothing."""
+class _OrderedRank(int):
+    """A rank that compares by its position in a list, so sorting the list changes nothing."""
 
-    place: int
+    position: int
 
     def __lt__(self, other: int) -> bool:
-        return self.place < other.place if isinstance(other, _Placed) else int(self) < other
+        return self.position < other.position if isinstance(other, _OrderedRank) else int(self) < other
 
 
-def _placed(ranks: Iterable[int]) -> list[_Placed]:
-    made = list(map(_Placed, ranks))
-    for place, rank in enumerate(made):
-        rank.place = place
-    return made
+def _in_order(ranks: Iterable[int]) -> list[_OrderedRank]:
+    ordered = list(map(_OrderedRank, ranks))
+    for position, rank in enumerate(ordered):
+        rank.position = position
+    return ordered
 
 
 def take_sort_ranks() -> tuple[Any, Any]:
-    """Before 2.12, let bodies make groups that hold their ranks in the order given: torch sorts them there.
+    """Before 2.12, let `new_group` take ``sort_ranks=False``, with which a group keeps the order of its ranks.
 
-    The function has a decorator around it, so its code can't be swapped; other modules go on with torch's own.
+    `new_group` is decorated, so its code can't be swapped. Modules that imported it before keep torch's.
     """
     torchs = distributed_c10d.new_group
 
-    def new_group(ranks: Any = None, *given: Any, sort_ranks: bool = True, **named: Any) -> Any:
+    def new_group(ranks: Any = None, *arguments: Any, sort_ranks: bool = True, **keywords: Any) -> Any:
         if sort_ranks or ranks is None:
-            return torchs(ranks, *given, **named)
-        group = torchs(_placed(ranks), *given, **named)
-        books = distributed_c10d._world.pg_group_ranks
-        if group in books:  # by plain numbers: they leave the process, in pickles
-            books[group] = {int(rank): place for rank, place in books[group].items()}
+            return torchs(ranks, *arguments, **keywords)
+        group = torchs(_in_order(ranks), *arguments, **keywords)
+        all_ranks = distributed_c10d._world.pg_group_ranks
+        if group in all_ranks:  # plain ints, since these are pickled and sent to other processes
+            all_ranks[group] = {int(rank): position for rank, position in all_ranks[group].items()}
         return group
 
     distributed_c10d.new_group = new_group
     return new_group, torchs
 
 
-def forget_sort_ranks(taken: tuple[Any, Any]) -> None:
-    """Take it back, unless somebody put something over it."""
-    ours, torchs = taken
+def forget_sort_ranks(functions: tuple[Any, Any]) -> None:
+    """Undo it, unless somebody replaced our function meanwhile."""
+    ours, torchs = functions
     if distributed_c10d.new_group is ours:
         distributed_c10d.new_group = torchs

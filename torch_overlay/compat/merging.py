@@ -1,4 +1,5 @@
-"""What torch's steps merge: its answer is asked for and mended. Upstream this is a few lines in its function."""
+"""Which steps of torch's redistribution become one collective. Torch's function decides, run by run, and its answer is
+corrected. Upstream this is a few lines inside that function."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ merge_transform_infos = original(torch_redistribute, "_optimize_transform_infos"
 def _optimize_transform_infos(
     transform_infos: list[Any], device_mesh: DeviceMesh, src_placements: Any, dst_placements: Any
 ) -> list[Any]:
-    """Torch's steps, with consecutive ones of a kind merged where that is exact."""
+    """Torch's steps. Consecutive steps of one kind are merged if the merged collective gives the same shards."""
     mesh, in_order = real_mesh(device_mesh), _in_rank_order(real_mesh(device_mesh))
     steps: list[Any] = []
     count = 0
@@ -32,7 +33,8 @@ def _optimize_transform_infos(
         count += len(infos)
         even = True
         if len(infos) > 1 and infos[0]._comm_type_key() in ("all_gather", "reduce_scatter"):
-            # Merged gathers of strided shards stay an error; one by one, torch's greedy planner gives other rows.
+            # Torch raises where gathers of strided shards are merged. One by one they wouldn't raise, but its greedy
+            # planner would return other rows.
             strided = isinstance(infos[0].src_dst_placements[0], _StridedShard)
             even = strided or _cuts_evenly(infos, device_mesh, earlier, src_placements, moved_shape.get())
         if not even:
@@ -46,14 +48,16 @@ def _optimize_transform_infos(
 
 
 def _kind(info: Any) -> tuple[Any, Any]:
-    """What consecutive transforms must have in common to be merged: averages are sums, divided later."""
+    """What consecutive transforms must have in common to be merged. An average counts as a sum, which is divided
+    later."""
     source, target = info.src_dst_placements
     averages = type(source) is Partial and source.reduce_op == "avg"
     return Partial("sum") if averages else source, target
 
 
 def _as_sum(step: Any, infos: list[Any]) -> Any:
-    """A step merged from averages and sums is a sum; torch leaves it an average where only axes of one rank average."""
+    """Make a step that was merged from averages and sums a sum. Torch leaves it an average if only axes of one rank
+    average."""
     sources = {info.src_dst_placements[0] for info in infos}
     if len(sources) < 2 or not hasattr(step, "avg_scale"):
         return step
@@ -61,7 +65,7 @@ def _as_sum(step: Any, infos: list[Any]) -> Any:
 
 
 def _warn_of_uneven_cuts(mesh: DeviceMesh, infos: list[Any], source: Any, target: Any) -> None:
-    """Say what torch says where it doesn't merge for that; nothing where there is no flattened mesh to merge over."""
+    """Give torch's warning about steps that aren't merged since a cut is uneven, if there is a mesh to merge over."""
     dims = tuple(sorted(info.mesh_dim for info in infos))
     if torch_redistribute._get_flattened_mesh_by_layout(mesh, dims) is not None:
         torch_redistribute._warn_flatten_optimization_not_possible(
@@ -70,7 +74,7 @@ def _warn_of_uneven_cuts(mesh: DeviceMesh, infos: list[Any], source: Any, target
 
 
 def _in_rank_order(mesh: DeviceMesh) -> bool:
-    """Whether the ranks of every copy of the mesh ascend row-major. Then its flattened views have the mesh's order,
-    torch's too, which sorts the ranks of groups."""
+    """True if the ranks of every copy of the mesh ascend, row-major. Torch sorts the ranks of groups, and only then has
+    the group of a flattened view the mesh's order."""
     view = view_of(mesh)
     return view.layout.collapse().check_sorted() and view.rank_map.ascends

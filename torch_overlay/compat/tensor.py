@@ -1,4 +1,4 @@
-"""What differs between releases in DTensor and its redistribution."""
+"""The autograd function of a redistribution before 2.13."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..distributed.tensor import _redistribute as bodies
 
 
 class _Redistribute:
-    """Never instantiated: its method is set on torch's autograd function of this name."""
+    """Body of a method of torch's autograd function of this name. Never instantiated."""
 
     @classmethod
     def apply(
@@ -25,18 +25,18 @@ class _Redistribute:
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
-        """Before 2.13, where the types are arguments of their own; see the body for later ones."""
-        if bodies.has_other_groups(input._spec.mesh, device_mesh):
-            own = input._spec.mesh
-            return bodies.lay_on(
-                device_mesh, cls.apply(input, own, placements, async_op, forward_dtype, backward_dtype)
-            )
-        made = None
+        """Before 2.13, where the dtypes are separate arguments. `distributed/tensor/_redistribute.py` has the body for
+        later releases."""
+        mesh = input._spec.mesh
+        if bodies.has_other_groups(mesh, device_mesh):
+            moved = cls.apply(input, mesh, placements, async_op, forward_dtype, backward_dtype)
+            return bodies.lay_on(device_mesh, moved)
+        result = None
         input = bodies.cast_in_order(input, forward_dtype)
         if cls is torch_redistribute.Redistribute and forward_dtype in (None, input._local_tensor.dtype):
-            made = bodies.without_node(input, device_mesh, placements, async_op)
-        if made is not None:
-            return made
+            result = bodies.without_node(input, device_mesh, placements, async_op)
+        if result is not None:
+            return result
         return super(torch_redistribute.Redistribute, cls).apply(  # type: ignore[misc]
             input, device_mesh, placements, async_op, forward_dtype, backward_dtype
         )

@@ -1,4 +1,4 @@
-"""`python -m torch_overlay demo`: runs the panels, prints, and says what to go on with."""
+"""`python -m torch_overlay demo`: runs the three panels, prints them, and suggests commands to try next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import panels
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add the arguments of `demo`."""
     parser.usage = "%(prog)s [OPTION...]"
     parser.description = (
         "Weights from a trainer to its servers, a job that hangs, a redistribution that stock gets wrong."
@@ -28,14 +28,14 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run it; 0 if it came through, 1 if a process failed, 2 if the arguments make no sense."""
+    """Run the demo. Returns 0, or 1 if a process failed, 2 for wrong arguments, 130 if it was interrupted."""
     if options.json and not Path(options.json).absolute().parent.is_dir():
         print(f"demo: the folder of {options.json} must exist", file=sys.stderr)
         return 2
     screen, start = Screen(), time.perf_counter()
     try:
-        found = run(screen, options.device)
-    except RuntimeError as error:  # a rank failed; no torch runs in this process
+        figures = run(screen, options.device)
+    except RuntimeError as error:  # a rank failed: this process runs no torch
         print(f"\ndemo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -45,29 +45,29 @@ def demo(options: argparse.Namespace) -> int:
     for line, what in next_commands():
         screen.say("", Styled(f"  {line}", "side"), f"      {what}")
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 
 
 def run(screen: Screen, device: str) -> dict[str, Any]:
-    """All panels, each shown as soon as it is measured; what was measured."""
+    """Measure each panel and print it. Returns what was measured, by panel."""
     where = "gloo processes of this machine" if device == "cpu" else "processes with the GPUs of this machine"
     screen.say(Styled(f"What torch_overlay changes, on {where}.", "head"))
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with screen.progress(panels.STEPS):
-        for measure, shown in (
+        for measure, lines in (
             (panels.weights, panels.show_weights),
             (panels.meshes, panels.show_meshes),
             (panels.gathers, panels.show_gathers),
         ):
             screen.say("")
-            found[measure.__name__] = measure(screen, device)
-            screen.say(*shown(found[measure.__name__], screen.width))
-    return found
+            figures[measure.__name__] = measure(screen, device)
+            screen.say(*lines(figures[measure.__name__], screen.width))
+    return figures
 
 
 def next_commands() -> list[tuple[str, str]]:
-    """Two things to type next, and what for."""
+    """Two command lines to try next, each with what it does."""
     program = command()
     explain = f"{program} explain --mesh 2,2 --flattened a,b --shape 5 S0,S0 R,R"
     return [
@@ -77,7 +77,7 @@ def next_commands() -> list[tuple[str, str]]:
 
 
 def command() -> str:
-    """How this program is called here: by name if it is on PATH, else by its path, else by its Python."""
+    """How to start this program here: by its name if it is on PATH, else by its path, else by Python."""
     if shutil.which("torch-overlay"):
         return "torch-overlay"
     beside = os.path.join(os.path.dirname(sys.executable), "torch-overlay")

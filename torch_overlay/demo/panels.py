@@ -1,4 +1,4 @@
-"""The demo's three panels: what its user would feel, measured on stock torch and under the overlay, and as lines."""
+"""The demo's three panels: what they measure on stock torch and under the overlay, and the lines that they print."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .processes import Processes
 
 WEIGHTS = 300
 ROUNDS = 3  # of a loop and a Transfer
-LONGEST = 16  # elements of a vector that is gathered
-PATIENCE = 20.0  # seconds for a rank that waits to say why
-STEPS = 2 + 2 * ROUNDS + 5 + 2  # of progress, in all panels
+LONGEST = 16  # elements of the longest vector that is gathered
+PATIENCE = 20.0  # seconds until a rank that waits must have said why
+STEPS = 2 + 2 * ROUNDS + 5 + 2  # of the progress bar, in all panels
 
 
 def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """300 weights from a trainer's mesh to two servers: by hand, and by a Transfer. Neither needs the overlay."""
+    """Send 300 weights from a trainer's mesh to two servers, by hand and by a Transfer. Neither needs the overlay."""
     screen.now("starting 6 processes, each with its own torch")
     ways = ("loop", "transfer")
     with Processes("weights", "WeightsRank", 6, overlay=False, device=device) as world:
@@ -35,8 +35,8 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
             for way in ways if number % 2 == 0 else ways[::-1]:
                 screen.now(f"bringing them over by {way}, {number + 1} of {ROUNDS}", line=number == 0)
                 world.ask("train")
-                took, bytes_sent = zip(*world.ask("time", way))
-                seconds[way].append(max(took))
+                rank_seconds, bytes_sent = zip(*world.ask("time", way))
+                seconds[way].append(max(rank_seconds))
                 sent[way].append(None if None in bytes_sent else sum(bytes_sent))
                 right[way] = min(right[way], *world.ask("right"))
                 screen.advance()
@@ -48,30 +48,30 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
     return {"torch": release, "planned": planned, "seconds": medians, "calls": calls, "mib": mib, "right": right}
 
 
-def show_weights(found: dict[str, Any], width: int) -> list[str]:
-    """Lines of the panel."""
+def show_weights(figures: dict[str, Any], width: int) -> list[str]:
+    """The lines of the panel."""
     title = "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise."
     rows = [
-        (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in found["seconds"].values()), 0),
-        ("collectives of a rank", *found["calls"].values(), 0),
-        ("sent by all ranks, MiB", *found["mib"].values(), 1),
+        (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in figures["seconds"].values()), 0),
+        ("collectives of a rank", *figures["calls"].values(), 0),
+        ("sent by all ranks, MiB", *figures["mib"].values(), 1),
     ]
-    loop, transfer = found["right"].values()
+    loop, transfer = figures["right"].values()
     right = "all 300" if min(loop, transfer) == 300 else f"{loop} and {transfer} of 300"
-    said = (
+    text = (
         f"The loop makes each weight whole and broadcasts it. Both ways {right} weights came bit for bit, each time. "
-        f"The Transfer was planned once, in {1000 * found['planned']:.0f} ms."
+        f"The Transfer was planned once, in {1000 * figures['planned']:.0f} ms."
     )
     return [
         *_headed("1. Weights from a trainer to its servers", title, width),
         *compared(("loop by hand", "Transfer"), rows, "  "),
         "",
-        *wrapped(said, "", width),
+        *wrapped(text, "", width),
     ]
 
 
 def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Ranks that build different meshes: what a rank that waits says on stock, under the overlay, with check_mesh."""
+    """Let ranks build different meshes, on stock, under the overlay and with check_mesh, and see what they say."""
     screen.now("starting 3 x 4 processes that build different meshes")
     with (
         Processes("stock", "MeshRank", 4, overlay=False, device=device) as stock,
@@ -93,7 +93,7 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
             time.sleep(0.1)
         waited = time.perf_counter() - start
         time.sleep(1)
-        found = {
+        figures = {
             "waited": time.perf_counter() - start,
             "stock_waits": not stock.answered(0),
             "stock_said": stock.log(0)[before[0] :].strip(),
@@ -102,28 +102,28 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
             "errors": errors,
         }
         for world in (stock, overlay):
-            world.close(force=True)  # they would wait for a minute
+            world.close(force=True)  # else they wait for a minute
         screen.advance()
-    return found
+    return figures
 
 
-def show_meshes(found: dict[str, Any], width: int) -> list[str]:
-    """Lines of the panel."""
+def show_meshes(figures: dict[str, Any], width: int) -> list[str]:
+    """The lines of the panel."""
     title = "Rank 0 of 4 builds (dp=2, tp=2), the others build (dp=4)."
     lines = _headed("2. Ranks that build different meshes", title, width)
-    if found["stock_waits"]:
-        said = f"and said: {found['stock_said']}" if found["stock_said"] else "and said nothing"
-        text = f"stock: rank 0 waited {found['waited']:.1f} s, {said}; it was ended then."
+    if figures["stock_waits"]:
+        said = f"and said: {figures['stock_said']}" if figures["stock_said"] else "and said nothing"
+        text = f"stock: rank 0 waited {figures['waited']:.1f} s, {said}; it was ended then."
         lines += styled(wrapped(text, "  ", width), "yellow")
     else:
         lines += wrapped("stock: rank 0 went on; this torch doesn't hang here.", "  ", width)
-    if found["overlay_said"]:
-        lines += wrapped(f"overlay: after {found['overlay_waited']:.1f} s its log says:", "  ", width)
-        lines += styled(wrapped(found["overlay_said"], "    ", width), "good")
+    if figures["overlay_said"]:
+        lines += wrapped(f"overlay: after {figures['overlay_waited']:.1f} s its log says:", "  ", width)
+        lines += styled(wrapped(figures["overlay_said"], "    ", width), "good")
     else:
-        text = f"overlay: rank 0 said nothing in {found['overlay_waited']:.1f} s."
+        text = f"overlay: rank 0 said nothing in {figures['overlay_waited']:.1f} s."
         lines += styled(wrapped(text, "  ", width), "yellow")
-    raised = [(seconds, error) for seconds, error in found["errors"] if error]
+    raised = [(seconds, error) for seconds, error in figures["errors"] if error]
     if raised:
         after = max(seconds for seconds, _ in raised)
         text = f"overlay with check_mesh: after {after:.2f} s an error on {len(raised)} of 4 ranks:"
@@ -132,35 +132,36 @@ def show_meshes(found: dict[str, Any], width: int) -> list[str]:
 
 
 def gathers(screen: Screen, device: str = "cpu") -> dict[str, Any]:
-    """Vectors of each length, cut over a mesh with a flattened view and gathered: what comes, by side and length."""
-    found: dict[str, Any] = {}
+    """Gather vectors of each length that are cut over a mesh with a flattened view. Returns the results, by side and
+    length."""
+    gathered: dict[str, Any] = {}
     for name, on in {"stock": False, "overlay": True}.items():
         screen.now(f"{name}: gathering vectors of 1 to {LONGEST} elements")
         with Processes(name, "GatherRank", 4, overlay=on, device=device) as world:
             world.enter()
-            found[name] = world.ask("gather", LONGEST)[0]
+            gathered[name] = world.ask("gather", LONGEST)[0]
             world.ask("leave")
         screen.advance()
-    return found
+    return gathered
 
 
 def wrong(gathered: dict[int, Any]) -> list[int]:
-    """The lengths that came back as something else."""
+    """The lengths of the vectors that came back wrong."""
     return [length for length, values in gathered.items() if values != list(range(length))]
 
 
-def show_gathers(found: dict[str, Any], width: int) -> list[str]:
-    """Lines of the panel."""
+def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
+    """The lines of the panel."""
     title = (
         "The numbers 0, 1, 2... cut over both axes of a 2x2 mesh with a flattened view, made whole by full_tensor()."
     )
     lines = _headed("3. A redistribution that stock gets wrong", title, width)
-    bad = {side: wrong(gathered) for side, gathered in found.items()}
+    bad = {side: wrong(gathered) for side, gathered in figures.items()}
     if not bad["stock"]:
         text = f"This torch gets all lengths from 1 to {LONGEST} right: what was wrong has been mended."
         return [*lines, *wrapped(text, "  ", width), *_wrong_lengths(bad, width)]
     shown = next((length for length in bad["stock"] if length > 4), bad["stock"][0])
-    for side, gathered in found.items():
+    for side, gathered in figures.items():
         values = gathered[shown]
         row = " ".join(map(str, values)) if isinstance(values, list) else values
         lines += styled(wrapped(f"{side:8} {row}", "  ", width), "yellow" if shown in bad[side] else "good")
@@ -168,13 +169,13 @@ def show_gathers(found: dict[str, Any], width: int) -> list[str]:
 
 
 def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
-    said = []
+    sentences = []
     for side, lengths in bad.items():
         if lengths:
-            said.append(f"{side}: wrong for {len(lengths)} of {LONGEST} lengths: {joined([*map(str, lengths)])}.")
+            sentences.append(f"{side}: wrong for {len(lengths)} of {LONGEST} lengths: {joined([*map(str, lengths)])}.")
         elif bad["stock"]:
-            said.append(f"{side}: right for all {LONGEST} lengths.")
-    return [line for text in said for line in wrapped(text, "  ", width)]
+            sentences.append(f"{side}: right for all {LONGEST} lengths.")
+    return [line for sentence in sentences for line in wrapped(sentence, "  ", width)]
 
 
 def _headed(title: str, text: str, width: int) -> list[str]:
@@ -184,11 +185,11 @@ def _headed(title: str, text: str, width: int) -> list[str]:
 def compared(
     heads: tuple[str, str], rows: Sequence[tuple[str, float | None, float | None, int]], indent: str = ""
 ) -> list[str]:
-    """Two ways beside each other: what was measured of each, and how many times better the second is.
+    """A table that compares two ways: a figure of each, and how many times better the second is.
 
     Args:
-        heads: what the ways are called.
-        rows: a label, a number of each way and its decimals; None for what couldn't be measured, which has no row.
+        heads: the names of the ways.
+        rows: a label, a figure of each way, and how many decimals to print. A row with None isn't printed.
 
     >>> print(*compared(("loop", "Transfer"), [("calls", 900, 1, 0), ("bytes", None, None, 0)]), sep="\\n")
            loop  Transfer  better
@@ -203,7 +204,7 @@ def compared(
 
 
 def times_better(cost: float, other: float) -> str:
-    """How many times less the other costs.
+    """How many times less the second costs, as text.
 
     >>> times_better(33, 11), times_better(44, 42), times_better(48, 48), times_better(36, 39), times_better(600, 3)
     ('3x', '1.05x', 'same', '0.92x', '200x')

@@ -1,4 +1,4 @@
-"""The processes of a run, seen from the parent: orders go out to all ranks, answers come back, or the run failed."""
+"""Starts the ranks of the demo as processes, sends them orders and collects their answers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# One process imports torch (and dynamo, for DTensor) and forks the workers. Without fork, each imports its own.
+# A server imports torch (and dynamo, for DTensor) once and forks the ranks. Without fork each rank imports torch.
 _RANKS = "torch_overlay.demo.ranks"
 _NUMPY = "ignore:Failed to initialize NumPy:UserWarning"
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, ended or gave no answer in time; the message says which and shows its last words."""
+    """A rank failed, ended or gave no answer in time. The message names it, with the last lines that it printed."""
 
 
 class Processes:
-    """The ranks of one run. Close it, or use it as a context: no process outlives it.
+    """The ranks of one world. Use it as a context manager, or close it: then all processes end.
 
     Args:
-        make: the class of its ranks, in `ranks.py`, which imports torch.
-        arguments: that the class takes beside the rank.
-        timeout: seconds that a rank may take for an answer.
+        name: how messages call this world.
+        make: the name of the ranks' class in `ranks.py`, which imports torch.
+        timeout: how many seconds a rank may take for an answer.
+        arguments: of the class, beside the rank.
     """
 
     def __init__(self, name: str, make: str, ranks: int, timeout: float = 120.0, **arguments: Any) -> None:
@@ -49,7 +50,7 @@ class Processes:
         self.close(force=exception[0] is not None)
 
     def ask(self, order: str, *arguments: Any, ranks: range | None = None) -> list[Any]:
-        """Give an order to all ranks (or some) and return their answers by rank. Raises WorkerError."""
+        """Send an order to all ranks (or some), and return their answers by rank. Raises WorkerError."""
         ranks = ranks or range(self.ranks)
         self.tell(order, *arguments, ranks=ranks)
         answers: dict[int, Any] = {}
@@ -64,26 +65,26 @@ class Processes:
         return [answers[rank] for rank in ranks]
 
     def tell(self, order: str, *arguments: Any, ranks: range) -> None:
-        """Give an order without waiting for the answer."""
+        """Send an order without waiting for the answer."""
         for rank in ranks:
             try:
                 self._pipes[rank].send((order, arguments))
             except (BrokenPipeError, ConnectionResetError):
-                pass  # the answer, or its absence, says why
+                pass  # the rank is gone, which `ask` finds when it waits for the answer
 
     def enter(self) -> str:
-        """Let all ranks meet; torch's version."""
+        """Let all ranks open their world. Returns torch's version."""
         (release, *_) = self.ask("ready")
         (port,) = self.ask("listen", ranks=range(1))
         self.ask("join", port)
         return release
 
     def answered(self, rank: int, seconds: float = 0.0) -> bool:
-        """Whether a rank that was told something has answered, or ended."""
+        """True if a rank has answered an order of `tell`, or has ended."""
         return self._pipes[rank].poll(seconds)
 
     def log(self, rank: int) -> str:
-        """What a rank has printed so far."""
+        """The text that a rank has printed so far."""
         try:
             with open(self._log(rank), encoding="utf-8", errors="replace") as log:
                 return log.read()
@@ -91,7 +92,7 @@ class Processes:
             return ""
 
     def close(self, force: bool = False) -> None:
-        """End all processes: politely, or at once if `force`."""
+        """Ask all processes to end, and kill those that don't within 5 seconds; at once if `force`."""
         for pipe in self._pipes:
             try:
                 pipe.send(None)
@@ -139,13 +140,13 @@ class Processes:
 
 
 def _serve(make: str, *arguments: Any) -> None:
-    ranks = importlib.import_module(_RANKS)  # and with it torch, which the parent never does
+    ranks = importlib.import_module(_RANKS)  # imports torch, which the parent never does
     ranks.serve(getattr(ranks, make), *arguments)
 
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """What workers must find when they start: one thread each, loopback only. The parent's own is left as it was."""
+    """Set the environment in which the ranks start: one thread each, loopback only. The parent's is restored after."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
     # Torch warns once where numpy isn't installed, and the demo needs none.

@@ -1,10 +1,12 @@
-"""The ranks of the demo: processes that do what the parent asks for, one order at a time."""
+"""The ranks of the demo. Each is a process that executes the parent's orders, one after the other."""
 
 from __future__ import annotations
 
 import os
 import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,42 +15,51 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.profiler import ProfilerActivity, profile
 
 import torch_overlay
 
-from .counters import count_collectives
 from .panels import WEIGHTS
 
 LOOPBACK = "127.0.0.1"
 SHAPE = (128, 64)
+# Every collective calls one of these operators, whether c10d, a functional collective, DTensor or FSDP2 runs it.
+_PREFIX = "c10d::"
+_KINDS = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+}
 
 
 def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
-    """A rank's main: answer the parent's orders until it sends None or is gone.
+    """The main function of a rank. Answers orders until the parent sends None or ends.
 
-    An answer is (True, value) or (False, traceback). What torch prints goes to the file `log`, which the parent reads.
+    An answer is (True, value) or (False, traceback). The output of the process goes to the file `log`, which the parent
+    reads.
     """
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):  # of C++ libraries, too
+    for stream in (1, 2):  # not sys.stdout, since C++ libraries print, too
         os.dup2(file, stream)
     os.close(file)
     try:
         worker = make(rank, **arguments)
         while (order := parent.recv()) is not None:
-            name, given = order
-            parent.send((True, getattr(worker, name)(*given)))
+            name, order_arguments = order
+            parent.send((True, getattr(worker, name)(*order_arguments)))
     except EOFError:
-        pass  # the parent is gone
+        pass  # the parent has ended
     except Exception:
         parent.send((False, traceback.format_exc(limit=-20)))  # a recursion has thousands of frames
 
 
 class Rank:
-    """The orders that every rank understands: enter a world and leave it. Each is given to all ranks.
+    """The orders that every rank understands. They open a world and close it, and all ranks get each of them.
 
     Args:
-        overlay: whether the overlay is on, and with which options.
-        device: where the tensors are, "cpu" or "cuda"; new ones are made there by default.
+        overlay: turn the overlay on, with these options.
+        device: "cpu" or "cuda". New tensors are made there by default.
     """
 
     def __init__(self, rank: int, ranks: int, overlay: bool, device: str = "cpu", **options: Any) -> None:
@@ -62,7 +73,7 @@ class Rank:
         self.store: dist.TCPStore | None = None
 
     def _use_gpus(self) -> str:
-        """Take a GPU in turn, for all tensors to come; the backend that ranks can have then: NCCL wants a GPU each."""
+        """Choose this rank's GPU. Returns the backend: NCCL, which needs a GPU for each rank, or else gloo."""
         count = torch.cuda.device_count()
         if not count:
             raise RuntimeError("--device cuda needs a GPU, and torch finds none")
@@ -71,7 +82,7 @@ class Rank:
         return "nccl" if count >= self.ranks else "gloo"
 
     def ready(self) -> str:
-        """Answers once torch is imported and the overlay is on or off: torch's version."""
+        """Answers with torch's version, once torch is imported and the overlay is on or off."""
         return torch_overlay.status().release
 
     def listen(self) -> int:
@@ -91,7 +102,7 @@ class Rank:
 
 
 def timed(call: Any) -> float:
-    """The seconds of a call, which all ranks begin together."""
+    """The seconds that a call takes. All ranks begin it together."""
     dist.barrier()
     start = time.perf_counter()
     call()
@@ -104,15 +115,14 @@ class WeightsRank(Rank):
     """A trainer on ranks 0 to 3, two servers on ranks 4 and 5, and two ways to bring the weights over."""
 
     def build(self) -> float:
-        """Make both sides, and the Transfer; its seconds."""
+        """Make the weights of both sides, and a Transfer. Returns the seconds that the Transfer took to plan."""
         trainer = DeviceMesh(self.device, [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp"))
         server = DeviceMesh(self.device, [4, 5])
         self.trains, self.step = self.rank < 4, 0
         cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
         names = [f"w{number}" for number in range(WEIGHTS)]
         mesh = trainer if self.trains else server
-        self.dims = {name: number % 2 for number, name in enumerate(names)}  # by which the servers cut
-        # Of a tensor of its own each: up to torch 2.9 a shard along dim 0 is a view of what was distributed.
+        self.dims = {name: number % 2 for number, name in enumerate(names)}  # the dim along which servers cut
         self.state = {
             name: distribute_tensor(
                 torch.zeros(SHAPE), mesh, cuts[number % 3] if self.trains else [Shard(number % 2)], src_data_rank=None
@@ -125,7 +135,7 @@ class WeightsRank(Rank):
         return time.perf_counter() - start
 
     def train(self) -> None:
-        """Give every weight of the trainer new values, which tell elements, weights and steps apart."""
+        """Set the trainer's weights. The values differ for each element, weight and step, so a mix-up would be seen."""
         self.step += 1
         if self.trains:
             for number, (name, weight) in enumerate(self.state.items()):
@@ -136,7 +146,7 @@ class WeightsRank(Rank):
         return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE) + 10_000 * number + self.step
 
     def loop(self) -> None:
-        """By hand: each weight is made whole, sent to all, and cut by each server."""
+        """Send the weights by hand: gather each weight, broadcast it, and let each server cut its part."""
         for name, weight in self.state.items():
             whole = weight.full_tensor() if self.trains else torch.empty(SHAPE)
             dist.broadcast(whole, src=0)
@@ -147,18 +157,18 @@ class WeightsRank(Rank):
         self.sync.run()
 
     def time(self, way: str) -> tuple[float, int | None]:
-        """The seconds, and the bytes that this rank wrote to sockets, where the kernel tells."""
+        """The seconds, and the bytes that this rank wrote to sockets; None if the kernel doesn't count them."""
         before = written()
         seconds = timed(getattr(self, way))
         after = written()
         return seconds, None if before is None or after is None else after - before
 
     def count(self, way: str) -> int:
-        """The collectives of this rank."""
+        """How many collectives this rank runs."""
         return sum(count_collectives(getattr(self, way))[1].values())
 
     def right(self) -> int:
-        """How many of a server's weights are the trainer's of this step, to the bit."""
+        """How many of a server's weights equal the trainer's of this step, to the bit."""
         if self.trains:
             return WEIGHTS
         wholes = (self._whole(number).chunk(2, dim=number % 2)[self.rank - 4] for number in range(WEIGHTS))
@@ -166,7 +176,7 @@ class WeightsRank(Rank):
 
 
 def written() -> int | None:
-    """The bytes that this process has written so far, to whatever; None where the kernel doesn't tell (not Linux)."""
+    """The bytes that this process has written so far, to files and sockets. None if the kernel doesn't count them."""
     try:
         with open("/proc/self/io") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
@@ -175,24 +185,24 @@ def written() -> int | None:
 
 
 class MeshRank(Rank):
-    """Ranks that build different meshes."""
+    """Ranks that build different meshes: rank 0 (dp=2, tp=2), the others (dp=4)."""
 
     def build(self) -> tuple[float, str]:
-        """The seconds, and the error if there was one."""
+        """Build the mesh. Returns the seconds, and the error; empty if there was none."""
         sizes, names = ((2, 2), ("dp", "tp")) if self.rank == 0 else ((4,), ("dp",))
-        start, error = time.perf_counter(), ""
+        start, message = time.perf_counter(), ""
         try:
             init_device_mesh(self.device, sizes, mesh_dim_names=names)
-        except RuntimeError as said:
-            error = str(said)
-        return time.perf_counter() - start, error
+        except RuntimeError as error:
+            message = str(error)
+        return time.perf_counter() - start, message
 
 
 class GatherRank(Rank):
-    """Vectors of many lengths, cut over both axes of a mesh with a flattened view, and made whole again."""
+    """Cuts vectors of many lengths over both axes of a mesh with a flattened view, and gathers them."""
 
     def gather(self, longest: int) -> dict[int, list[int] | str]:
-        """What the whole vector is on this rank, for each length; the error if there was one."""
+        """For each length, the vector that this rank gathered, or the error."""
         mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
         mesh._flatten("dp_tp")
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
@@ -203,3 +213,17 @@ class GatherRank(Rank):
             return cut.full_tensor().tolist()
         except RuntimeError as error:
             return str(error).splitlines()[0]
+
+
+def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """Run `call`. Returns its result, and how many collectives of each kind this rank ran."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        result = call()
+    # `recorded.events()` would take far longer, since it builds the tree of calls.
+    names = [event.name() for event in recorded.profiler.kineto_results.events()]
+    return result, dict(Counter(_kind(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)))
+
+
+def _kind(operator: str) -> str:
+    bare = operator.strip("_")
+    return next((kind for start, kind in _KINDS.items() if bare.startswith(start)), bare)

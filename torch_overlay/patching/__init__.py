@@ -1,4 +1,5 @@
-"""The engine: rows that say what is patched with what, applied all or none and taken back by identity. Knows no torch.
+"""The engine that patches. Rows say what is patched with what; all are applied or none, and originals come back.
 
-Imports nothing, since `python -m torch_overlay run` loads `import_hook` in every Python process of a job.
+Nothing here knows torch. This file imports nothing, since `python -m torch_overlay run` loads `import_hook` in every
+Python process of a job.
 """

@@ -1,4 +1,7 @@
-"""Apply rows: resolve every target, check every target, then set all; undo in reverse, by identity. Knows no torch."""
+"""Apply rows: resolve every target, check every target, then set all. Undo in reverse order, by identity.
+
+Start at `prepare` and `apply`. Nothing here knows torch.
+"""
 
 import importlib
 import inspect
@@ -7,17 +10,17 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .errors import ForeignPatch, OverlayError, PatchError
-from .patch import ABSENT, Kind, Patch, look_up, raw
+from .patch import ABSENT, ForeignPatch, Kind, OverlayError, Patch, PatchError, look_up, raw
 from .recognise import describe
 from .trampoline import trampoline
 
-# (patch, raw value of its target where the module is imported) -> what came instead of what the row is for, or None.
+# (patch, raw value of its target, None if the module isn't imported) -> what is there instead of what the row is for,
+# in words; None if the target is recognised.
 Recognise = Callable[[Patch, Any], "str | None"]
 
 
 class SetAttribute:
-    """One attribute of a module or class: set to ours, set back to the very object that was there, or deleted."""
+    """Sets an attribute of a module or class. Undoing sets the very object that was there before, or deletes ours."""
 
     def __init__(self, path: str, owner: Any, name: str, new: Any, old: Any):
         self.path, self.owner, self.name, self.new, self.old = path, owner, name, new, old
@@ -34,13 +37,13 @@ class SetAttribute:
             setattr(self.owner, self.name, self.old)
 
     def foreign(self) -> str | None:
-        """What somebody put over ours; None if ours, or the original, is there."""
+        """Describe what somebody else set over ours; None if ours or the original is there."""
         now = raw(self.owner, self.name)
         return None if now is self.new or now is self.old else f"{self.path} is now {describe(now)}"
 
 
 class SwapCode(SetAttribute):
-    """A function of a module that keeps its identity and runs other code, so that every name bound to it follows."""
+    """Gives a function of a module other code. It stays the same object, so every name bound to it calls our code."""
 
     FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -69,7 +72,7 @@ class SwapCode(SetAttribute):
 
 
 class Hook:
-    """A pair of functions; what the first returned is given to the second."""
+    """Calls a function, and to undo it another one with what the first returned."""
 
     def __init__(self, path: str, do: Callable[[], Any], back: Callable[[Any], Any]):
         self.path, self.do, self.back, self.token = path, do, back, None
@@ -89,7 +92,7 @@ Change = SetAttribute | SwapCode | Hook
 
 
 def import_body(patch: Patch) -> None:
-    """Import what the row puts in place; OverlayError if that can't be imported."""
+    """Import the body of a row. Raises OverlayError if that fails."""
     for module in patch.body_modules:
         try:
             importlib.import_module(module)
@@ -100,10 +103,12 @@ def import_body(patch: Patch) -> None:
 
 
 def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch, Change], dict[Patch, str]]:
-    """Resolve and check every row whose module is imported; nothing is set.
+    """Resolve and check every row whose module is imported. Nothing is set.
 
-    Returns the change of each row that may be applied, and for every other row what came instead of its target.
-    PatchError where a row and its body contradict each other: then no torch could help.
+    Returns the change of each row that may be applied, and for each other row what is there instead of its target.
+
+    Raises:
+        PatchError: a row and its body contradict each other, so the row could be applied to no torch.
     """
     changes: dict[Patch, Change] = {}
     refused: dict[Patch, str] = {}
@@ -113,16 +118,16 @@ def prepare(patches: Iterable[Patch], recognise: Recognise) -> tuple[dict[Patch,
             if patch.target in seen:
                 raise PatchError(f"{patch.target} is patched by two rows for one release")
             seen.add(patch.target)
-        found = _resolve(patch, recognise)
-        if isinstance(found, str):
-            refused[patch] = found
+        change = _resolve(patch, recognise)
+        if isinstance(change, str):
+            refused[patch] = change
         else:
-            changes[patch] = found
+            changes[patch] = change
     return changes, refused
 
 
 def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, str]:
-    """The rows that fall because another of their unit is refused, and why."""
+    """The rows that can't be applied since another row of their unit is refused, each with the reason."""
     first = {patch.unit: patch for patch in reversed(refused) if patch.unit}
     return {
         patch: f"it makes sense only with {first[patch.unit].target}, which is left out"
@@ -132,7 +137,7 @@ def fallen(patches: Iterable[Patch], refused: dict[Patch, str]) -> dict[Patch, s
 
 
 def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
-    """The row's change, or what stands in its way."""
+    """The row's change, or the reason why it can't be applied."""
     owner, name, old = _target(patch)
     if owner is None:
         return f"{patch.module} has no class {patch.owner}"
@@ -158,7 +163,7 @@ def _resolve(patch: Patch, recognise: Recognise) -> Change | str:
 
 
 def _target(patch: Patch) -> tuple[Any, str, Any]:
-    """(owner, name, raw value); the owner is None where the module has no such class."""
+    """(owner, name, raw value). The owner is None if the module has no such class."""
     if not patch.qualname:
         return sys.modules[patch.module], "", ABSENT
     try:
@@ -168,14 +173,14 @@ def _target(patch: Patch) -> tuple[Any, str, Any]:
 
 
 def _shape(value: Any) -> type:
-    """What must stay the same about an attribute: how it is looked up. A cached function may become a plain one."""
+    """How an attribute is looked up, which a patch may not change. A cached function may become a plain one."""
     if isinstance(value, (staticmethod, classmethod, property, type)) or not callable(value):
         return type(value)
     return types.FunctionType
 
 
 def apply(changes: Iterable[Change]) -> None:
-    """Set all; if one can't be set, take back those before it and raise."""
+    """Set all. If one can't be set, take back those that were set, and raise."""
     done: list[Change] = []
     try:
         for change in changes:
@@ -192,12 +197,12 @@ def apply(changes: Iterable[Change]) -> None:
 
 
 def check_ours(changes: Iterable[Change]) -> None:
-    """ForeignPatch if somebody patched a target after us, naming them.
+    """Raise ForeignPatch if somebody patched a target after us, with what they set.
 
-    Theirs may call ours, and whoever restores what they found (a mode, a test's mock) would bring ours back to life:
-    so the safe way is to take nothing away before they have.
+    Their patch may call ours. And if they later restore what was there before them (a mode does, and a test's mock),
+    our body would be back. So nothing is taken away before they have undone theirs.
     """
-    foreign = [found for found in (change.foreign() for change in changes) if found]
+    foreign = [other for other in (change.foreign() for change in changes) if other]
     if foreign:
         raise ForeignPatch(
             "The overlay can't be taken away, since somebody patched torch after it: "
@@ -208,14 +213,14 @@ def check_ours(changes: Iterable[Change]) -> None:
 
 
 def undo(changes: list[Change]) -> None:
-    """Put back every original, the last first, whatever is there now; OverlayError at the end if one failed."""
+    """Put back every original, the last first, whatever is there now. Raises OverlayError at the end if one failed."""
     problems = _undo_all(changes)
     if problems:
         raise OverlayError("The overlay is off, but not everything went back: " + "; ".join(problems))
 
 
 def _undo_all(changes: list[Change]) -> list[str]:
-    """Undo every change whatever the others do; what failed, in words."""
+    """Undo every change, also if another fails. Returns the failures in words."""
     problems = []
     for change in reversed(changes):
         try:

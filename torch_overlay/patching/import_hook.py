@@ -1,6 +1,7 @@
-"""Be told when a module that isn't imported yet has been imported, without importing it.
+"""Call back when a module has been imported that isn't imported yet, without importing it.
 
-Knows no torch. Imports little, since `python -m torch_overlay run` loads it in every Python process of a job.
+Nothing here knows torch. This file imports little, since `python -m torch_overlay run` loads it in every Python process
+of a job.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class AfterImport:
-    """A finder in front of ``sys.meta_path`` that calls back when one of the named modules has run to its end.
+    """A finder in front of ``sys.meta_path`` that calls back when one of the named modules has been executed.
 
-    A module inside a package that is itself being imported counts as imported when the outermost such package is:
-    until then a patch could be copied half, and what the patch imports might find the package half there.
-    ``callback(ready)`` gets the names that became ready, in the order in which they ran. It runs in the importing
-    thread, and what it raises comes out of that thread's import statement.
+    A module of a package that is still being imported counts as imported when the outermost such package is. Before
+    that, other modules may copy names that aren't patched yet, and what a patch imports may find the package half done.
+    ``callback(ready)`` gets the names that became ready, in the order in which they were executed. It runs in the
+    importing thread, and what it raises is raised by that thread's import statement.
     """
 
     def __init__(self, names: Iterable[str], callback: Callable[[list[str]], None]):
@@ -35,14 +36,14 @@ class AfterImport:
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
 
     def remove(self) -> None:
-        """Stop looking; a module whose import is under way ends without a call."""
+        """Stop watching. For a module whose import is under way there is no call."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
         self.wanted.clear()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the other finders answer, with a loader that tells us at its end; None for modules nobody waits for."""
-        # A finder of the same kind asks us in turn: whoever is asked while asking stays silent.
+        """The spec of the other finders, with a loader that reports to us. None for modules that nobody waits for."""
+        # Another AfterImport asks us while we ask it. The one that is asked during its own search returns None.
         search = (_thread.get_ident(), name)
         if name not in self._watched or search in self._searching:
             return None
@@ -74,7 +75,7 @@ class AfterImport:
 
 
 class _TellingLoader:
-    """Another loader, which it is in everything but telling the finder when a module starts and ends."""
+    """Stands for another loader, and tells the finder when the module begins and ends to run."""
 
     def __init__(self, loader: Any, finder: AfterImport):
         self._loader = loader
@@ -87,7 +88,7 @@ class _TellingLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        # From here on the module and whoever asks it see the loader that they would have seen without us.
+        # From here on the module has the loader that it would have without us.
         name = module.__spec__.name
         module.__spec__.loader = module.__loader__ = self._loader
         self._finder.started(name)

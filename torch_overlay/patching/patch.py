@@ -1,6 +1,7 @@
-"""`Patch`, one row of the series: what is patched, with what, where it applies and what ends it. Knows no torch.
+"""`Patch`, one row of the series: what is patched, with what, where it applies and what ends it; and what can go wrong.
 
-`engine.py` applies rows; `recognise.py` says whether a target is what the row was written for.
+`engine.py` applies rows, and `recognise.py` says whether a target is what the row was written for. Nothing here knows
+torch.
 """
 
 import dataclasses
@@ -9,9 +10,23 @@ import importlib
 import re
 from typing import Any
 
-from .errors import PatchError
-
 BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+){0,2})")
+
+
+class OverlayError(RuntimeError):
+    """Base of every error that the overlay raises about itself. torch is as it was before the call that raised it."""
+
+
+class ChangedTarget(OverlayError):
+    """A target isn't what its fingerprint says. It is from another build of torch, or somebody patched it."""
+
+
+class ForeignPatch(OverlayError):
+    """Somebody patched a target after the overlay did. Taking the overlay away would break their patch."""
+
+
+class PatchError(OverlayError, ValueError):
+    """A row of the series contradicts itself or its body: a bug of the overlay, found before torch is touched."""
 
 
 class Kind(enum.Enum):
@@ -24,29 +39,29 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Patch:
-    """One row. ``target`` and ``body`` are paths, ``module:name`` or ``module:Class.name``; nothing is imported here.
+    """One row. ``target`` and ``body`` are paths, ``module:name`` or ``module:Class.name``. Nothing is imported here.
 
-    The body is taken raw: a static method, class method or property is written as one in the class that carries it,
-    and an ADD body may be any value (a class-level default). It runs with the globals of its own module.
+    The body is set as its class holds it, so a static method, class method or property is written as such there. An ADD
+    body may be any value, such as the default of an attribute. A body runs with the globals of its own module.
 
-    For HOOK, ``body`` is a function of no arguments and ``undo`` one that takes what it returned; ``target`` is what
-    they touch: a module, or a path whose fingerprint is then checked like any other.
+    For HOOK, ``body`` is a function without arguments, and ``undo`` gets what it returned. ``target`` is the module
+    that they change, or a path, whose fingerprint is then checked like any other.
     """
 
     target: str
     body: str
     kind: Kind = Kind.REPLACE
-    releases: str = ""  # those that it is for, such as ">=2.11,<2.15"; elsewhere it stands down. Empty: all supported
-    ends: str | None = None  # the upstream pull request that ends it
+    releases: str = ""  # such as ">=2.11,<2.15"; on other releases the row isn't applied. Empty: all supported ones
+    ends: str | None = None  # the upstream pull request after which the row isn't needed
     undo: str | None = None  # HOOK only
-    unit: str = ""  # rows of one unit make sense together only: without strict, one left out leaves all out
+    unit: str = ""  # rows of one unit need each other: if one is left out (strict=False), all are
 
     def __post_init__(self):
-        wrong = self._wrong()
-        if wrong:
-            raise PatchError(f"The row for {self.target!r} {wrong}")
+        problem = self._problem()
+        if problem:
+            raise PatchError(f"The row for {self.target!r} {problem}")
 
-    def _wrong(self) -> str | None:
+    def _problem(self) -> str | None:
         if not self.name and self.kind is not Kind.HOOK:
             return "names no attribute: a target is 'module:name' or 'module:Class.name'"
         for path in (self.body, self.undo):
@@ -59,13 +74,14 @@ class Patch:
         return None
 
     def is_for(self, release: tuple[int, ...]) -> bool:
-        """Whether a release, by its number of three parts, is among those that the row is for."""
+        """True if the row is for this release, given as three numbers."""
         bounds = [(sign, (*map(int, number.split(".")), 0, 0)[:3]) for sign, number in BOUND.findall(self.releases)]
         return all(release >= number if sign == ">=" else release < number for sign, number in bounds)
 
     @property
     def is_swap(self) -> bool:
-        """Whether a function keeps its identity and runs other code: who bound its name before or after runs that."""
+        """True if a function stays the same object and gets other code, so that ``from module import name`` that ran
+        before the patch calls the new code, too."""
         return self.kind is Kind.REPLACE and not self.owner
 
     @property
@@ -75,7 +91,7 @@ class Patch:
 
     @property
     def qualname(self) -> str:
-        """The target inside its module: ``DeviceMesh._flatten``; empty for a hook on a whole module."""
+        """The target's name inside its module, ``DeviceMesh._flatten``. Empty for a hook on a whole module."""
         return self.target.partition(":")[2]
 
     @property
@@ -89,7 +105,7 @@ class Patch:
 
     @property
     def body_modules(self) -> tuple[str, ...]:
-        """What must be imported before the row can be applied."""
+        """The modules that must be imported before the row can be applied."""
         return tuple(path.partition(":")[0] for path in (self.body, self.undo) if path)
 
 
@@ -97,12 +113,17 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 
 def raw(owner: Any, name: str) -> Any:
-    """What `owner` itself holds under this name, descriptors untouched; ABSENT if it holds nothing."""
+    """The attribute as `owner` itself stores it, without calling descriptors or looking at base classes. ABSENT if it
+    stores none."""
     return vars(owner).get(name, ABSENT)
 
 
 def look_up(path: str) -> tuple[Any, str, Any]:
-    """(owner, name, raw value) of ``module:Class.name``, the module imported; PatchError names what is no class."""
+    """Import the module of ``module:Class.name`` and return (owner, name, raw value).
+
+    Raises:
+        PatchError: a name before the last isn't a class.
+    """
     module, _, qualname = path.partition(":")
     *classes, name = qualname.split(".")
     owner: Any = importlib.import_module(module)

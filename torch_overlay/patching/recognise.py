@@ -1,8 +1,8 @@
-"""Is a target what a row was written for? Fingerprints of syntax trees on disk, and of live objects against their file.
+"""Recognise whether a target is what a row was written for, by fingerprints of files and by comparing live objects.
 
-A fingerprint is of the definition's syntax tree without docstrings: white space, comments and documentation don't
-change it; a default, an annotation or a decorator does. It is the same under every Python that can parse the file.
-Knows no torch.
+A fingerprint is a hash of the definition's syntax tree without docstrings. White space, comments and documentation
+don't change it; a default, an annotation or a decorator does. It is the same under every Python that can parse the
+file. Nothing here knows torch.
 """
 
 import ast
@@ -21,7 +21,7 @@ STANDARD_WRAPPERS = (contextlib.__file__, functools.__file__)
 
 
 class Source:
-    """A module's file, read once for all the rows that name it; parsed and compiled only when asked."""
+    """A module's file, read once for all rows that name it. It is parsed and compiled only when that is needed."""
 
     def __init__(self, name: str, path: str | None):
         self.name = name
@@ -40,7 +40,7 @@ class Source:
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """Of the whole file: equal digests save the parsing."""
+        """Hash of the whole file. If it is a known one, the file needn't be parsed."""
         return None if self.text is None else hashlib.sha256(self.text).hexdigest()[:32]
 
     @functools.cached_property
@@ -61,11 +61,11 @@ class Source:
             return None
 
     def fingerprint(self, qualname: str) -> str | None:
-        """Of every definition of this name in the file (a property has several); None if there's none."""
-        found = None if self.tree is None else list(definitions(self.tree, qualname))
-        if not found:
+        """Hash of all definitions of this name in the file (a property has several). None if there is none."""
+        nodes = None if self.tree is None else list(definitions(self.tree, qualname))
+        if not nodes:
             return None
-        return hashlib.sha256("\n".join(map(dump, found)).encode()).hexdigest()[:32]
+        return hashlib.sha256("\n".join(map(dump, nodes)).encode()).hexdigest()[:32]
 
     def codes(self, qualname: str) -> list[types.CodeType]:
         """The compiled functions of this name in the file."""
@@ -76,7 +76,7 @@ class Source:
 
 
 def find(name: str) -> Source:
-    """The source of a module, imported or not; a module that isn't is looked up on disk without importing anything."""
+    """The source of a module. If it isn't imported, it is looked up on disk, and nothing is imported."""
     if name in sys.modules:
         return Source(name, getattr(sys.modules[name], "__file__", None))
     parent, _, _ = name.rpartition(".")
@@ -103,7 +103,7 @@ def _spec_path(name: str) -> Any:
 
 
 def definitions(tree: ast.AST, qualname: str) -> Iterator[ast.AST]:
-    """What binds this name in the tree, inside ``if`` and ``try`` too: functions, classes, assignments."""
+    """The functions, classes and assignments that bind this name, also inside ``if`` and ``try``."""
     first, _, rest = qualname.partition(".")
     for node in _statements(tree):
         if isinstance(node, DEFINITIONS):
@@ -127,7 +127,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def dump(node: Any) -> str:
-    """A text of the tree that is the same under every Python version: no positions, no empty fields, no docstrings."""
+    """The tree as text that is the same under every Python version: no positions, empty fields or docstrings."""
     if isinstance(node, list):
         return f"[{','.join(map(dump, node))}]"
     if not isinstance(node, ast.AST):
@@ -143,28 +143,29 @@ def dump(node: Any) -> str:
 
 
 def stranger(source: Source, qualname: str, value: Any) -> str | None:
-    """None if a live value is what its module's file defines; else a few words on what it is instead.
+    """Describe a live value that isn't what its module's file defines; None if it is.
 
-    Functions are compared by their code, in whatever a decorator of the standard library or of the module's own
-    package put around them. Values that carry no code can't be told from others and pass.
+    Functions are compared by their code, inside the wrappers that decorators of the standard library or of the module's
+    own package put around them. A value without code passes, since nothing tells it from another one.
     """
-    wanted = source.codes(qualname)
+    expected = source.codes(qualname)
     home = _folder(source.name)
     for function in _functions(value, home):
         code = getattr(function, "__code__", None)
-        if code is None or code not in wanted:
+        if code is None or code not in expected:
             return describe(function)
     return None
 
 
 def _folder(name: str) -> str:
-    """The folder of the top-level package, whose decorators are trusted."""
+    """The folder of the module's top-level package. Wrappers whose code lies there are looked into."""
     package = sys.modules.get(name.partition(".")[0])
     return next(iter(getattr(package, "__path__", None) or ["/nowhere"]))
 
 
 def _functions(value: Any, home: str) -> Iterator[Any]:
-    """The innermost functions of a raw attribute; wrappers of others than the package and the library aren't opened."""
+    """The innermost functions of a raw attribute. Wrappers from elsewhere than the package and the standard library
+    count as the function."""
     if isinstance(value, (staticmethod, classmethod)):
         yield from _functions(value.__func__, home)
     elif isinstance(value, property):
@@ -182,7 +183,7 @@ def _functions(value: Any, home: str) -> Iterator[Any]:
 
 
 def describe(value: Any) -> str:
-    """What somebody needs to find where a value comes from: its type or name, file and line.
+    """Where a value comes from: its name, file and line, or its type.
 
     >>> describe(3)
     'the int 3'

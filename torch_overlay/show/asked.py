@@ -1,5 +1,7 @@
-"""From what a user asks to an explanation: from words on a command line; in a program from a DTensor, from a tree of
-them with other placements or on another mesh, or from a `Transfer`."""
+"""Makes explanations of what a user asks about: words on a command line, a DTensor, a tree of DTensors, a `Transfer`.
+
+Start at `of_anything`, which is `torch_overlay.explain`.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,10 @@ Target = tuple[DeviceMesh, "Placements"]
 
 def dtype_of(name: str) -> torch.dtype:
     """Torch's dtype of this name. Raises ValueError if it has none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype: this torch has no dtype {name!r}")
-    return found
+    return dtype
 
 
 def of_anything(
@@ -67,10 +69,10 @@ def of_words(
     groups: JointAxes,
     cost: Cost,
 ) -> Explanation:
-    """Explain for a mesh of these sizes. Nothing is made."""
+    """Explain a redistribution on a mesh of these sizes. No mesh and no group is made."""
     source, target = (tuple(map(to_torch_placement, end)) for end in ends)
-    held = typed.held(ends, shape, mesh.sizes)
-    question = _redistribution((source, target), shape, dtype, mesh, held, groups, cost)
+    regions = typed.regions_of_ends(ends, shape, mesh.sizes)
+    question = _redistribution((source, target), shape, dtype, mesh, regions, groups, cost)
     return explained(question, source, target)
 
 
@@ -83,29 +85,23 @@ def of_tensor(tensor: Any, placements: Sequence[Any] | str) -> Explanation:
     target = DTensorSpec(mesh, _placements(placements, mesh, source.ndim), tensor_meta=source.tensor_meta)
     settings = options()
     names = tuple(mesh.mesh_dim_names or typed.names(None, mesh.ndim))
-    held, groups = _held(mesh, source, target), _groups(mesh, settings, is_enabled())
+    regions, groups = _regions(mesh, source, target), _groups(mesh, settings, is_enabled())
     ends = tuple(source.placements), tuple(target.placements)
-    shown = typed.Mesh(tuple(mesh.shape), names, tuple(mesh.mesh.flatten().tolist()))
-    meta = source.tensor_meta
-    question = _redistribution(
-        ends, tuple(meta.shape), meta.dtype, shown, held, groups, Cost.of(mesh.device_type), bool(mesh.mesh_dim_names)
-    )
+    plain_mesh = typed.Mesh(tuple(mesh.shape), names, tuple(mesh.mesh.flatten().tolist()))
+    meta, cost = source.tensor_meta, Cost.of(mesh.device_type)
+    named = bool(mesh.mesh_dim_names)
+    question = _redistribution(ends, tuple(meta.shape), meta.dtype, plain_mesh, regions, groups, cost, named)
     return explained(question, *ends)
 
 
-def _placements(given: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
-    if isinstance(given, str):
-        return tuple(map(to_torch_placement, typed.placements(given, mesh.ndim, ndim)))
-    found = tuple(given)
-    if len(found) != mesh.ndim or not all(isinstance(placement, Placement) for placement in found):
-        raise ValueError(f"explain() needs {mesh.ndim} placements, one for each axis of {mesh}, got {found}")
-    return tuple(_positive(placement, ndim) for placement in found)
-
-
-def _positive(placement: Placement, ndim: int) -> Placement:
-    if type(placement) is Shard and placement.dim < 0:
-        return Shard(placement.dim + ndim)
-    return placement
+def _placements(placements: Sequence[Any] | str, mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
+    """Torch's placements, from words or placements. Negative dims become positive, as DTensor makes them."""
+    if isinstance(placements, str):
+        return tuple(map(to_torch_placement, typed.placements(placements, mesh.ndim, ndim)))
+    placements = tuple(placements)
+    if len(placements) != mesh.ndim or not all(isinstance(placement, Placement) for placement in placements):
+        raise ValueError(f"explain() needs {mesh.ndim} placements, one for each axis of {mesh}, got {placements}")
+    return tuple(Shard(p.dim + ndim) if type(p) is Shard and p.dim < 0 else p for p in placements)
 
 
 def _redistribution(
@@ -113,12 +109,12 @@ def _redistribution(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     mesh: typed.Mesh,
-    held: typed.Held,
+    regions: typed.Ends,
     groups: JointAxes,
     cost: Cost,
     named: bool = True,
 ) -> Redistribution:
-    before, after, refused = held
+    before, after, refused = regions
     return Redistribution(
         words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
         shape=shape,
@@ -136,8 +132,8 @@ def _redistribution(
     )
 
 
-def _held(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.Held:
-    """What the specs mean to the planner, and why it would not plan, if so."""
+def _regions(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.Ends:
+    """The regions of both specs, and the reason if the overlay would leave this to torch's own steps."""
     shape, sizes = tuple(source.shape), tuple(mesh.shape)
     try:
         before, after = (
@@ -150,8 +146,7 @@ def _held(mesh: DeviceMesh, source: DTensorSpec, target: DTensorSpec) -> typed.H
 
 
 def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
-    """For which sets of axes the overlay has a group: what it would use now, or, while it is off, what a mesh that is
-    made under it would have."""
+    """The sets of axes for which the overlay has a group; while it is off, for which a new mesh would have one."""
     policy = "existing" if settings.share_groups == "off" else settings.flatten
     if on:
         return joint_axes(mesh)
@@ -169,7 +164,7 @@ def _groups(mesh: DeviceMesh, settings: Choices, on: bool) -> JointAxes:
 
 
 def of_transfer(transfer: Transfer) -> FlowExplanation:
-    """Explain what each `run` does. On a rank that has no part in it, too."""
+    """Explain what each `run` of a Transfer does. Works on a rank that neither sends nor receives, too."""
     tensors = transfer._route.tensors
     shapes = [(tensor.source.regions.shape, tensor.wire.itemsize) for tensor in tensors]
     return FlowExplanation(
@@ -184,16 +179,16 @@ def of_transfer(transfer: Transfer) -> FlowExplanation:
 
 def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int) -> FlowExplanation:
     """Explain `torch_overlay.redistribute(tensors, mesh, placements, budget=budget)`."""
-    found = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
-    if not found:
+    dtensors = {name: leaf for name, leaf in leaves(tensors).items() if isinstance(leaf, DTensor)}
+    if not dtensors:
         raise TypeError(f"explain() needs DTensors, in dicts, lists and tuples; got none in a {type(tensors).__name__}")
-    wanted = target_placements(found, placements, mesh)
-    moving = {n: t for n, t in found.items() if (t.device_mesh, t.placements) != wanted[n]}
-    across = {name: tensor for name, tensor in moving.items() if wanted[name][0] != tensor.device_mesh}
-    flow, alone = _flow_across([*across.values()], [wanted[name] for name in across], budget), 0
+    targets = target_placements(dtensors, placements, mesh)
+    moving = {n: t for n, t in dtensors.items() if (t.device_mesh, t.placements) != targets[n]}
+    across = {name: tensor for name, tensor in moving.items() if targets[name][0] != tensor.device_mesh}
+    flow, alone = _flow_across([*across.values()], [targets[name] for name in across], budget), 0
     by_mesh: dict[DeviceMesh, dict[int, Change]] = {}
     for number, (name, tensor) in enumerate(moving.items()):
-        change = read_change(tensor, wanted[name][1]) if name not in across else None
+        change = read_change(tensor, targets[name][1]) if name not in across else None
         if change is not None:
             by_mesh.setdefault(tensor.device_mesh, {})[number] = change
         elif name not in across:
@@ -204,10 +199,10 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
         for numbers in together:
             flow += _flow_on(on, [changes[number] for number in numbers], budget)
     return FlowExplanation(
-        len(found),
-        sum([tensor.numel() * tensor.element_size() for tensor in found.values()]),
-        _sorted({rank for tensor in found.values() for rank in _members(tensor.device_mesh)}),
-        _sorted({rank for onto, _ in wanted.values() for rank in _members(onto)}),
+        len(dtensors),
+        sum([tensor.numel() * tensor.element_size() for tensor in dtensors.values()]),
+        _sorted({rank for tensor in dtensors.values() for rank in _ranks(tensor.device_mesh)}),
+        _sorted({rank for onto, _ in targets.values() for rank in _ranks(onto)}),
         flow,
         budget,
         alone,
@@ -218,22 +213,22 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
     if not tensors:
         return NOTHING
-    # Of what is pending, how it lies when it is reduced; its local tensor isn't looked at.
-    settled = [made_like(t, t._local_tensor, t.device_mesh, reduced_placements(t)) for t in tensors]
-    return Flow.of(moves_across(settled, targets, Meshes()), budget)
+    # Pending tensors are reduced before they move, so count them with the placements that they have then.
+    reduced = [made_like(t, t._local_tensor, t.device_mesh, reduced_placements(t)) for t in tensors]
+    return Flow.of(moves_across(reduced, targets, Meshes()), budget)
 
 
 def _flow_on(mesh: DeviceMesh, changes: Sequence[Change], budget: int) -> Flow:
-    """Ranks that differ along other axes do the same beside one another."""
+    """What the ranks of a mesh send for these changes. Copies along the other axes do the same at the same time."""
     axes = sorted(frozenset().union(*[change.axes for change in changes]))
     others = [range(1) if axis in axes else range(size) for axis, size in enumerate(mesh.shape)]
-    found = NOTHING
-    for here in itertools.product(*others):
-        found = found.beside(Flow.of(moves_along(changes, ranks_along(mesh, axes, here)), budget))
-    return found
+    flow = NOTHING
+    for coordinate in itertools.product(*others):
+        flow = flow.beside(Flow.of(moves_along(changes, ranks_along(mesh, axes, coordinate)), budget))
+    return flow
 
 
-def _members(mesh: DeviceMesh) -> list[int]:
+def _ranks(mesh: DeviceMesh) -> list[int]:
     return mesh.mesh.flatten().tolist()  # type: ignore[no-any-return]
 
 

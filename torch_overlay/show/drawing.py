@@ -1,7 +1,7 @@
-"""A mesh drawn: its ranks, the hosts they sit on and each axis's groups, as text and as a picture. Needs no torch.
+"""Draws a mesh: its ranks, their hosts, and the groups of each axis, as text and as a picture. Imports no torch.
 
-A picture has a panel an axis, every rank in the colour of its group, hosts framed. It needs matplotlib
-(`pip install torch-overlay[plot]`), imported when something is drawn.
+A picture has a panel for each axis, with every rank in the colour of its group, and a frame around each host. It needs
+matplotlib (`pip install torch-overlay[plot]`), which is imported when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis and its groups.
+    """One axis of a mesh and its groups.
 
     Attributes:
-        name: of the axis.
-        groups: the ranks of each, in the mesh's order; together they hold each rank of the mesh once.
-        label: all its names, where axes of several meshes have these groups.
+        name: the axis's name.
+        groups: the ranks of each group, in the mesh's order. Each rank of the mesh is in one of them.
+        label: the name, or all names if axes of several meshes have these groups.
     """
 
     name: str
@@ -42,18 +42,18 @@ class Axis:
         return len(self.groups[0])
 
     def group_of(self) -> dict[int, int]:
-        """From rank to the number of its group."""
+        """For each rank, the number of its group."""
         return {rank: number for number, group in enumerate(self.groups) for rank in group}
 
     def reach(self, gpus_per_host: int) -> str:
-        """Whether its collectives leave a host: what decides how fast they are."""
+        """Says whether collectives along this axis stay inside a host, which decides how fast they are."""
         hosts = max(len({rank // gpus_per_host for rank in group}) for group in self.groups)
         return "no communication" if self.size == 1 else "inside a host" if hosts == 1 else f"over {hosts} hosts"
 
 
 @dataclass(frozen=True)
 class MeshMap:
-    """The ranks of a mesh and its axes; the axes of several meshes over the same ranks, if they are shown together.
+    """The ranks of a mesh and its axes. Several meshes over the same ranks can be one map, with the axes of all.
 
     >>> MeshMap.of(("dp", "tp"), (2, 2), (0, 1, 2, 3)).axes[0]  # dp's groups step over tp
     Axis(name='dp', groups=((0, 2), (1, 3)), label='dp')
@@ -66,21 +66,22 @@ class MeshMap:
 
     @staticmethod
     def of(names: Sequence[str], sizes: Sequence[int], ranks: Sequence[int]) -> MeshMap:
-        """Of a mesh, from its ranks row-major over the axes."""
+        """Make the map of a mesh, from its ranks in row-major order over the axes."""
         axes = [Axis(name, _groups(axis, sizes, ranks), name) for axis, name in enumerate(names)]
         return MeshMap(sized(names, sizes), tuple(ranks), tuple(axes))
 
-    def telling(self) -> tuple[Axis, ...]:
-        """The axes that there is something to see of: they join ranks, and tell them apart if any axis does."""
-        joining = tuple(axis for axis in self.axes if axis.size > 1)
-        return tuple(axis for axis in joining if len(axis.groups) > 1) or joining or self.axes
+    def drawn_axes(self) -> tuple[Axis, ...]:
+        """The axes that are worth drawing: those with several groups of several ranks. If there are none, those with
+        several ranks in a group, else all."""
+        large = tuple(axis for axis in self.axes if axis.size > 1)
+        return tuple(axis for axis in large if len(axis.groups) > 1) or large or self.axes
 
     def hosts(self, gpus_per_host: int) -> list[list[int]]:
-        """The ranks of the mesh on each host, ascending; hosts without any are left out."""
-        found: dict[int, list[int]] = {}
+        """The ranks of the mesh on each host, ascending. Hosts without ranks of the mesh are left out."""
+        ranks_of: dict[int, list[int]] = {}
         for rank in sorted(self.ranks):
-            found.setdefault(rank // gpus_per_host, []).append(rank)
-        return list(found.values())
+            ranks_of.setdefault(rank // gpus_per_host, []).append(rank)
+        return list(ranks_of.values())
 
 
 def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -93,25 +94,26 @@ def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tupl
 
 
 def of_degrees(dims: ParallelDims) -> MeshMap:
-    """The axes of all meshes, those with the same groups as one.
+    """The axes of all meshes of a run. Axes with the same groups are one axis with several names.
 
     Args:
-        dims: with every degree known, as `ParallelDims.fit` gives them.
+        dims: degrees without a -1, as `ParallelDims.fit` returns them.
 
     >>> [axis.label for axis in of_degrees(ParallelDims(tp=2).fit(4)).axes]  # without ep, all ranks shard the experts
     ['world = efsdp', 'pp = dp_replicate = ep = etp = cp', 'fsdp = batch = loss', 'tp']
     """
     sizes = dims.sizes()
     ranks = tuple(range(sizes["world"]))
-    found: dict[tuple[tuple[int, ...], ...], dict[str, None]] = {}  # the names of the axes with these groups
+    names_by_groups: dict[tuple[tuple[int, ...], ...], dict[str, None]] = {}
     for names in (*MESHES.values(), ("pp", "loss", "tp")):  # loss is axes of the data mesh, joined to one
         for axis in MeshMap.of(names, [sizes[name] for name in names], ranks).axes:
-            found.setdefault(axis.groups, {})[axis.name] = None
-    axes = [Axis(next(iter(names)), groups, " = ".join(names)) for groups, names in found.items()]
+            names_by_groups.setdefault(axis.groups, {})[axis.name] = None
+    axes = [Axis(next(iter(names)), groups, " = ".join(names)) for groups, names in names_by_groups.items()]
     meshes = {**MESHES, "loss": ("loss",)}
     notes = [f"{mesh:8}{sized(names, [sizes[name] for name in names])}" for mesh, names in meshes.items()]
-    named = [f"{each.name}={getattr(dims, each.name)}" for each in fields(dims) if getattr(dims, each.name) > 1]
-    return MeshMap(" ".join(named) or "one rank", ranks, tuple(axes), tuple(notes))
+    degrees = {degree.name: getattr(dims, degree.name) for degree in fields(dims)}
+    title = " ".join(f"{name}={size}" for name, size in degrees.items() if size > 1) or "one rank"
+    return MeshMap(title, ranks, tuple(axes), tuple(notes))
 
 
 # --- text ---
@@ -123,9 +125,9 @@ class Drawing(screen.Shown):
 
     Attributes:
         mesh: what is drawn.
-        gpus_per_host: ranks are on hosts in their order, this many on each.
+        gpus_per_host: how many ranks each host has. Ranks are on hosts in ascending order.
 
-    Raises ValueError without a GPU on a host.
+    Raises ValueError if `gpus_per_host` is less than 1.
 
     >>> print(Drawing(MeshMap.of(("dp", "tp"), (2, 2), range(4)), gpus_per_host=2))
     dp=2 x tp=2: 4 ranks on 2 hosts of 2
@@ -149,7 +151,7 @@ class Drawing(screen.Shown):
 
     @staticmethod
     def of(mesh: DeviceMesh | ParallelMeshes | MeshMap, gpus_per_host: int = 8) -> Drawing:
-        """Of a mesh, or of all meshes of a run, whose axes with the same groups are shown as one."""
+        """Draw a mesh, or all meshes of a run. Axes of a run with the same groups are drawn as one."""
         if isinstance(mesh, ParallelMeshes):
             mesh = of_degrees(mesh.degrees)
         elif not isinstance(mesh, MeshMap):
@@ -161,7 +163,7 @@ class Drawing(screen.Shown):
 
     @property
     def title(self) -> str:
-        """What is drawn, and on how many hosts."""
+        """The mesh and how many hosts it is on, as text."""
         ranks, hosts = len(self.mesh.ranks), len(self.mesh.hosts(self.gpus_per_host))
         return f"{self.mesh.title}: {counted(ranks, 'rank')} on {counted(hosts, 'host')} of {self.gpus_per_host}"
 
@@ -177,36 +179,36 @@ class Drawing(screen.Shown):
         ]
 
     def _table(self, width: int) -> list[str]:
-        """A row an axis, with as many of its groups as there is room for."""
+        """A row for each axis, with as many of its groups as there is room for."""
         rows = [("axis", "size", "groups", "reaches")]
         for axis in self.mesh.axes:
             rows.append((axis.label, str(axis.size), str(len(axis.groups)), axis.reach(self.gpus_per_host)))
         left = folded(rows, width - max(24, width // 3), {0: " = "}, right=(1, 2))
         start = max(len(line) for row in left for line in row) + 2
-        said = ["the groups' ranks", *(_groups_in(axis, width - start) for axis in self.mesh.axes)]
-        found = []
-        for (first, *others), text in zip(left, said):
-            found += [f"{first:{start}}{text}", *(f"  {line}" for line in others)]
-        return screen.headed(found)
+        right = ["the groups' ranks", *(_groups_text(axis, width - start) for axis in self.mesh.axes)]
+        lines = []
+        for (first, *others), text in zip(left, right):
+            lines += [f"{first:{start}}{text}", *(f"  {line}" for line in others)]
+        return screen.headed(lines)
 
     def save(self, path: str) -> None:
-        """Write a picture: a panel an axis, each rank in the colour of its group, hosts framed; see `Shown.save`."""
+        """Write a picture with a panel for each axis; see `Shown.save`."""
         _draw(self, path)
 
 
 _MOST_GROUPS = 8
 
 
-def _groups_in(axis: Axis, room: int) -> str:
-    """The ranks of the first groups, as many as there is room for."""
-    said = ""
+def _groups_text(axis: Axis, columns: int) -> str:
+    """The ranks of the first groups, of as many as fit into this many columns."""
+    text = ""
     for number, group in enumerate(axis.groups[:_MOST_GROUPS]):
-        longer = f"{said} | {ranks_text(group)}" if number else ranks_text(group)
+        longer = f"{text} | {ranks_text(group)}" if number else ranks_text(group)
         more = " | ..." if number + 1 < len(axis.groups) else ""
-        if len(longer + more) > room:
-            return f"{said} | ..." if said else longer[: room - 3] + "..."
-        said = longer
-    return said + (" | ..." if len(axis.groups) > _MOST_GROUPS else "")
+        if len(longer + more) > columns:
+            return f"{text} | ..." if text else longer[: columns - 3] + "..."
+        text = longer
+    return text + (" | ..." if len(axis.groups) > _MOST_GROUPS else "")
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -215,34 +217,34 @@ _MOST_IN_ROW = 32
 
 
 def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
-    """One row a host: its ranks, and for each axis a letter a rank, the same for ranks of one group. The axes that
-    don't fit beside the others come below."""
+    """A row for each host: its ranks, and for each axis a letter for each rank, the same for ranks of one group. Axes
+    that don't fit beside the others are printed below."""
     rows = [ranks[i : i + _MOST_IN_ROW] for ranks in hosts for i in range(0, len(ranks), _MOST_IN_ROW)]
     if len(rows) > _MOST_ROWS:
         return ["", f"{len(hosts)} hosts: draw a picture to see them"]
-    axes = mesh.telling()
+    axes = mesh.drawn_axes()
     left = ["ranks", *map(ranks_text, rows)]
     margin, cell = max(map(len, left)), max(map(len, rows))
-    found: list[str] = []
+    lines: list[str] = []
     while axes:
         count, used = 0, margin
         while count < len(axes) and (count == 0 or used + 2 + max(cell, len(axes[count].name)) <= width):
             used += 2 + max(cell, len(axes[count].name))
             count += 1
-        found += ["", *_block(left, margin, cell, axes[:count], rows)]
+        lines += ["", *_block(left, margin, cell, axes[:count], rows)]
         axes = axes[count:]
-    most = max(len(axis.groups) for axis in mesh.telling())
+    most = max(len(axis.groups) for axis in mesh.drawn_axes())
     again = f"; after {len(_LETTERS)} groups the letters start again" if most > len(_LETTERS) else ""
     host = "a row a host" if len(rows) == len(hosts) else f"a row for up to {_MOST_IN_ROW} ranks of a host"
     note = f"{host}, a letter a rank; ranks of one group have the same letter{again}"
-    return [*found, *screen.styled(wrapped(note, "", width), "why")]
+    return [*lines, *screen.styled(wrapped(note, "", width), "why")]
 
 
 def _block(left: list[str], margin: int, cell: int, axes: Sequence[Axis], rows: list[list[int]]) -> list[str]:
     """The rows for these axes, each letter in the colour of its group."""
     widths = [max(cell, len(axis.name)) for axis in axes]
     head = "  ".join([left[0].ljust(margin), *(axis.name.ljust(w) for axis, w in zip(axes, widths))])
-    found = screen.styled([head.rstrip()], "head")
+    lines = screen.styled([head.rstrip()], "head")
     numbers = [axis.group_of() for axis in axes]
     for label, ranks in zip(left[1:], rows):
         text, parts = label.ljust(margin), []
@@ -252,42 +254,42 @@ def _block(left: list[str], margin: int, cell: int, axes: Sequence[Axis], rows: 
                 parts.append((len(text), len(text) + 1, screen.COLORS[number[rank] % len(screen.COLORS)]))
                 text += _LETTERS[number[rank] % len(_LETTERS)]
             text += " " * (wide - len(ranks))
-        found.append(screen.Styled(text.rstrip(), "", parts))
-    return found
+        lines.append(screen.Styled(text.rstrip(), "", parts))
+    return lines
 
 
 # --- the picture ---
 
 MOST_RANKS = 4096
-MOST_COLORS = 20  # with more groups some colours can't be told apart, and the groups are numbered
+MOST_COLORS = 20  # with more groups some colours look alike, so the groups are numbered, too
 _GAP = 0.5  # between hosts, in cells
-_TITLE = 0.85  # of a panel, its three or four lines, in inches; as is the next
-_WIDEST = 22.0
+_TITLE = 0.85  # the height of a panel's title, three or four lines, in inches
+_WIDEST = 22.0  # inches
 
 
 def _draw(drawing: Drawing, path: str) -> None:
     mesh = drawing.mesh
     if len(mesh.ranks) > MOST_RANKS:
         raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, got {len(mesh.ranks)}: draw a smaller mesh")
-    grid, axes, notes = _Grid(mesh.hosts(drawing.gpus_per_host)), mesh.telling(), _notes(mesh)
+    grid, axes, notes = _Grid(mesh.hosts(drawing.gpus_per_host)), mesh.drawn_axes(), _notes(mesh)
     columns = _columns(len(axes), grid)
     rows = math.ceil(len(axes) / columns)
     width = min(_WIDEST, max(7.0, 3.4 * columns, 0.42 * grid.width * columns))
     height = (width / columns * grid.height / grid.width + _TITLE) * rows + 0.9 + 0.19 * len(notes)
-    with pictures.figure(path, figsize=(width, height), layout="constrained") as made:
-        panels = made.subplots(rows, columns, squeeze=False).flatten()
-        made.get_layout_engine().set(h_pad=0.12)  # so that the panels' titles keep off the whole's
+    with pictures.figure(path, figsize=(width, height), layout="constrained") as whole:
+        panels = whole.subplots(rows, columns, squeeze=False).flatten()
+        whole.get_layout_engine().set(h_pad=0.12)  # else the panels' titles touch the title of the picture
         cell = 72 * (width - 0.4) / columns / grid.width  # points
         for panel, axis in zip(panels, axes):
             _panel(panel, axis, grid, drawing.gpus_per_host, cell)
         for panel in panels[len(axes) :]:
             panel.axis("off")
-        made.suptitle(drawing.title, fontweight="bold")
-        _legend(made, min(mesh.ranks), notes)
+        whole.suptitle(drawing.title, fontweight="bold")
+        _legend(whole, min(mesh.ranks), notes)
 
 
 def _columns(panels: int, grid: _Grid) -> int:
-    """Panels beside each other, so that the whole is about half as wide again as high and few places stay empty."""
+    """How many panels stand side by side: the picture is about 1.5 times as wide as high, with few empty places."""
 
     def unlike(columns: int) -> float:
         rows = math.ceil(panels / columns)
@@ -298,7 +300,7 @@ def _columns(panels: int, grid: _Grid) -> int:
 
 
 def _legend(figure: Any, first: int, notes: list[str]) -> None:
-    """What the colours and frames mean, and what is left out, under the panels."""
+    """Write below the panels what colours and frames mean, and what isn't drawn."""
     from matplotlib.patches import Patch
 
     marks = [Patch(facecolor=pictures.INK, label=f"rank {first}'s group")]
@@ -317,17 +319,17 @@ def _legend(figure: Any, first: int, notes: list[str]) -> None:
 
 
 def _notes(mesh: MeshMap) -> list[str]:
-    """What says nothing as a panel, axes whose groups are the whole world or every rank by itself; and the meshes."""
+    """Lines about the axes that aren't drawn, since they have one group or groups of one rank; and about the meshes."""
     lines = []
     for axis in mesh.axes:
-        if axis not in mesh.telling():
+        if axis not in mesh.drawn_axes():
             what = "every rank by itself" if axis.size == 1 else "one group of all ranks"
             lines.append(f"{what}: {axis.label}")
     return [*lines, *mesh.notes]
 
 
 class _Grid:
-    """Where each rank is drawn: hosts as blocks, the blocks in rows that make the whole about as wide as high."""
+    """Where each rank is drawn. A host is a block of cells, and the blocks stand in rows."""
 
     def __init__(self, hosts: list[list[int]]) -> None:
         most = max(map(len, hosts))

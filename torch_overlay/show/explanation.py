@@ -1,7 +1,7 @@
-"""An explanation: the overlay's plan for one redistribution, step by step, as a value that prints as a table.
+"""`Explanation`, the overlay's plan for one redistribution: a value that prints as a table, a row for each step.
 
-Bytes are those of the busiest rank: what it gets from others, and what it sends to them. Times are estimates of the
-cost model. Standard library only.
+Bytes are those that the busiest rank gets from others, and sends to them. Times are estimates of the cost model. This
+file imports no torch.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Redistribution:
     """A redistribution to explain.
 
     Attributes:
-        words: the placements before and after, as one reads them.
-        shape: of the tensor.
-        sizes: of the mesh, by axis.
-        source: what each coordinate holds before; None if its shards are no boxes.
-        target: and after.
-        refused: why the overlay leaves this to torch's own code, if it does.
-        names: of the mesh's axes.
-        ranks: of the mesh, row-major over its axes.
+        words: the placements before and after, as text.
+        shape: the tensor's.
+        sizes: the mesh's, by axis.
+        source: the regions before; None if a shard isn't one box.
+        target: the regions after; None if a shard isn't one box.
+        refused: why the overlay leaves this to torch's own code; empty if it doesn't.
+        names: the names of the mesh's axes.
+        ranks: the mesh's ranks, row-major over its axes.
         dtype: its name.
         itemsize: bytes of an element.
-        groups: the sets of axes for which the overlay finds a group; None for all of them.
+        groups: the sets of axes for which there is a group; None if there is one for each set.
         cost: how long a collective takes.
-        named: whether the mesh itself has these names.
+        named: False if the mesh has no names, and `names` are ours.
     """
 
     words: tuple[str, str]
@@ -60,14 +60,17 @@ class Redistribution:
 
     @property
     def tensor(self) -> str:
-        """Its shape and dtype."""
+        """The tensor's shape and dtype as text."""
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
     def planned(self, all_groups: bool = False) -> tuple[Step, ...]:
-        """The overlay's plan, with the groups at hand or as if there were one for each set of axes.
+        """The overlay's plan.
+
+        Args:
+            all_groups: plan as if there were a group for each set of axes.
 
         Raises:
-            NotPlanned: torch's own code has to run.
+            NotPlanned: the overlay leaves this to torch's own code.
         """
         if self.refused or self.source is None or self.target is None:
             raise NotPlanned(self.refused or "shards that are no boxes")
@@ -75,32 +78,32 @@ class Redistribution:
 
 
 def groups_at_hand(flatten: str, sizes: tuple[int, ...], flattened: list[tuple[int, ...]]) -> JointAxes:
-    """For which sets of axes a new mesh has a group, by `options.flatten`.
+    """The sets of axes for which a new mesh has a group, under this value of the option `flatten`.
 
     Args:
         flattened: the sets of axes that the user flattened.
     """
-    found = {tuple(sorted(axes)) for axes in flattened}
+    joint = {tuple(sorted(axes)) for axes in flattened}
     if flatten == "whole":
-        found.add(tuple(axis for axis, size in enumerate(sizes) if size > 1))
-    return frozenset(found)
+        joint.add(tuple(axis for axis, size in enumerate(sizes) if size > 1))
+    return frozenset(joint)
 
 
 @dataclass(frozen=True)
 class ShownStep:
-    """One step in words.
+    """One step of a plan, as it is printed.
 
     Attributes:
-        name: of the step; its reduction in brackets.
-        axes: the names of the axes over which it communicates; none for a local step.
-        ranks: in the group.
+        name: the collective or local operation, with its reduction in brackets.
+        axes: the names of the axes over which it communicates; empty for a local step.
+        ranks: how many ranks its group has.
         holds: the placements after it.
         incoming: bytes that the busiest rank gets from others.
         outgoing: bytes that the busiest rank sends to others.
-        seconds: the estimate.
-        why: one sentence.
-        rounds: how many collectives the step is, one after the other.
-        step: the planner's value, for pictures.
+        seconds: the estimated time.
+        why: why the plan has this step, in one sentence.
+        rounds: how many collectives it takes, one after the other.
+        step: the planner's step, for pictures.
     """
 
     name: str
@@ -115,14 +118,14 @@ class ShownStep:
     step: Step | None = None
 
     def cells(self, number: int) -> tuple[str, ...]:
-        """The step as a row of the table."""
+        """The cells of its row in the table."""
         if not self.axes:
             return (f"  {number}", self.name, "", "", self.holds, "", "", "")
         over, ranks = ",".join(self.axes), str(self.ranks)
         return (f"  {number}", self.name, over, ranks, self.holds, *_figures(self))
 
     def below(self, width: int) -> list[str]:
-        """What stands under the row: why the step is there."""
+        """The lines below its row, which say why the plan has it."""
         rounds = (
             f", in {self.rounds} rounds, so that no more is held at once than stock holds" if self.rounds > 1 else ""
         )
@@ -131,11 +134,11 @@ class ShownStep:
 
 @dataclass(frozen=True)
 class ShownPlan:
-    """The plan.
+    """A plan, as it is printed.
 
     Attributes:
-        lines: its steps in words.
-        note: what else to say of it, or nothing.
+        lines: its steps.
+        note: a remark below the table, such as which group is missing. May be empty.
     """
 
     lines: tuple[ShownStep, ...]
@@ -143,37 +146,38 @@ class ShownPlan:
 
     @property
     def collectives(self) -> int:
-        """How many there are, each round of a step counted."""
+        """How many collectives it runs. Each round of a step counts."""
         return sum(line.rounds for line in self.lines if line.axes)
 
     @property
     def incoming(self) -> int:
-        """The bytes that the busiest rank of each step gets, in all steps."""
+        """The sum over the steps of the bytes that the busiest rank gets."""
         return sum(line.incoming for line in self.lines)
 
     @property
     def outgoing(self) -> int:
-        """The bytes that the busiest rank of each step sends, in all steps."""
+        """The sum over the steps of the bytes that the busiest rank sends."""
         return sum(line.outgoing for line in self.lines)
 
     @property
     def seconds(self) -> float:
-        """The estimate for all steps."""
+        """The estimated time of all steps."""
         return sum(line.seconds for line in self.lines)
 
     def text(self, width: int) -> list[str]:
-        """The plan as lines, under the heads of its columns."""
+        """The plan as a table."""
         if not self.lines:
-            found = ["torch_overlay:", *wrapped(self.note, _UNDER, width)] if self.note else []
-            return found or screen.styled(["torch_overlay: nothing to do"], "side")
+            if self.note:
+                return ["torch_overlay:", *wrapped(self.note, _UNDER, width)]
+            return screen.styled(["torch_overlay: nothing to do"], "side")
         cells = [_HEADS, *[line.cells(number) for number, line in enumerate(self.lines, 1)]]
         cells.append(("", "total", "", "", "", *_figures(self)))
         heads, *rows, total = folded(cells, width, {1: "(", 2: ",", 4: "·"}, _RIGHT)
-        found = screen.styled(heads, "head")
-        found += screen.styled([f"torch_overlay: {counted(self.collectives, 'collective')}"], "side")
+        lines = screen.styled(heads, "head")
+        lines += screen.styled([f"torch_overlay: {counted(self.collectives, 'collective')}"], "side")
         for row, line in zip(rows, self.lines):
-            found += [*row, *line.below(width)]
-        return [*found, *screen.styled(total, "head"), *screen.styled(wrapped(self.note, _UNDER, width), "trouble")]
+            lines += [*row, *line.below(width)]
+        return [*lines, *screen.styled(total, "head"), *screen.styled(wrapped(self.note, _UNDER, width), "trouble")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,7 +198,7 @@ class Explanation(screen.Shown):
         draw_plan(self, path)
 
     def title(self, width: int) -> list[str]:
-        """What is asked."""
+        """The lines that say which redistribution this is."""
         ask = self.question
         mesh = sized(ask.names, ask.sizes) or "no axes"
         order = "" if list(ask.ranks) == list(range(len(ask.ranks))) else f" in the order {ranks_text(ask.ranks)}"
@@ -212,7 +216,7 @@ class Explanation(screen.Shown):
         return f": {size} a rank" + (", a term of the value" if regions.pending else "")
 
     def notes(self, width: int) -> list[str]:
-        """What the numbers assume and leave out."""
+        """The lines that say what the numbers assume and leave out."""
         if not self.plan.lines:
             return []
         cost = self.question.cost

@@ -1,7 +1,6 @@
-"""Who sends what to whom when many tensors move, on one mesh or to another, as a value that prints as a table. From
-words on a command line, too.
+"""`FlowExplanation`, who sends how much to whom when many tensors move, on one mesh or to another. Prints as a table.
 
-Bytes are those of exchanges; what reductions send before isn't among them. Standard library only.
+Bytes are those of exchanges. What reductions send before isn't counted. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from .words import aligned, amount, brief, counted, fitted
 
 End = tuple[Sequence[Placement], tuple[int, ...], tuple[int, ...]]  # placements, sizes and ranks of a mesh
 
-MATRIX = 8  # ranks that fit beside each other
-SHOWN = 32  # ranks that have a row
-LISTED = 24  # characters of a list of ranks
+MATRIX = 8  # at most this many ranks are printed as a matrix
+SHOWN = 32  # at most this many ranks have a row in the table
+LISTED = 24  # a list of ranks has at most this many characters
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,13 +30,13 @@ class FlowExplanation(screen.Shown):
     """What the overlay would do with many tensors. Print it.
 
     Attributes:
-        tensors: how many there are, those that stay among them.
+        tensors: how many there are, including those that don't move.
         size: the bytes of all of them, each counted once.
         sources, targets: the ranks that hold them before and after.
         flow: what ranks send to one another.
-        budget: for buffers, in bytes.
-        alone: how many tensors go one by one: pending ones, and those for which there is no group.
-        reduced: how many pending ones are reduced one by one before they go to another mesh.
+        budget: the limit on buffers, in bytes.
+        alone: how many tensors are redistributed one by one: pending ones, and those for which there is no group.
+        reduced: how many pending tensors are reduced one by one before they move to another mesh.
     """
 
     tensors: int
@@ -51,7 +50,7 @@ class FlowExplanation(screen.Shown):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those of both sides."""
+        """The ranks of both sides, ascending."""
         return tuple(sorted({*self.sources, *self.targets}))
 
     def lines(self, width: int = screen.NARROW) -> list[str]:
@@ -59,15 +58,15 @@ class FlowExplanation(screen.Shown):
         way = f"from {of_ranks(self.sources)} to {of_ranks(self.targets)}"
         where = f"on {of_ranks(self.sources)}" if self.sources == self.targets else way
         title = f"{counted(self.tensors, 'tensor')}, {amount(self.size)}, {where}"
-        found = [*screen.styled(fitted(title, width), "title")]
-        found += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
+        head = [*screen.styled(fitted(title, width), "title")]
+        head += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
         if not self.flow.sent:
-            return found
+            return head
         fits = len(self.ranks) <= MATRIX
         table = self._matrix() if fits else self._table(width)
         notes = ["bytes that the rank of a row sends to the rank of a column"] if fits else []
         notes += ["exchanges only; what reductions send isn't counted"] if self.reduced else []
-        return [*found, "", *screen.headed(table), "", *screen.styled(notes, "why")]
+        return [*head, "", *screen.headed(table), "", *screen.styled(notes, "why")]
 
     def save(self, path: str) -> None:
         """Write a picture of who sends what to whom; see `Shown.save`."""
@@ -76,17 +75,17 @@ class FlowExplanation(screen.Shown):
         draw_flow(self, path)
 
     def steps(self) -> str:
-        """What the overlay does."""
+        """What the overlay does, as one line."""
         exchanges = self.flow.exchanges
-        said = [counted(self.reduced, "reduction")] if self.reduced else []
-        said += [counted(exchanges, "exchange")] if exchanges or not (self.reduced or self.alone) else []
-        said += [f"{counted(self.alone, 'tensor')} one by one"] if self.alone else []
+        steps = [counted(self.reduced, "reduction")] if self.reduced else []
+        steps += [counted(exchanges, "exchange")] if exchanges or not (self.reduced or self.alone) else []
+        steps += [f"{counted(self.alone, 'tensor')} one by one"] if self.alone else []
         total = f"; {amount(sum(self.flow.sent.values()))} in all" if self.flow.sent else ""
         buffers = f"; buffers of {amount(self.flow.staged)} on a rank at most" if self.flow.staged else ""
-        return f"{', '.join(said)}{total}{buffers} (budget {amount(self.budget)})"
+        return f"{', '.join(steps)}{total}{buffers} (budget {amount(self.budget)})"
 
     def sums(self) -> tuple[Counter[int], Counter[int]]:
-        """By rank, the bytes that it sends and those that it gets."""
+        """For each rank, the bytes that it sends, and those that it gets."""
         out, into = Counter[int](), Counter[int]()
         for (sender, receiver), size in self.flow.sent.items():
             out[sender] += size
@@ -108,14 +107,14 @@ class FlowExplanation(screen.Shown):
         for rank in self.ranks[:SHOWN]:
             peers = [[pair[1 - side] for pair in self.flow.sent if pair[side] == rank] for side in (0, 1)]
             rows.append((str(rank), _cell(out[rank]), _cell(into[rank]), *[self._named(some) for some in peers]))
-        found = [line for row in aligned(rows, right=(0, 1, 2)) for line in fitted(row, width)]
+        lines = [line for row in aligned(rows, right=(0, 1, 2)) for line in fitted(row, width)]
         if len(self.ranks) <= SHOWN:
-            return found
+            return lines
         most = f"the busiest sends {amount(max(out.values()))}, gets {amount(max(into.values()))}"
-        return [*found, f"... {len(self.ranks)} ranks; {most}"]
+        return [*lines, f"... {len(self.ranks)} ranks; {most}"]
 
     def _named(self, peers: list[int]) -> str:
-        """Other ranks, from one to the next as far as they follow one another; too many to be listed are counted."""
+        """Ranks as text: ``all others``, a list with runs (``0-3, 6``), or their number if that is too long."""
         if len(peers) == len(self.ranks) - 1:
             return "all others"
         runs: list[list[int]] = []
@@ -124,8 +123,8 @@ class FlowExplanation(screen.Shown):
                 runs[-1][1] = rank
             else:
                 runs.append([rank, rank])
-        said = ", ".join([str(first) if first == last else f"{first}-{last}" for first, last in runs])
-        return said if len(said) <= LISTED else f"{len(peers)} ranks"
+        text = ", ".join([str(first) if first == last else f"{first}-{last}" for first, last in runs])
+        return text if len(text) <= LISTED else f"{len(peers)} ranks"
 
 
 def _cell(size: int) -> str:
@@ -135,11 +134,11 @@ def _cell(size: int) -> str:
 def of_words(
     shape: tuple[int, ...], source: End, target: End, itemsize: int, tensors: int = 1, budget: int = 256 << 20
 ) -> FlowExplanation:
-    """Explain for so many equal tensors. No process group is made.
+    """Explain a move of this many equal tensors. No process group is made.
 
     Raises:
         ValueError: a pending target, too few tensors, or too small a budget.
-        NotPlanned: shards that are no boxes.
+        NotPlanned: a shard isn't one box.
 
     >>> from .typed import Replicate, Shard
     >>> print(of_words((8, 8), ([Shard(0)], (2,), (0, 1)), ([Replicate()], (2,), (2, 3)), itemsize=4))

@@ -1,4 +1,4 @@
-"""The process groups that meshes have in this process: ranks, names, axes, and what wider sharing would join."""
+"""Lists the process groups that meshes have in this process, for `status().all()`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class GroupRow:
     """One group that this rank is in.
 
     Attributes:
-        ranks: in the order of the group.
-        name: of the axes and views that may share it; None if it serves whoever asks for these ranks.
-        axes: the axes that it serves; more than one of them share it.
-        joint: whether it is for redistributions over several axes together.
-        gone: whether it was destroyed.
+        ranks: in the group's order.
+        name: the name of the axes and views that may share it; None if any axis over these ranks may.
+        axes: the axes that use it.
+        joint: True if redistributions over several axes use it.
+        gone: True if it was destroyed.
     """
 
     ranks: tuple[int, ...]
@@ -42,10 +42,10 @@ class UniverseRow:
     """The groups of one root mesh and its views.
 
     Attributes:
-        title: which mesh.
-        by_default: the axes that the default group serves.
-        groups: the others.
-        joinable: the names over equal ranks, which ``share_groups="ranks"`` would join.
+        title: the mesh, as text.
+        by_default: the axes that use the default group.
+        groups: the other groups.
+        joinable: names with groups over equal ranks. ``share_groups="ranks"`` would give them one group.
     """
 
     title: str
@@ -55,7 +55,7 @@ class UniverseRow:
 
     @property
     def saved(self) -> int:
-        """The communicators that wider sharing would save."""
+        """How many communicators ``share_groups="ranks"`` would save."""
         return sum(len(names) - 1 for names in self.joinable)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class UniverseRow:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every universe of this world."""
+    """The groups of every universe of this world."""
 
     universes: tuple[UniverseRow, ...]
 
@@ -80,7 +80,7 @@ class Listing:
 
 
 def listing() -> Listing | None:
-    """What this rank has now; None without a world."""
+    """The groups that this rank has now; None without a world."""
     if not distributed_c10d.is_initialized():
         return None
     rows = tuple(_universe_row(universe) for universe in current_world().universes)

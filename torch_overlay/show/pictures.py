@@ -1,6 +1,6 @@
-"""Pictures of who holds what, and who sends what to whom; and what all pictures share: style, colours, boxes.
+"""Draws plans and flows: which rank holds what, and who sends how much to whom. Also the style of all pictures.
 
-Needs matplotlib (`pip install torch-overlay[plot]`), imported when something is drawn.
+matplotlib (`pip install torch-overlay[plot]`) is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 INK = "#2b2d42"
 FAINT = "#c9cdd6"
 COLOR = "#e4572e"
-COLOR_AS_INK = "#c23d17"  # the same, dark enough to be read as text
+COLOR_AS_INK = "#c23d17"  # COLOR, dark enough for text
 STYLE: dict[str, Any] = {
     "font.size": 10,
     "text.color": INK,
@@ -39,33 +39,33 @@ STYLE: dict[str, Any] = {
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, with no display needed. Raises ImportError that says how to get it."""
+    """matplotlib's pyplot, set up to need no display. Raises ImportError with the command that installs it."""
     try:
         import matplotlib
     except ImportError:
         raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot as found
+    from matplotlib import pyplot as plots
 
-    return found
+    return plots
 
 
 def group_color(number: int) -> tuple[float, float, float]:
-    """A light colour, neighbours far apart: dark text reads on each."""
+    """The colour of a group. Successive numbers get unlike colours, all light enough for dark text."""
     hue = number * 0.61803398875 % 1
     light = (0.80, 0.70, 0.87)[number % 3]
     return colorsys.hls_to_rgb(hue, light, 0.65)
 
 
 @contextmanager
-def figure(path: str, **given: Any) -> Iterator[Any]:
-    """An empty figure in our style, written when it is drawn; the ending of `path` chooses the format."""
+def figure(path: str, **arguments: Any) -> Iterator[Any]:
+    """An empty figure in our style. It is written to the file at the end; the ending of `path` chooses the format."""
     plots = pyplot()
     with plots.rc_context(STYLE):
-        made = plots.figure(**given)
-        yield made
-        made.savefig(path, dpi=130)
-        plots.close(made)
+        new_figure = plots.figure(**arguments)
+        yield new_figure
+        new_figure.savefig(path, dpi=130)
+        plots.close(new_figure)
 
 
 def fill(
@@ -75,7 +75,7 @@ def fill(
     rims: str = "white",
     width: float = 2.0,
 ) -> None:
-    """Many filled boxes (corner, width, height) with a rim as one thing, which is drawn faster than each of its own."""
+    """Draw filled boxes (corner, width, height) with a rim, as one collection: one patch for each would be slow."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -84,12 +84,12 @@ def fill(
 
 
 def frame(axes: Axes, width: float, height: float) -> None:
-    """Limits without ticks, rows from the top down."""
+    """Set the limits of the axes, without ticks, and with rows from the top down."""
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
 
 
 def shades(color: str) -> Any:
-    """From almost white to a colour, by amount."""
+    """A colour map from almost white to a colour."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("shades", ["#f4f5f7", color])
@@ -104,44 +104,44 @@ def coordinates(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def traffic(step: Collective) -> list[list[int]]:
-    """Elements from each position of the mesh (row-major) to each other one, without padding.
+    """The elements that each position of the mesh (row-major) sends to each other one, without padding.
 
-    An all-reduce has no fixed way; it is shown as a reduce-scatter and an all-gather of equal parts.
+    An all-reduce may be done in several ways. It is drawn as a reduce-scatter and an all-gather of equal parts.
     """
-    places = coordinates(step.before.sizes)
-    number = {place: i for i, place in enumerate(places)}
-    sent = [[0] * len(places) for _ in places]
-    for place in places:
-        members = [number[member] for member in step.members(place)]
-        for member, elements in _parts(step, place):
-            other = members[member]
-            if other == number[place]:
+    all_coordinates = coordinates(step.before.sizes)
+    positions = {coordinate: position for position, coordinate in enumerate(all_coordinates)}
+    sent = [[0] * len(positions) for _ in positions]
+    for coordinate, position in positions.items():
+        members = [positions[member] for member in step.members(coordinate)]
+        for member, elements in _parts(step, coordinate):
+            peer = members[member]
+            if peer == position:
                 continue
             if isinstance(step, AllGather):
-                sent[other][number[place]] += elements
+                sent[peer][position] += elements
             else:
-                sent[number[place]][other] += elements
+                sent[position][peer] += elements
     return sent
 
 
-def _parts(step: Collective, place: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Member and elements: of an all-gather what comes from it, else what goes to it."""
+def _parts(step: Collective, coordinate: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Pairs (member, elements): what a rank gets from the member in an all-gather, else what it sends there."""
     if isinstance(step, AllReduce):
         return [(member, -(-2 * step.before.most // step.ranks)) for member in range(step.ranks)]
     if isinstance(step, AllToAll):
-        return [(piece.member, piece.box.elements) for piece in step.sends(place)]
+        return [(piece.member, piece.box.elements) for piece in step.sends(coordinate)]
     assert isinstance(step, (AllGather, ReduceScatter)), step
-    return [(piece.member, piece.box.elements) for piece in step.pieces(place)]
+    return [(piece.member, piece.box.elements) for piece in step.pieces(coordinate)]
 
 
 def holders(regions: Regions) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """Start and length of each box that some position holds, and the positions that hold it."""
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for number, place in enumerate(coordinates(regions.sizes)):
-        box = regions.box(place)
+    """For each box that some position of the mesh holds, as (start, length), the positions that hold it."""
+    positions_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for position, coordinate in enumerate(coordinates(regions.sizes)):
+        box = regions.box(coordinate)
         if box.elements:
-            found.setdefault((box.start, box.length), []).append(number)
-    return found
+            positions_of.setdefault((box.start, box.length), []).append(position)
+    return positions_of
 
 
 # --- the pictures ---
@@ -152,19 +152,19 @@ LEGEND = (
     "A cell: the bytes that the rank of its row sends to the rank of its column, the darker the more\n"
     "(K: KiB, M: MiB, G: GiB). Bars: what each rank sends, at the right, and gets, below."
 )
-_PLAN, _EMPTY = 5.3, 3.1  # inches that a plan takes, and one that sends nothing
+_PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that sends nothing
 
 
 def draw_plan(explanation: Explanation, path: str) -> None:
-    """Draw the plan. Raises ValueError: too many ranks to be read, or no plan that can be drawn."""
+    """Draw a plan. Raises ValueError if there are too many ranks for a picture, or a shard isn't one box."""
     ask, plan = explanation.question, explanation.plan
     if ask.source is None or ask.target is None:
         raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
-    _check(math.prod(ask.sizes))
-    columns, sends = max(2, plan.collectives), bool(_sent(plan))
+    _check_count(math.prod(ask.sizes))
+    columns, sends = max(2, plan.collectives), bool(_collectives(plan))
     heights = [3.7, _PLAN if sends else _EMPTY]
-    with figure(path, figsize=(4.6 * columns + 0.4, sum(heights)), layout="constrained") as made:
-        above, band = made.subfigures(2, 1, height_ratios=heights, hspace=0.03)
+    with figure(path, figsize=(4.6 * columns + 0.4, sum(heights)), layout="constrained") as whole:
+        above, band = whole.subfigures(2, 1, height_ratios=heights, hspace=0.03)
         _holds(above, explanation)
         band.suptitle(_headline(plan), fontweight="bold", color=COLOR_AS_INK, ha="left", x=0.02)
         if sends:
@@ -175,34 +175,34 @@ def draw_plan(explanation: Explanation, path: str) -> None:
 
 
 def draw_flow(explained: FlowExplanation, path: str) -> None:
-    """Draw a matrix of who sends how much to whom. Raises ValueError: too many ranks to be read."""
+    """Draw a matrix of who sends how much to whom. Raises ValueError if there are too many ranks for a picture."""
     ranks = explained.ranks
-    _check(len(ranks))
+    _check_count(len(ranks))
     matrix = [[explained.flow.sent[sender, receiver] for receiver in ranks] for sender in ranks]
-    with figure(path, figsize=(8, 8.6)) as made:
+    with figure(path, figsize=(8, 8.6)) as whole:
         lines = explained.lines()
         head = lines[: lines.index("") if "" in lines else len(lines)]
-        made.text(0.5, 0.98, "\n".join(head), fontweight="bold", ha="center", va="top")
-        _matrix(made.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks)
-        made.text(0.5, 0.015, LEGEND, fontsize=9, ha="center", va="bottom")
+        whole.text(0.5, 0.98, "\n".join(head), fontweight="bold", ha="center", va="top")
+        _matrix(whole.add_axes((0.15, 0.32, 0.58, 0.54)), matrix, ranks)
+        whole.text(0.5, 0.015, LEGEND, fontsize=9, ha="center", va="bottom")
 
 
-def _check(ranks: int) -> None:
+def _check_count(ranks: int) -> None:
     if ranks > MOST_RANKS:
         raise ValueError(
             f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
         )
 
 
-def _sent(plan: ShownPlan) -> list[ShownStep]:
-    """The collectives."""
+def _collectives(plan: ShownPlan) -> list[ShownStep]:
+    """The steps that send something."""
     return [line for line in plan.lines if line.axes]
 
 
 def _holds(figure: Any, explanation: Explanation) -> None:
-    """The tensor, cut into what the ranks hold: before on the left, after on the right."""
+    """Draw the tensor with the parts that ranks hold, before on the left and after on the right."""
     ask = explanation.question
-    assert ask.source is not None and ask.target is not None, "draw() looked"
+    assert ask.source is not None and ask.target is not None, "draw_plan() checked"
     mesh = sized(ask.names, ask.sizes)
     figure.suptitle(f"{ask.tensor} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
     left, right = figure.subplots(1, 2)
@@ -215,7 +215,7 @@ def _holds(figure: Any, explanation: Explanation) -> None:
 
 
 def _unseen(regions: Regions, dims: list[int]) -> str:
-    """What two dims of the tensor can't show."""
+    """Lines that say what a drawing of these dims doesn't show."""
     cut = [str(dim) for dim, order in enumerate(regions.orders) if order and dim not in dims]
     empty = math.prod(regions.sizes) - sum(map(len, holders(regions).values()))
     text = f"\nthese parts are cut along dim {joined(cut)} too, not shown" if cut else ""
@@ -223,7 +223,7 @@ def _unseen(regions: Regions, dims: list[int]) -> str:
 
 
 def _shown(*ends: Regions) -> list[int]:
-    """The dims to draw, at most two: those that are cut first."""
+    """The dims to draw, at most two. Dims that are sharded come first."""
     cut = [dim for dim in range(len(ends[0].shape)) if any(end.orders[dim] for end in ends)]
     others = [dim for dim in range(len(ends[0].shape)) if dim not in cut]
     return sorted([*cut, *others][:2])
@@ -236,14 +236,14 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
         top, left = [*(start[dim] for dim in dims), 0, 0][:2]
         height, width = [*(length[dim] for dim in dims), 1, 1][:2]
         parts.setdefault((left, top, width, height), []).extend(ranks[position] for position in positions)
-    colors = [group_color(min(held)) for held in parts.values()]  # of its first holder, before and after
+    colors = [group_color(min(owners)) for owners in parts.values()]  # a rank has one colour, before and after
     boxes = [((x / columns, y / rows), width / columns, height / rows) for x, y, width, height in parts]
     fill(axes, boxes, colors)
-    for (left, top, width, height), held in parts.items():
+    for (left, top, width, height), owners in parts.items():
         center = ((left + width / 2) / columns, (top + height / 2) / rows)
-        text = ranks_text(sorted(held))
+        text = ranks_text(sorted(owners))
         if height / rows > 0.04:
-            word = "" if len(parts) > 16 else "rank " if len(held) == 1 else "ranks "
+            word = "" if len(parts) > 16 else "rank " if len(owners) == 1 else "ranks "
             axes.text(*center, word + text, ha="center", va="center", fontsize=9)
     frame(axes, 1, 1)
     axes.set(**{label: f"dim {dim}: {regions.shape[dim]}" for label, dim in zip(("ylabel", "xlabel"), dims)})
@@ -252,7 +252,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
 def _headline(plan: ShownPlan) -> str:
     if not plan.lines:
         return f"torch_overlay: {plan.note or 'nothing to do, nothing is sent'}"
-    drawn = _sent(plan)
+    drawn = _collectives(plan)
     local = counted(len(plan.lines) - len(drawn), "local step")
     if not drawn:
         return f"torch_overlay: {local}, nothing is sent"
@@ -262,9 +262,9 @@ def _headline(plan: ShownPlan) -> str:
 
 
 def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int) -> None:
-    """The plan: its collectives from left to right, each as a matrix of who sends to whom."""
+    """Draw the collectives of a plan from left to right, each as a matrix of who sends how much to whom."""
     panels = figure.subplots(1, columns, squeeze=False)[0]
-    drawn = _sent(plan)
+    drawn = _collectives(plan)
     for panel in panels[len(drawn) :]:
         panel.axis("off")
     for number, (panel, line) in enumerate(zip(panels, drawn), 1):
@@ -278,13 +278,13 @@ def _plan(figure: Any, plan: ShownPlan, explanation: Explanation, columns: int) 
 
 
 def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> None:
-    """The mesh: its ranks in their places, in the colours of the parts that they end with."""
+    """Draw the mesh, with each rank in the colour of the part that it holds after."""
     ask = explanation.question
-    assert ask.target is not None, "draw() looked"
-    words = [f"{line.name}: {line.why}" for line in plan.lines] or ["each rank holds what it needs already"]
+    assert ask.target is not None, "draw_plan() checked"
+    steps = [f"{line.name}: {line.why}" for line in plan.lines] or ["each rank holds what it needs already"]
     across = ask.sizes[-1] if ask.sizes else 1
     parts = holders(ask.target).values()
-    color = {place: group_color(ask.ranks[held[0]]) for held in parts for place in held}
+    color = {position: group_color(ask.ranks[owners[0]]) for owners in parts for position in owners}
     places = [(position % across, position // across) for position in range(len(ask.ranks))]
     axes = figure.subplots()
     fill(axes, [(place, 1, 1) for place in places], [color.get(position, "white") for position in range(len(places))])
@@ -294,17 +294,17 @@ def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> Non
     mesh = [f"{name} ({size})" for name, size in zip(ask.names, ask.sizes)] or [""]
     axes.set_xlabel(mesh[-1])
     axes.set_ylabel(" x ".join(mesh[:-1]))
-    axes.set_title("\n".join(["the mesh, each rank in the colour of the part that it ends with", *words]), fontsize=9)
+    axes.set_title("\n".join(["the mesh, each rank in the colour of the part that it ends with", *steps]), fontsize=9)
 
 
 def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None:
-    """Bytes from each rank (a row) to each other one (a column), and beside it what each sends and gets in all."""
+    """Draw the bytes that each rank (a row) sends to each other one (a column), and the sums beside the matrix."""
     axes.imshow(matrix, cmap=shades(COLOR), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
     sent, got = [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)]
     numbered = len(ranks) <= _NUMBERED
-    every = range(0, len(ranks), 1 if numbered else max(2, len(ranks) // 8))
-    for ticks in (axes.set_xticks, axes.set_yticks):
-        ticks(every, [str(ranks[i]) for i in every], fontsize=8)
+    labelled = range(0, len(ranks), 1 if numbered else max(2, len(ranks) // 8))
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(labelled, [str(ranks[i]) for i in labelled], fontsize=8)
     axes.set(xlabel="receiver", ylabel="sender")
     _totals(axes, sent, got, numbered)
     _rule(axes, len(ranks))
@@ -315,7 +315,7 @@ def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None
 
 
 def _totals(axes: Axes, sent: list[int], got: list[int], numbered: bool) -> None:
-    """Bars at the right for what each rank sends, below for what it gets; with numbers while there is room."""
+    """Draw bars: at the right what each rank sends, below what it gets. With numbers if there is room."""
     size, most = len(sent), max(1, *sent, *got)
     right = axes.inset_axes((1.02, 0, 0.16, 1))
     below = axes.inset_axes((0, -0.34, 1, 0.16))

@@ -1,9 +1,8 @@
-"""The overlay's plan for a redistribution, put into lines: each step with its bytes, its time and why it is there."""
+"""Turns the plan of a redistribution into the lines of an `Explanation`: each step with bytes, time and reason."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -28,7 +27,7 @@ from .words import counted
 
 
 def explained(question: Redistribution, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> Explanation:
-    """Plan it, and say what was planned.
+    """Plan the redistribution, and explain the plan.
 
     Args:
         source: torch's placements before.
@@ -36,27 +35,26 @@ def explained(question: Redistribution, source: tuple[Placement, ...], target: t
     """
     try:
         norm_ended(source, target, question.sizes)
-    except NotPlanned as reason:  # could be planned, but the runner leaves it to torch
+    except NotPlanned as reason:  # the planner has a plan, but the runner leaves this to torch
         question = replace(question, refused=question.refused or str(reason))
-    return Explanation(question, _plan(question, norm_made(source, target)))
-
-
-def _plan(question: Redistribution, made: Any) -> ShownPlan:
+    new_norm = norm_made(source, target)
     try:
-        steps = question.planned() if made is None else into_terms(question.planned(), made)
+        steps = question.planned() if new_norm is None else into_terms(question.planned(), new_norm)
         best = question.planned(all_groups=True)
     except NotPlanned as reason:
-        return ShownPlan((), f"leaves this to torch's own code, without merging where that is wrong: {reason}")
-    return ShownPlan(_lines(question, steps), _missing(question, steps, best))
+        note = f"leaves this to torch's own code, without merging where that is wrong: {reason}"
+        return Explanation(question, ShownPlan((), note))
+    return Explanation(question, ShownPlan(_lines(question, steps), _missing_groups(question, steps, best)))
 
 
-def _missing(question: Redistribution, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:
-    """Which calls would make the groups that the plan lacks, and what it would be with them; empty if it lacks none."""
+def _missing_groups(question: Redistribution, steps: tuple[Step, ...], best: tuple[Step, ...]) -> str:
+    """The calls that make groups with which there would be fewer collectives, and how many there would be. Empty if no
+    group is missing."""
     if collectives(best) >= collectives(steps):
         return ""
-    wanted = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
-    lacked = dict.fromkeys(axes for axes in wanted if axes not in (question.groups or ()))
-    calls = " and ".join(flatten_call(axes, question.names if question.named else None) for axes in lacked)
+    joint = [step.axes for step in best if isinstance(step, Collective) and len(step.axes) > 1]
+    missing = dict.fromkeys(axes for axes in joint if axes not in (question.groups or ()))
+    calls = " and ".join(flatten_call(axes, question.names if question.named else None) for axes in missing)
     return f"would be {counted(collectives(best), 'collective')} with {calls}"
 
 
@@ -88,7 +86,11 @@ _ENDED = {"sum": "sum", "avg": "average", "max": "maximum", "min": "minimum"}
 
 
 def _why(step: Step, averages: bool) -> str:
-    """Why the overlay's plan has this step; `averages`: whether a division ends an average or splits a value."""
+    """Why the plan has this step, in one sentence.
+
+    Args:
+        averages: True if a division ends an average, False if it splits a value into terms.
+    """
     if isinstance(step, Narrow):
         return "local: each rank holds what it wants and keeps that"
     if isinstance(step, Embed):
@@ -105,7 +107,7 @@ def _why(step: Step, averages: bool) -> str:
 
 
 def to_torch_placement(placement: typed.Placement) -> Placement:
-    """The planner's word for a placement, as torch's."""
+    """Torch's placement for one that was typed."""
     if isinstance(placement, typed.Shard):
         return Shard(placement.dim)
     if isinstance(placement, typed.StridedShard):
@@ -114,7 +116,7 @@ def to_torch_placement(placement: typed.Placement) -> Placement:
 
 
 def word_of(placement: Placement) -> str:
-    """`R`, `S0`, `P`, `P(max)`, `_S0(2)`: as one types it."""
+    """A placement as it is typed: `R`, `S0`, `P`, `P(max)`, `_S0(2)`."""
     if isinstance(placement, _StridedShard):
         return f"_S{placement.dim}({placement.split_factor})"
     if isinstance(placement, Shard):

@@ -1,7 +1,7 @@
-"""What is printed for people: as wide as the terminal allows, with colours where there are any, else plain text.
+"""Prints text for people, as wide as the terminal allows.
 
-The text is the same either way. rich brings the colours, and a bar that moves while something is under way; without it,
-and in a pipe, there are none.
+On a terminal, and with rich installed, the text has colours, and a bar shows progress. The text itself is the same
+without them.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-NARROW, WIDE = 80, 120  # columns: every table fits the first, and none is wider than the second
+NARROW, WIDE = 80, 120  # columns. Every table can be printed in the first, and none is wider than the second
 
-# How each kind of line looks, in rich's words.
+# rich's style for each kind of line.
 STYLES = {"title": "bold", "head": "bold", "side": "bold cyan", "why": "dim", "trouble": "bold red", "good": "green"}
-# Of groups, by their number.
+# The colours of groups, by their number.
 COLORS = ("cyan", "yellow", "magenta", "green", "bright_blue", "bright_red", "bright_black", "white", "blue", "red")
 
 Colored = tuple[int, int, str]  # from column, to column, style
 
 
 class Styled(str):
-    """A line of text that knows how it looks where there are colours: as a whole, and parts of it."""
+    """A line of text with the style of the line and of parts of it, for terminals with colours."""
 
     style: str
     parts: Sequence[Colored]
 
     def __new__(cls, text: str, style: str = "", parts: Sequence[Colored] = ()) -> Styled:
-        made = super().__new__(cls, text)
-        made.style, made.parts = STYLES.get(style, style), parts
-        return made
+        line = super().__new__(cls, text)
+        line.style, line.parts = STYLES.get(style, style), parts
+        return line
 
 
 def styled(lines: Iterable[str], style: str) -> list[str]:
-    """All of these lines in one style."""
+    """These lines, all in one style."""
     return [Styled(line, style) for line in lines]
 
 
@@ -47,7 +47,7 @@ def headed(table: list[str]) -> list[str]:
 
 
 class Shown:
-    """What prints as text, as wide as there is room, and can be drawn."""
+    """Base of values that print as text, as wide as there is room, and can be drawn."""
 
     def lines(self, width: int = NARROW) -> list[str]:
         """The text for a terminal of this many columns."""
@@ -60,8 +60,8 @@ class Shown:
             path: its ending chooses the format.
 
         Raises:
-            ValueError: too many ranks to be seen, or nothing that can be drawn.
-            ImportError: no matplotlib (`pip install torch-overlay[plot]`).
+            ValueError: there are too many ranks for a picture, or nothing to draw.
+            ImportError: matplotlib isn't installed (`pip install torch-overlay[plot]`).
         """
         raise NotImplementedError
 
@@ -72,7 +72,7 @@ class Shown:
 
 
 def width() -> int:
-    """Columns to print in: the terminal's, within limits; in a pipe the fewest, unless COLUMNS says how many."""
+    """How many columns to print in: those of the terminal, within limits; in a pipe the fewest or COLUMNS."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return NARROW
     return min(WIDE, max(NARROW, shutil.get_terminal_size((NARROW, 24)).columns))
@@ -93,28 +93,28 @@ def _print(lines: Iterable[str], file: TextIO, on: Any) -> None:
 
 
 def console(file: TextIO) -> Any:
-    """rich's console where that is a terminal that can move its cursor and rich is installed, else None."""
+    """rich's console, if the file is a terminal that can move its cursor and rich is installed; else None."""
     if not file.isatty():
         return None
     try:
         from rich.console import Console
     except ImportError:
         return None
-    found = Console(file=file, highlight=False, markup=False)
-    return None if found.is_dumb_terminal else found
+    terminal = Console(file=file, highlight=False, markup=False)
+    return None if terminal.is_dumb_terminal else terminal
 
 
 def _text(line: str) -> Any:
     from rich.text import Text
 
-    made = Text(str(line), style=getattr(line, "style", ""))
+    text = Text(str(line), style=getattr(line, "style", ""))
     for start, end, style in getattr(line, "parts", ()):
-        made.stylize(style, start, end)
-    return made
+        text.stylize(style, start, end)
+    return text
 
 
 class Screen:
-    """Prints lines, and shows what is under way: by a bar on a terminal, by lines without rich or in a pipe."""
+    """Prints lines, and shows progress: by a bar on a terminal, by lines without rich or in a pipe."""
 
     def __init__(self) -> None:
         self._console = console(sys.stdout)
@@ -130,7 +130,7 @@ class Screen:
 
     @contextmanager
     def progress(self, total: int) -> Iterator[None]:
-        """While the block runs, `now` says what is under way and `advance` how much of `total` is done."""
+        """Show progress while the block runs. Inside, `now` says what is being done, and `advance` that it is done."""
         if self._console is None:
             yield
             return
@@ -145,7 +145,11 @@ class Screen:
                 self._bar = None
 
     def now(self, what: str, line: bool = True) -> None:
-        """Say what is under way: beside the bar, or as a line with the seconds since the start unless `line` is off."""
+        """Show what is being done, beside the bar. Without a bar, print it with the seconds since the start.
+
+        Args:
+            line: False for a repetition, which isn't printed without a bar.
+        """
         if self._bar is not None:
             self._bar.update(self._task, description=what)
         elif line:

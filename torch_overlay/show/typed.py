@@ -1,4 +1,7 @@
-"""What people type: placements, meshes, shapes and names of axes, read and refused before torch is imported."""
+"""Reads what people type on a command line: placements, meshes, shapes, names of axes.
+
+It imports no torch, so mistakes are reported at once.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from ..parallel_dims import ParallelDims
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every coordinate of the axis holds the same."""
+    """All ranks along the axis hold the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The axis cuts dim `dim` into chunks, in the order of its coordinates."""
+    """The axis cuts tensor dim `dim` into chunks, one for each coordinate."""
 
     dim: int
 
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """The axis cuts dim `dim` after later axes of the mesh have cut it into `split_factor` chunks."""
+    """The axis cuts tensor dim `dim` after later axes of the mesh have cut it into `split_factor` chunks."""
 
     dim: int
     split_factor: int
@@ -35,20 +38,20 @@ class StridedShard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The value is the reduction `op` over the coordinates of the axis."""
+    """Each rank along the axis holds a term, and the value is the reduction `op` of the terms."""
 
     op: str = "sum"
 
 
 Placement = Replicate | Shard | StridedShard | Partial
-Held = tuple[Regions | None, Regions | None, str]  # before and after, or neither, and why that isn't planned
+Ends = tuple[Regions | None, Regions | None, str]  # regions before and after; or None twice, and why nothing is planned
 
 
 class Mesh(NamedTuple):
-    """A mesh as it is typed.
+    """A mesh that somebody typed.
 
     Attributes:
-        ranks: row-major over its axes.
+        ranks: in row-major order over the axes.
     """
 
     sizes: tuple[int, ...]
@@ -63,28 +66,28 @@ _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 
 
 def placements(text: str, axes: int, ndim: int | None = None) -> tuple[Placement, ...]:
-    """Placements as words, one for each axis of the mesh, with commas between them.
+    """Read placements: words with commas between them, one for each axis of the mesh.
 
     Args:
-        ndim: of the tensor, if it is known.
+        ndim: dims of the tensor, if known.
 
     Raises:
-        ValueError: a word that is no placement, too many or few of them, or a dim that the tensor lacks.
+        ValueError: a word is no placement, there isn't one for each axis, or the tensor has no such dim.
 
     >>> placements("P(max),_S0(2),R", 3)
     (Partial(op='max'), StridedShard(dim=0, split_factor=2), Replicate())
     """
-    found = tuple([_placement(word.strip(), text) for word in text.split(",")])
-    if len(found) != axes:
-        raise ValueError(f"a mesh of {axes} axes needs {axes} placements, one an axis, got {len(found)}: {text!r}")
-    for axis, placement in enumerate(found):
+    typed = tuple([_placement(word.strip(), text) for word in text.split(",")])
+    if len(typed) != axes:
+        raise ValueError(f"a mesh of {axes} axes needs {axes} placements, one an axis, got {len(typed)}: {text!r}")
+    for axis, placement in enumerate(typed):
         if ndim is not None and isinstance(placement, (Shard, StridedShard)) and placement.dim >= ndim:
             raise ValueError(f"axis {axis} shards dim {placement.dim} of a tensor with {ndim} dims")
-    return found
+    return typed
 
 
 def regions(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tuple[int, ...]) -> Regions:
-    """What each coordinate of a mesh holds of a tensor. Raises as `Regions.of`."""
+    """The regions of a tensor with these placements on a mesh of these sizes. Raises as `Regions.of`."""
     return Regions.of(
         dims=[p.dim if isinstance(p, (Shard, StridedShard)) else None for p in placements],
         ops=[p.op if isinstance(p, Partial) else None for p in placements],
@@ -94,8 +97,8 @@ def regions(placements: Sequence[Placement], shape: tuple[int, ...], sizes: tupl
     )
 
 
-def held(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]) -> Held:
-    """What each coordinate of a mesh holds by these placements, before and after."""
+def regions_of_ends(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tuple[int, ...]) -> Ends:
+    """The regions of a tensor before and after, for both ends' placements."""
     try:
         before, after = (regions(end, shape, sizes) for end in ends)
     except NotPlanned as reason:
@@ -104,7 +107,7 @@ def held(ends: Sequence[Sequence[Placement]], shape: tuple[int, ...], sizes: tup
 
 
 def _bare(text: str) -> str:
-    """Without the brackets around it."""
+    """The text without the brackets around it."""
     bare = text.strip()
     return bare[1:-1] if bare[:1] + bare[-1:] in ("[]", "()") else bare
 
@@ -126,37 +129,37 @@ def _placement(word: str, text: str) -> Placement:
 
 
 def integers(text: str, what: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers, with commas or an x between them.
+    """Read whole numbers with commas or an x between them.
 
     >>> integers("2,2,2", "the sizes of the mesh") == integers("2x2x2", "") == integers("(2, 2, 2)", "")
     True
     """
     try:
-        found = tuple([int(word) for word in _sizes(_bare(text)) if word])
+        numbers = tuple([int(word) for word in _sizes(_bare(text)) if word])
     except ValueError:
         raise ValueError(f"{what}: needed whole numbers, as 2,4 or 2x4, got {text!r}") from None
-    if any(number < least for number in found):
+    if any(number < least for number in numbers):
         raise ValueError(f"{what}: needed numbers of at least {least}, got {text!r}")
-    return found
+    return numbers
 
 
 def ranks(text: str | None, count: int, what: str) -> tuple[int, ...]:
-    """So many ranks: from 0 on if none are given.
+    """Read this many ranks, each different. Without a text, 0, 1, 2, ...
 
     >>> ranks("4-6,0", 4, "--ranks")
     (4, 5, 6, 0)
     """
     if text is None:
         return tuple(range(count))
-    found: list[int] = []
+    listed: list[int] = []
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
         if match is None:
             raise ValueError(f"{what}: needed ranks, as 0-3 or 4,5,6,7, got {text!r}")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    if len(found) != count or len(set(found)) != count:
+        listed += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(listed) != count or len(set(listed)) != count:
         raise ValueError(f"{what}: the mesh needs {count} different ranks, got {text!r}")
-    return tuple(found)
+    return tuple(listed)
 
 
 def _sizes(text: str) -> list[str]:
@@ -164,39 +167,39 @@ def _sizes(text: str) -> list[str]:
 
 
 def names(text: str | None, count: int) -> tuple[str, ...]:
-    """The names of the axes; a, b, c as they come if none are given.
+    """Read the names of the axes. Without a text, a, b, c, ...
 
     >>> names(None, 3)
     ('a', 'b', 'c')
     """
     if text is None:
         return tuple(chr(ord("a") + axis) if axis < 26 else f"a{axis}" for axis in range(count))
-    found = tuple(word.strip() for word in text.split(","))
-    if len(found) != count or len(set(found)) != count or "" in found:
+    words = tuple(word.strip() for word in text.split(","))
+    if len(words) != count or len(set(words)) != count or "" in words:
         raise ValueError(f"a mesh of {count} axes needs {count} different names, got {text!r}")
-    return found
+    return words
 
 
-def chosen(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
-    """Which axes are meant, by name or by number.
+def axis_numbers(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
+    """Read axes, by name or by number.
 
-    >>> chosen("tp,0", ["dp", "tp"], "--permute")
+    >>> axis_numbers("tp,0", ["dp", "tp"], "--permute")
     (1, 0)
     """
-    found = []
+    axes = []
     for word in text.split(","):
         word = word.strip()
         axis = known.index(word) if word in known else int(word) if word.isdigit() else -1
         if not 0 <= axis < len(known):
             raise ValueError(f"{what}: the mesh has no axis {word!r}; its axes are {', '.join(known)}")
-        found.append(axis)
-    if len(set(found)) != len(found):
+        axes.append(axis)
+    if len(set(axes)) != len(axes):
         raise ValueError(f"{what} names an axis twice: {text!r}")
-    return tuple(found)
+    return tuple(axes)
 
 
 def mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
-    """The mesh that ``--mesh``, its axes' names and ``--permute`` describe.
+    """Read a mesh from ``--mesh``, ``--axes`` and ``--permute``.
 
     >>> mesh("2x4", "dp,tp", "tp,dp") == mesh("dp=2,tp=4", None, "1,0")
     True
@@ -209,17 +212,18 @@ def mesh(text: str, axes: str | None, permuted: str | None) -> Mesh:
             raise ValueError(f"--mesh: each axis has a name or none has, as dp=2,tp=4 or 2,4; got {text!r}")
         axes = ",".join(name.strip() for name, _, _ in named)
         text = ",".join(size.strip() for _, _, size in named)
-    read = integers(text, "--mesh, the sizes of its axes")
-    if not read:
+    sizes = integers(text, "--mesh, the sizes of its axes")
+    if not sizes:
         raise ValueError("--mesh needs the size of at least one axis, as 2,4")
-    called = names(axes, len(read))
-    return Mesh(read, called, laid_out(read, chosen(permuted, called, "--permute") if permuted else None))
+    axis_names = names(axes, len(sizes))
+    order = axis_numbers(permuted, axis_names, "--permute") if permuted else None
+    return Mesh(sizes, axis_names, ranks_in_order(sizes, order))
 
 
-def laid_out(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The ranks of a mesh, row-major over its axes, that are numbered along the axes in this order, slowest first.
+def ranks_in_order(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The ranks of a mesh, row-major over its axes, if ranks are numbered along the axes in this order, slowest first.
 
-    >>> laid_out((2, 3), (1, 0))  # along the first axis first, so rank 1 is at coordinate (1, 0)
+    >>> ranks_in_order((2, 3), (1, 0))  # the first axis varies fastest, so rank 1 is at coordinate (1, 0)
     (0, 2, 4, 1, 3, 5)
 
     Raises:
@@ -236,32 +240,32 @@ def laid_out(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int
 
 
 def degrees(text: str, ranks: int | None) -> ParallelDims:
-    """Degrees as they are typed, fitted to a world: ``pp=2,dp_shard=4,tp=2,ep=4``.
+    """Read degrees of parallelism, ``pp=2,dp_shard=4,tp=2,ep=4``, and fit them to a world.
 
     Args:
-        ranks: of the world; None for as many as the degrees make, where a degree that isn't named is 1.
+        ranks: the size of the world. If None, it is the product of the degrees, and a degree that isn't named is 1.
 
     Raises:
-        ValueError: no degrees, or such as don't fit.
+        ValueError: a word is no degree, or the degrees don't fit.
 
     >>> degrees("dp_shard=4,tp=2,ep=4", None)
     ParallelDims(pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=4, etp=1)
     """
-    known = tuple([each.name for each in fields(ParallelDims)])
-    given: dict[str, int] = {}
+    known = tuple([degree.name for degree in fields(ParallelDims)])
+    values: dict[str, int] = {}
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if name not in known or not equals:
             raise ValueError(f"--degrees: needed degrees as pp=2,tp=4, out of {', '.join(known)}; got {word.strip()!r}")
-        if name in given:
+        if name in values:
             raise ValueError(f"--degrees names {name} twice: {text!r}")
         try:
-            given[name] = int(value)
+            values[name] = int(value)
         except ValueError:
             raise ValueError(f"--degrees: {name} needs a number of ranks, got {value!r}") from None
     if ranks is not None:
-        return ParallelDims(**given).fit(ranks)
-    dims = ParallelDims(**{"dp_shard": 1, **given})
+        return ParallelDims(**values).fit(ranks)
+    dims = ParallelDims(**{"dp_shard": 1, **values})
     outer = [getattr(dims, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
     if -1 in outer:
         raise ValueError(f"--degrees: what -1 stands for is known with --ranks, how many ranks there are; got {text!r}")

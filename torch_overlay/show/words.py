@@ -1,4 +1,4 @@
-"""Plain text as people read it: numbers and lists in words, columns, lines of limited length. Standard library only."""
+"""Text for people: numbers and lists in words, columns, lines of limited length. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEPT = "\N{NO-BREAK SPACE}"  # textwrap breaks no line there
 
 
 def amount(count: int) -> str:
-    """Bytes: exact up to 9999 and where a power of 1024 divides them, else to two digits.
+    """A number of bytes. It is exact up to 9999 and for multiples of a power of 1024, else rounded to two digits.
 
     >>> amount(192), amount(16 * 2**20), amount(768 * 2**10), amount(25_000_000)
     ('192 B', '16 MiB', '768 KiB', '24 MiB')
@@ -27,7 +27,7 @@ def amount(count: int) -> str:
 
 
 def brief(count: int) -> str:
-    """Bytes where there is little room.
+    """A number of bytes in few characters, for cells of a table.
 
     >>> brief(1000), brief(3 << 20)
     ('1000', '3M')
@@ -36,7 +36,7 @@ def brief(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time to two digits.
+    """A time, rounded to two digits.
 
     >>> duration(0.000451), duration(2.54)
     ('450 us', '2.5 s')
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """An estimate, with the digits that mean something.
+    """A number, rounded to two digits.
 
     >>> two_digits(0.194), two_digits(1.0), two_digits(1234.5)
     ('0.19', '1', '1200')
@@ -67,12 +67,12 @@ def joined(parts: Sequence[str]) -> str:
 
 
 def sized(names: Iterable[str], sizes: Iterable[int]) -> str:
-    """A mesh: `dp=2 x tp=4`."""
+    """The sizes of a mesh with the names of its axes: `dp=2 x tp=4`."""
     return " x ".join([f"{name}={size}" for name, size in zip(names, sizes)])
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows as lines of equal columns, two blanks apart; the columns in `right` end where their neighbours begin.
+    """Rows as lines, in columns two blanks apart. The columns in `right` are aligned to the right.
 
     >>> print(*aligned([("axis", "size"), ("data", "16"), ("tp", "8")], right=[1]), sep="\\n")
     axis  size
@@ -90,8 +90,10 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 def folded(
     rows: Sequence[Sequence[str]], width: int, folds: Mapping[int, str], right: Collection[int] = ()
 ) -> list[list[str]]:
-    """As `aligned`, a list of lines for each row: where the columns are too wide together, those in `folds` are made
-    narrower, and their cells go on in further lines, cut after these separators.
+    """As `aligned`, but a row may take several lines. Returns a list of lines for each row.
+
+    If the columns together are too wide, those in `folds` become narrower. Their cells are cut after the separator that
+    `folds` gives for the column, and continue on the next line.
 
     >>> for lines in folded([("axis", "ranks"), ("a = b = c", "0, 1")], 12, {0: " = "}):
     ...     print(*lines, sep="\\n")
@@ -113,7 +115,7 @@ def folded(
 
 
 def _parts(cell: str, separator: str) -> list[str]:
-    """A cell's pieces, each with the separator after it, without its blanks."""
+    """The parts of a cell, each with the separator behind it but without the separator's blanks."""
     *first, last = cell.split(separator)
     return [part + separator.rstrip() for part in first] + [last]
 
@@ -133,7 +135,7 @@ def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
 
 
 def fitted(line: str, width: int) -> list[str]:
-    """A line, as more lines if it is too long: those after the first are indented a little more.
+    """A line, broken if it is too long. The lines after the first are indented by two more blanks.
 
     >>> fitted("  options: share_groups", 16)
     ['  options:', '    share_groups']
@@ -145,17 +147,18 @@ def fitted(line: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, indent: str = "", width: int = 80, then: str | None = None) -> list[str]:
-    """The text as lines; what stands in brackets is code and stays in one piece.
+    """Break a text into lines, but never inside brackets, where code stands.
 
     Args:
-        indent: of the first line, and of the others unless `then` is theirs.
+        indent: the blanks before the first line, and before the others if `then` is None.
+        then: the blanks before the other lines.
 
     >>> wrapped('1 collective with mesh["dp", "tp"]', "  ", width=20)
     ['  1 collective with', '  mesh["dp", "tp"]']
     """
-    whole = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", _KEPT), text)
+    unbroken = re.sub(r"\[[^]]*\]", lambda match: match[0].replace(" ", _KEPT), text)
     lines = textwrap.wrap(
-        whole,
+        unbroken,
         width,
         initial_indent=indent,
         subsequent_indent=indent if then is None else then,

@@ -1,4 +1,4 @@
-"""For tests of other suites and of ours: torch's own test classes under the overlay, and torch as it was found after.
+"""Runs torch's own test classes under the overlay, and checks that each leaves torch as it was. For any test suite.
 
     from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase
     from torch_overlay.testing import OverlayProcesses
@@ -6,8 +6,8 @@
     class TestMine(OverlayProcesses, DTensorTestBase):
         overlay_options = {"check_mesh": True}
 
-The mixin stands in front of torch's class. ``-p torch_overlay.testing.plugin --torch-overlay`` does it for a whole
-suite that knows nothing of this.
+The mixin comes before torch's class. ``-p torch_overlay.testing.plugin --torch-overlay`` does the same for a whole
+suite, without a change to it.
 """
 
 from .ranks import OverlayContinuous, OverlayProcesses, OverlayThreads

@@ -1,10 +1,10 @@
-"""A pytest plugin: any suite under the overlay, with every Python process that its tests start.
+"""A pytest plugin that runs any suite under the overlay, and every Python process that its tests start.
 
     python -m pytest -p torch_overlay.testing.plugin --torch-overlay test_mine.py
 
-The session begins with enable(), and its environment turns the overlay on in spawned ranks, as `run` does. It ends with
-disable(), and fails if that leaves a trace in torch. Options come from ``TORCH_OVERLAY_<NAME>``. Without the flag
-nothing happens.
+The session begins with enable(). It sets environment variables that turn the overlay on in child processes, as `run`
+does. It ends with disable(), and fails if torch isn't as it was before. Options come from ``TORCH_OVERLAY_<NAME>``.
+Without the flag the plugin does nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[KEY] = session = OverlaySession()
         config.pluginmanager.register(session, "torch_overlay_session")
         session.begin()
-        config.add_cleanup(session.end)  # where there is no session: --help, a wrong command line
+        config.add_cleanup(session.end)  # --help and wrong arguments end without pytest_sessionfinish
 
 
 class OverlaySession:
-    """From the configuration of pytest to the end of its last test."""
+    """The overlay from pytest's configuration to the end of its last test.
+
+    Attributes:
+        before: what torch had at each target before enable().
+        environ: the variables that were changed, with their former values.
+        left: what the overlay left behind in torch, in words.
+        switched_off: the tests before which the overlay was found off.
+    """
 
     def __init__(self) -> None:
         self.on = False
@@ -49,9 +56,11 @@ class OverlaySession:
         self.switched_off: list[str] = []
 
     def begin(self) -> None:
-        """Turn it on, here and for what this process will start."""
+        """Turn the overlay on in this process and in those that it starts."""
         importlib.import_module(series.MESH)
-        if not torch_overlay.is_enabled():  # under `run` it is on already, and everything is compared with the source
+        if (
+            not torch_overlay.is_enabled()
+        ):  # under `run` it is on already; then targets are compared with torch's source
             self.before = Trace.take()
         torch_overlay.enable()
         self.on = True
@@ -60,7 +69,7 @@ class OverlaySession:
         os.environ.update({name: wanted[name] for name in self.environ})
 
     def end(self) -> None:
-        """Turn it off, look for traces, and give the environment back. The second call does nothing."""
+        """Turn the overlay off, look for traces, and restore the environment. A second call does nothing."""
         if not self.on:
             return
         self.on = False
@@ -80,7 +89,7 @@ class OverlaySession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A test that turned the overlay off and forgot it would leave the rest of the session to stock torch."""
+        """Turn the overlay on again if a test left it off. The rest of the session would run on stock torch."""
         if self.on and not torch_overlay.is_enabled():
             self.switched_off.append(item.nodeid)
             torch_overlay.enable()

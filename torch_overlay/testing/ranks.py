@@ -1,7 +1,7 @@
-"""Mixins for torch's test classes with many ranks: the overlay on in every rank while a test runs, and no trace after.
+"""Mixins for torch's test classes of many ranks: the overlay is on in each rank while a test runs, with no trace after.
 
-Each stands in front of torch's class. What "on" means is one method, `overlay`: a suite that runs in other ways too
-(on stock, on a patched torch) overrides it.
+Each comes before torch's class. A suite that also runs without the overlay (on stock torch, or on a torch that carries
+our code) overrides the method `overlay`.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ from .trace import left_as_found
 
 
 class _UnderOverlay:
-    """What the mixins share."""
+    """The base of the mixins."""
 
     overlay_options: ClassVar[Mapping[str, object]] = MappingProxyType({})
 
     @classmethod
     def overlay(cls) -> contextlib.AbstractContextManager[Any]:
-        """What surrounds the work of a rank; AssertionError at its end if torch isn't as it was found."""
+        """The context in which a rank works. It raises AssertionError at its end if torch isn't as it was before."""
         return left_as_found(**cls.overlay_options)
 
 
 class OverlayProcesses(_UnderOverlay):
     """For ``MultiProcessTestCase``, and for ``DTensorTestBase`` and ``LocalDTensorTestBase``, which derive from it.
 
-    In each rank the overlay is on from before the test method, with its decorators (``with_comms``), to its end.
+    In each rank the overlay is on while the test method and its decorators (``with_comms``) run.
     """
 
     def join_or_run(self, fn: Callable[[], object]) -> Any:
@@ -40,7 +40,10 @@ class OverlayProcesses(_UnderOverlay):
 
 
 class OverlayContinuous(_UnderOverlay):
-    """For ``MultiProcContinuousTest``, whose ranks outlive a test: on while a rank opens its world and in each test."""
+    """For ``MultiProcContinuousTest``, whose ranks outlive a test.
+
+    The overlay is on in each test, and while a rank opens its world.
+    """
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
@@ -54,9 +57,9 @@ class OverlayContinuous(_UnderOverlay):
 
 
 class OverlayThreads(_UnderOverlay):
-    """For ``MultiThreadedTestCase`` and ``DTensorOpTestBase``: one process plays all ranks, and they share the overlay.
+    """For ``MultiThreadedTestCase`` and ``DTensorOpTestBase``, whose ranks are threads of one process.
 
-    On from before the threads start (torch has ``setUp`` start them) until after ``tearDown``.
+    The overlay is on from before the threads start, which ``setUp`` does, until after ``tearDown``.
     """
 
     def setUp(self) -> None:

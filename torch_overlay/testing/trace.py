@@ -1,4 +1,4 @@
-"""`Trace`, what torch held before the overlay came, against what it holds after the overlay went."""
+"""`Trace`, what torch had at each target before the overlay was on, to compare with what it has after."""
 
 import contextlib
 import dataclasses
@@ -19,31 +19,31 @@ from ..report import Status
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The objects at every target of the series, in the modules that were imported then.
+    """The objects at every target of the series, in the modules that were imported at that time.
 
-    Compared by identity: a method that is equal to the one before, but another object, is a trace.
+    They are compared by identity. A method that equals the former one but is another object is a trace.
     """
 
-    found: Mapping[str, object]
+    objects: Mapping[str, object]
 
     @classmethod
     def take(cls) -> "Trace":
-        """Of this moment. Imports nothing; the overlay is off, or what is taken is the overlay's."""
-        return cls({path: value for patch in _patches() for path, value in _held(patch)})
+        """Record the objects now. Call this with the overlay off. Imports nothing."""
+        return cls({path: value for patch in _patches() for path, value in _targets(patch)})
 
     def left(self) -> list[str]:
-        """What the overlay left behind, one line each; empty if torch is as it was found.
+        """What the overlay left behind, a line for each object. Empty if torch is as it was.
 
-        What has been imported since is compared with torch's source instead: that module was never seen without us.
+        A module that was imported since, under the overlay, is compared with torch's source.
         """
         lines = []
         for patch in _patches():
-            for path, now in _held(patch):
-                if path not in self.found:
-                    why = _strange(patch, path, now)
-                    lines += [f"{path} is {why}"] if why else []
-                elif not _same(self.found[path], now):
-                    lines.append(f"{path} is {_described(now)}, and it was {_described(self.found[path])}")
+            for path, now in _targets(patch):
+                if path not in self.objects:
+                    other = _not_from_source(patch, now)
+                    lines += [f"{path} is {other}"] if other else []
+                elif not _same(self.objects[path], now):
+                    lines.append(f"{path} is {_described(now)}, and it was {_described(self.objects[path])}")
         finders = [finder for finder in sys.meta_path if isinstance(finder, AfterImport)]
         return lines + [f"a finder still waits for {', '.join(sorted(finder.wanted))}" for finder in finders]
 
@@ -53,11 +53,11 @@ def _patches() -> list[Patch]:
     return [patch for patch in series.PATCHES if release.in_range(patch) and patch.qualname]
 
 
-def _held(patch: Patch) -> Iterator[tuple[str, object]]:
-    """(path, what is there) of a row's target, where its module is imported to the end."""
+def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
+    """(path, object) of a row's target, if its module is imported."""
     if overlay.ready(patch.module):
         value = look_up(patch.target)[2]
-        if patch.is_swap:  # the function stays and runs other code
+        if patch.is_swap:  # the function stays the same object and gets other code
             value = (value, *(getattr(value, field, None) for field in SwapCode.FIELDS))
         yield patch.target, value
 
@@ -68,8 +68,8 @@ def _same(before: object, now: object) -> bool:
     return before is now
 
 
-def _strange(patch: Patch, path: str, now: object) -> str | None:
-    """What stands where torch's source has something else, in words; None if nothing does."""
+def _not_from_source(patch: Patch, now: object) -> str | None:
+    """Describe an object that isn't what torch's source has there; None if it is."""
     if patch.kind is Kind.ADD:
         return None if now is ABSENT else _described(now)
     value = now[0] if isinstance(now, tuple) else now
@@ -82,10 +82,10 @@ def _described(value: object) -> str:
 
 @contextlib.contextmanager
 def left_as_found(**options: Any) -> Iterator[Status]:
-    """The overlay on inside, as `torch_overlay.enabled`; AssertionError at the end if it left anything behind in torch.
+    """Turn the overlay on inside, as `torch_overlay.enabled`. Raises AssertionError at the end if there is a trace.
 
-    Where the overlay was on already (`run`, the pytest plugin) it stays on, and who turned it on looks for traces. An
-    error from inside comes out as it is: what a failed test leaves is no news.
+    If the overlay was on already (`run`, the pytest plugin), it stays on, and nothing is compared. An error from inside
+    is raised as it is, without looking for traces.
 
     >>> with left_as_found() as status:
     ...     status.enabled
@@ -95,7 +95,7 @@ def left_as_found(**options: Any) -> Iterator[Status]:
         with torch_overlay.enabled(**options) as status:
             yield status
         return
-    importlib.import_module(series.MESH)  # or the first enable() would import it, unseen
+    importlib.import_module(series.MESH)  # before the objects are recorded, since enable() would import it
     before = Trace.take()
     with torch_overlay.enabled(**options) as status:
         yield status

@@ -17,8 +17,3 @@ def _register_distributed_opaque_types():
 
     [obj._thread_id, obj._preserve_rank_order, *state.private_group_key(obj)]
     _distributed_opaque_types_registered = ...
-
-
-class DeviceMesh:
-    _flatten_rank_map: tuple[int, ...]
-    _root_mesh = ...
