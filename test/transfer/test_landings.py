@@ -649,3 +649,20 @@ def test_random_loaders(seed):
 
 def test_random_loaders_were_of_both_kinds():
     assert min(SEEN.values()) > 50 or not any(SEEN.values())
+
+
+def test_a_model_without_a_loader_of_its_own_has_one_in_three_lines():
+    """As transformers' models, with tied weights: the head is its embedding."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(6, 4), "norm": torch.nn.LayerNorm(4)}).bfloat16()
+    model["head"] = torch.nn.Linear(4, 6, bias=False)
+    model["head"].weight = model["embed"].weight
+    model.requires_grad_(False)
+
+    def load(weights):
+        parameters = dict(model.named_parameters())
+        for name, weight in weights:
+            parameters[name].data.copy_(weight)
+
+    found = check(model, load, {name: tuple(param.shape) for name, param in model.named_parameters()})
+    assert set(found.direct) == {"embed.weight", "norm.weight", "norm.bias"} and not found.untouched
