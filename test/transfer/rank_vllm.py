@@ -132,10 +132,25 @@ def serve(engine, store, rank, calls):
     return errors
 
 
+def place_experts(model):
+    """Put each expert where the map says; not here, if that is -1."""
+    layer = model.experts0
+    load = layer.load
+
+    def by_map(param, loaded, key):
+        at = int(layer.expert_map[key[0]])
+        if at >= 0:
+            load(param, loaded, (at, key[1]))
+
+    layer.w13.weight_loader = layer.w2.weight_loader = by_map
+
+
 class VllmCases:
     """Cases for ``EightRanks``."""
 
-    def _run(self, quantization, reloads, fails=None, is_away=False, version="0.33", lies=False, **parallel):
+    def _run(
+        self, quantization, reloads, fails=None, is_away=False, version="0.33", lies=False, moves=False, **parallel
+    ):
         """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights.
 
         Before the second round, one in which this trainer fails; or one in which nobody answers the sender, and one
@@ -175,7 +190,8 @@ class VllmCases:
                         self._check_a_finish_that_fails(engine, client)
                     with CommDebugMode() as comms:
                         engine.send_weights()
-                    self.assertEqual([op for op in comms.get_comm_counts() if "gather" in str(op)], [])
+                    gathers = [op for op in comms.get_comm_counts() if "gather" in str(op)]
+                    self.assertTrue(moves or not gathers)  # planning anew gathers what ranks say
                 engine.shutdown()
                 return None
             ranks = types.SimpleNamespace(data_parallel_index=rank // 2, world_size=2, rank=rank % 2, **parallel)
@@ -184,11 +200,21 @@ class VllmCases:
             )
             about = (ranks, model) if version == "0.24" else (config, torch.device("cpu"), model)
             engine = self._made("WeightTransferEngineFactory")(None, *about)
+            if moves and rank == 0:
+                model.experts0.expert_map = torch.tensor([0, 1, 2])
+                place_experts(model)
+                starts = iter([[0, 1, 2], [1, 0, -1]])
+                engine.start_weight_update = lambda: model.experts0.expert_map.copy_(torch.tensor(next(starts)))
             errors = serve(engine, store, rank, 1 + 3 * ROUNDS + 2 * (fails is not None) + 3 * is_away)
             found = engine._found
             came = {name: found.target()[name] for name in found.whole}, found, errors
             engine.shutdown()
             wanted = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
+            if moves and rank == 0:
+                wanted.experts0.expert_map = torch.tensor([1, 0, -1])
+                place_experts(wanted)
+                wanted.experts0.w2.data[2] = model.experts0.w2[2]  # expert 2 has gone, and nobody came to its place
+                wanted.experts0.w13.data[2] = model.experts0.w13[2]
             last = 100 * (ROUNDS - 1)
             wanted.load_weights([(name, values(shape, last + n)) for n, (name, shape) in enumerate(shapes.items())])
             return model, wanted, came
@@ -231,6 +257,15 @@ class VllmCases:
         if done is not None:
             model, wanted, (whole, found, _) = done
             self.assertEqual((whole, found.whole, reloads), ({}, {}, []))
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_experts_that_moved_on_one_worker_of_vllm_make_all_plan_anew(self):
+        """Before the second round, two change places and one goes. Weights would be written over other experts."""
+        done = self._run(None, [], moves=True)
+        if done is not None:
+            model, wanted, (_, found, _) = done
+            self.assertEqual(self.rank == 4, "0.down2" in found.skipped)
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
 
