@@ -8,13 +8,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, overload
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
+    from torch.nn import Module
     from typing_extensions import Unpack
 
     from . import parallel_dims as parallel_dims
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
     from .transfers.descriptions import Piece
+    from .transfers.landings import Landings
     from .transfers.meeting import Place
     from .typing import Options
     from .version import __version__ as __version__
@@ -38,6 +40,7 @@ __all__ = [
     "enabled",
     "explain",
     "is_enabled",
+    "landings",
     "meet",
     "options",
     "parallel_dims",
@@ -305,6 +308,52 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
     from .transfers.descriptions import Piece
 
     return Piece(local, shape, start)
+
+
+def landings(
+    load: Callable[[Iterable[tuple[str, Tensor]]], object],
+    model: Module,
+    tensors: Mapping[str, Tensor] | Iterable[Any],
+    depends_on: Any = None,
+) -> Landings:
+    """Where a model's own loader puts each tensor of a checkpoint on this rank, for a `Transfer` into the model.
+
+    The loader runs on tensors without memory, and what it would copy into the model is written down; the model stays as
+    it is. A tensor that the loader only cuts, turns, copies and casts is direct: its boxes are pieces over the model's
+    memory. One that the loader computes with comes whole, and ``load_whole()`` hands it to the loader. What isn't
+    certain comes whole, too. Not collective.
+
+    Args:
+        load: takes pairs of a name and a whole tensor, as `load_weights` of vLLM's and SGLang's models does.
+        model: whose parameters and buffers it writes.
+        tensors: of the checkpoint: a mapping of names to tensors (on meta, or anything with a shape and a dtype), such
+            pairs, or values with a name, a dtype and a shape.
+        depends_on: what else decides where the loader puts things, as the map of experts to ranks: a tensor, a tree, or
+            a function that returns one. `Landings.stale` says when it has changed.
+
+    Returns:
+        Landings: `direct`, `whole`, `skipped`, `untouched`, and `target()` for the `Transfer`.
+
+    Raises:
+        ValueError: the loader doesn't take some tensors, alone or together with all others, since it doesn't know their
+            names for example; names them. Or two have one name.
+        TypeError: no tensors by name, or the model's parameters are DTensors.
+
+    >>> import torch, torch_overlay
+    >>> model = torch.nn.Linear(8, 6, bias=False)  # q, k and v in one weight
+    >>> rows = {"q": slice(0, 2), "k": slice(2, 4), "v": slice(4, 6)}
+    >>> def load(weights):
+    ...     for name, weight in weights:
+    ...         model.weight.data[rows[name]].copy_(weight)
+    >>> found = torch_overlay.landings(load, model, {name: torch.empty(2, 8, device="meta") for name in rows})
+    >>> found.direct["k"], found.as_data()["direct"]["k"][0]["offset"]
+    ((piece((2, 8), (2, 8), (0, 0)),), 16)
+    >>> found.whole, found.untouched
+    ({}, {})
+    """
+    from .transfers.landings import find_landings
+
+    return find_landings(load, model, tensors, depends_on)
 
 
 def redistribute(

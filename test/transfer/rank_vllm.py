@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from on_device import DEVICE, from_host
-from vllm_stand_in import SPARSE, Model, installed
+from vllm_stand_in import SPARSE, Model, installed, update_to_26
 
 ROUNDS = 2
 
@@ -59,11 +61,30 @@ class Source:
             yield name, distribute_tensor(whole, self.mesh, self._lies(shape)[0], src_data_rank=None).to_local()
 
 
+class AsTheyLie(Source):
+    """The same weights as DTensors, those with rows over both axes cut by TP first, as FSDP2 x TP cuts them."""
+
+    def __init__(self, shapes):
+        self.shapes, self.round, self.fails = shapes, 0, False
+        self.mesh = DeviceMesh(DEVICE, torch.arange(4).reshape(2, 2))
+
+    def __call__(self):
+        if self.fails:
+            raise ArithmeticError("the weights are NaN")
+        found = {}
+        for number, (name, shape) in enumerate(self.shapes.items()):
+            cut = [_StridedShard(0, split_factor=2), Shard(0)] if shape[0] % 4 == 0 else [Shard(0), Shard(1)]
+            cut = [Replicate(), Replicate()] if len(shape) == 1 else cut
+            whole = values(shape, 100 * self.round + number)
+            found[f"model.{name}"] = distribute_tensor(whole, self.mesh, cut, src_data_rank=None)
+        return found
+
+
 class Client:
     """The four calls of vLLM's control plane, by a store that the workers read."""
 
     def __init__(self, store, workers):
-        self.store, self.workers, self.calls, self.is_away = store, workers, 0, False
+        self.store, self.workers, self.calls, self.is_away, self.forgets = store, workers, 0, False, False
 
     def _call(self, name, info=None):
         self.store.set(f"call {self.calls}", json.dumps([name, info]))
@@ -85,6 +106,8 @@ class Client:
 
     def finish_weight_update(self):
         self._call("finish_weight_update")
+        if self.forgets:
+            raise ConnectionError("the server went away")
 
 
 def serve(engine, store, rank, calls):
@@ -96,6 +119,8 @@ def serve(engine, store, rank, calls):
         try:
             if name == "init":
                 engine.init_transfer_engine(engine.init_info_cls(**info))
+            elif name == "update_weights" and not hasattr(engine, name):
+                update_to_26(engine, False)
             else:
                 getattr(engine, name)(*() if info is None else (info,))
         except ValueError as error:
@@ -107,13 +132,31 @@ def serve(engine, store, rank, calls):
     return errors
 
 
+def place_experts(model):
+    """Put each expert where the map says; not here, if that is -1."""
+    layer = model.experts0
+    load = layer.load
+
+    def by_map(param, loaded, key):
+        at = int(layer.expert_map[key[0]])
+        if at >= 0:
+            load(param, loaded, (at, key[1]))
+
+    layer.w13.weight_loader = layer.w2.weight_loader = by_map
+
+
 class VllmCases:
     """Cases for ``EightRanks``."""
 
-    def _run(self, quantization, reloads, fails=None, is_away=False, **parallel):
-        """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights. Before the
-        second, one in which this trainer fails, and one in which nobody answers the sender."""
-        with installed(reloads), self.worlds(4, 4) as (world, rank, address):
+    def _run(
+        self, quantization, reloads, fails=None, is_away=False, version="0.33", lies=False, moves=False, **parallel
+    ):
+        """Two rounds; the model of a worker, and a second one that its loader filled from the whole weights.
+
+        Before the second round, one in which this trainer fails; or one in which nobody answers the sender, and one
+        whose finish fails. No round gathers anything.
+        """
+        with installed(reloads, version), self.worlds(4, 4) as (world, rank, address):
             from torch_overlay.integrations import vllm as door
 
             door.register()
@@ -126,29 +169,52 @@ class VllmCases:
             model = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
             shapes = {name: shape for name, (shape, _) in model.checkpoint().items()}
             if world == 0:
-                source = Source(shapes)
-                kind = self._made("WeightTransferTrainerFactory")
-                info = door.trainer.TrainerInfo(rank=rank, address=address, trainers=4, workers=4, timeout=20)
+                source = held = Source(shapes) if not lies else AsTheyLie(shapes)
+                if lies:
+                    from torch_overlay.integrations.vllm.source import DTensorSource
+
+                    held = DTensorSource(source, names=lambda name: name.removeprefix("model."))
+                trainer = importlib.import_module("torch_overlay.integrations.vllm.trainer")
+                kind = trainer.TrainerEngine
+                if version != "0.24":
+                    self.assertIs(kind, self._made("WeightTransferTrainerFactory"))
+                info = trainer.TrainerInfo(rank=rank, address=address, trainers=4, workers=4, timeout=20)
                 client = Client(store, 4)
-                engine = kind.trainer_init(info, client=client, source=source)
+                engine = kind.trainer_init(info, client=client, source=held)
                 for number in range(ROUNDS):
                     source.round = number
                     if number and fails is not None:
                         self._check_a_failure(engine, source, rank == fails)
                     if number and is_away:
                         self._check_nobody_answers(engine, client)
-                    engine.send_weights()
+                        self._check_a_finish_that_fails(engine, client)
+                    with CommDebugMode() as comms:
+                        engine.send_weights()
+                    gathers = [op for op in comms.get_comm_counts() if "gather" in str(op)]
+                    self.assertTrue(moves or not gathers)  # planning anew gathers what ranks say
                 engine.shutdown()
                 return None
             ranks = types.SimpleNamespace(data_parallel_index=rank // 2, world_size=2, rank=rank % 2, **parallel)
             config = types.SimpleNamespace(
                 parallel_config=ranks, model_config=types.SimpleNamespace(quantization=quantization)
             )
-            engine = self._made("WeightTransferEngineFactory")(None, config, torch.device("cpu"), model)
-            errors = serve(engine, store, rank, 1 + 3 * ROUNDS + 2 * (fails is not None))
-            came = engine._whole, engine._found, errors
+            about = (ranks, model) if version == "0.24" else (config, torch.device("cpu"), model)
+            engine = self._made("WeightTransferEngineFactory")(None, *about)
+            if moves and rank == 0:
+                model.experts0.expert_map = torch.tensor([0, 1, 2])
+                place_experts(model)
+                starts = iter([[0, 1, 2], [1, 0, -1]])
+                engine.start_weight_update = lambda: model.experts0.expert_map.copy_(torch.tensor(next(starts)))
+            errors = serve(engine, store, rank, 1 + 3 * ROUNDS + 2 * (fails is not None) + 3 * is_away)
+            found = engine._found
+            came = {name: found.target()[name] for name in found.whole}, found, errors
             engine.shutdown()
             wanted = Model(SPARSE, 2, rank % 2).to(torch.bfloat16)
+            if moves and rank == 0:
+                wanted.experts0.expert_map = torch.tensor([1, 0, -1])
+                place_experts(wanted)
+                wanted.experts0.w2.data[2] = model.experts0.w2[2]  # expert 2 has gone, and nobody came to its place
+                wanted.experts0.w13.data[2] = model.experts0.w13[2]
             last = 100 * (ROUNDS - 1)
             wanted.load_weights([(name, values(shape, last + n)) for n, (name, shape) in enumerate(shapes.items())])
             return model, wanted, came
@@ -170,6 +236,15 @@ class VllmCases:
         self.assertLess(time.monotonic() - begun, 10)
         client.is_away = False
 
+    def _check_a_finish_that_fails(self, engine, client):
+        """The others would go on to the next round, and wait there for a sender that stopped."""
+        client.forgets = True
+        kind = ConnectionError if self.rank == 0 else RuntimeError
+        words = "" if self.rank == 0 else "rank 0 of the trainer, to finish it .* ConnectionError: the server went away"
+        with self.assertRaisesRegex(kind, words):
+            engine.send_weights()
+        client.forgets = False
+
     def _made(self, factory):
         import vllm.distributed.weight_transfer.factory as factories
 
@@ -184,6 +259,32 @@ class VllmCases:
             self.assertEqual((whole, found.whole, reloads), ({}, {}, []))
             for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
                 self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_experts_that_moved_on_one_worker_of_vllm_make_all_plan_anew(self):
+        """Before the second round, two change places and one goes. Weights would be written over other experts."""
+        done = self._run(None, [], moves=True)
+        if done is not None:
+            model, wanted, (_, found, _) = done
+            self.assertEqual(self.rank == 4, "0.down2" in found.skipped)
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def _check_as_they_lie(self, version):
+        done = self._run(None, [], version=version, lies=True)
+        if done is not None:
+            model, wanted, (whole, found, _) = done
+            self.assertEqual((whole, found.whole), ({}, {}))
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(torch.equal(got, want) and got.any(), name)
+
+    def test_strided_shards_go_to_vllm_as_they_lie(self):
+        self._check_as_they_lie("0.33")
+
+    def test_strided_shards_go_to_vllm_0_27(self):
+        self._check_as_they_lie("0.27")
+
+    def test_strided_shards_go_to_vllm_0_24(self):
+        self._check_as_they_lie("0.24")
 
     def test_a_quantized_model_of_vllm_gets_all_whole(self):
         reloads = []
@@ -233,7 +334,7 @@ class VllmCases:
             with self.assertRaisesRegex(ValueError, "rank from 0 to 1 and sends to workers; got rank 2 of 2 and 4"):
                 TrainerInfo(rank=2, address="tcp://localhost:1", trainers=2, workers=4)
             info = TrainerInfo(rank=0, address="tcp://localhost:1", trainers=1, workers=1)
-            with self.assertRaisesRegex(ValueError, "needs a WeightSource that has iter_local"):
+            with self.assertRaisesRegex(ValueError, "needs a source of what each rank holds"):
                 TrainerEngine.trainer_init(info, client=None)
             with self.assertRaisesRegex(ValueError, "'w' is of type 'float33', which is no type of torch's"):
                 InitInfo("tcp://localhost:1", 1, 1, 1.0, 1, [("w", "float33", (2,))]).metas

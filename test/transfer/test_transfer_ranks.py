@@ -6,6 +6,7 @@ from mesh_ranks import EightRanks
 from rank_background import BackgroundCases
 from rank_changes import ChangeCases
 from rank_gradients import GradientCases
+from rank_landings import LandingCases
 from rank_loads import LoadCases
 from rank_loops import LoopCases
 from rank_memory import MemoryCases
@@ -36,6 +37,7 @@ class TestTransferOnEightRanks(
     GroupCases,
     TreeCases,
     GradientCases,
+    LandingCases,
     LoadCases,
     LoopCases,
     MemoryCases,

@@ -3,88 +3,77 @@
 import contextlib
 import importlib
 import logging
+import re
 import types
+from unittest import mock
 
 import pytest
 import torch
 
 import forks
-from vllm_stand_in import SPARSE, Model, installed
+import torch_overlay
+from vllm_stand_in import SPARSE, Model, installed, update_to_26
 from way import needs_package
 
 pytestmark = needs_package
 SIDES = {"worker": "WeightTransferEngineFactory", "trainer": "WeightTransferTrainerFactory"}
-# What vLLM has from this version on: the factories in which the engine is registered, and the sides that can use it.
-VLLMS = {"0.33": (SIDES, SIDES), "0.27": (SIDES, ["worker"]), "0.20": (["worker"], []), None: ([], [])}
+# By version: the factories in which the engine is registered, whether a worker can use it, and what the log says.
+VLLMS = {
+    "0.33": (SIDES, True, None),
+    "0.27": (SIDES, True, None),
+    "0.24": (["worker"], True, "has no factory for trainers: call .*trainer.TrainerEngine.trainer_init"),
+    "0.20": (["worker"], False, "has no factory for trainers"),
+    None: ([], False, "a worker needs vLLM 0.24 or newer, and none is installed"),
+}
 
 
 @pytest.mark.parametrize("version", VLLMS)
 def test_the_plugin_breaks_no_vllm_and_says_which_one_it_needs(version, caplog):
     """vLLM calls it without a guard in each process, whether or not somebody asks for the engine."""
-    registered, usable = VLLMS[version]
+    registered, works, said = VLLMS[version]
     with installed([], version), caplog.at_level(logging.INFO, "torch_overlay"):
         from torch_overlay.integrations import vllm as door
 
         importlib.reload(door).register()
         door.register()
-        assert len(caplog.records) == (0 if len(registered) == 2 else 2)  # a line each time
-        for record in caplog.records:
-            assert "a trainer needs vLLM 0.33 or newer" in record.getMessage()
+        assert len(caplog.records) == (0 if said is None else 2)  # a line each time
+        assert all(re.search(said, record.getMessage()) for record in caplog.records)
         for side, factory in SIDES.items():
             if side in registered:
                 factories = importlib.import_module("vllm.distributed.weight_transfer.factory")
                 asked = getattr(factories, factory)._registry["torch_overlay"]
             else:
                 asked = lambda side=side: importlib.import_module(f"torch_overlay.integrations.vllm.{side}")
-            needs = f"can't be used here: a {side} needs vLLM 0.[23][37] or newer, and "
-            with contextlib.nullcontext() if side in usable else pytest.raises(ImportError, match=needs):
+            needs = "can't be used here: a worker needs vLLM 0.24 or newer, and "
+            fails = side == "worker" and not works
+            with pytest.raises(ImportError, match=needs) if fails else contextlib.nullcontext():
                 asked()
 
 
-def worker(model, **parallel):
+def worker(model, quant_config=None, **parallel):
     """A worker's engine, and what its init is told if no trainer comes."""
-    from torch_overlay.integrations.vllm.worker import InitInfo, WorkerEngine
+    from torch_overlay.integrations.vllm.worker import WorkerEngine
 
     ranks = types.SimpleNamespace(data_parallel_index=0, world_size=1, rank=0, **parallel)
-    config = types.SimpleNamespace(parallel_config=ranks, model_config=types.SimpleNamespace(quantization=None))
+    config = types.SimpleNamespace(
+        parallel_config=ranks, model_config=types.SimpleNamespace(quantization=None), quant_config=quant_config
+    )
+    return WorkerEngine(None, config, torch.device("cpu"), model), worker_info(model)
+
+
+def worker_info(model):
+    from torch_overlay.integrations.vllm.worker import InitInfo
+
     params = [(name, "float32", shape) for name, (shape, _) in model.checkpoint().items()]
-    at = f"tcp://127.0.0.1:{forks.free_port()}"
-    return WorkerEngine(None, config, torch.device("cpu"), model), InitInfo(at, 0, 1, 20.0, 1 << 20, params)
+    return InitInfo(f"tcp://127.0.0.1:{forks.free_port()}", 0, 1, 20.0, 1 << 20, params)
 
 
 def test_a_server_that_moves_experts_is_refused():
     """Landings are asked once: after a move they would be other experts'."""
     with installed([]):
         engine, info = worker(Model(SPARSE, 1, 0), enable_eplb=True)
-        with pytest.raises(ValueError, match="needs experts that stay on their workers, and this server has enable_e"):
+        with pytest.raises(ValueError, match=r"needs experts that stay on their workers, and this server has enable_e"):
             engine.init_transfer_engine(info)
-
-
-class Counts(Model):
-    """Refuses what is no part of it, and to be given less than all, as models with a draft head do."""
-
-    def load_weights(self, weights):
-        came = 0
-        for pair in weights:
-            super().load_weights([pair])
-            came += 1
-        if came < self.needs:
-            raise ValueError(f"{self.needs - came} tensors are missing")
-
-
-@pytest.mark.parametrize("lacks", [0, 1])
-def test_a_loader_that_counts_is_asked_with_all_names(lacks):
-    with installed([]):
-        model = Counts(SPARSE, 1, 0)
-        info = worker(model)[1]
-        model.needs = len(info.params) + lacks
-        from torch_overlay.integrations.vllm.landings import landings, refusal
-
-        metas = info.metas
-        found = landings(model.load_weights, model, metas)
-        assert not found.direct
-        refused = refusal(model.load_weights, model, metas, found)
-        assert (refused is None) == (not lacks) and not any(param.any() for param in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["0.rotary", "unknown"])
@@ -97,47 +86,175 @@ def test_a_name_that_the_loader_does_not_know_ends_init(name):
             engine.init_transfer_engine(info)
 
 
-def test_a_loader_that_looks_at_values_is_asked_in_a_round():
-    """Nothing can be said before: the probe has no values."""
-    with installed([]):
-        from torch_overlay.integrations.vllm.landings import Meta, landings, refusal
+class Scaled(torch.nn.Module):
+    """Two layers: what comes for the first is cut, and for the second computed with."""
 
-        model = Model(SPARSE, 1, 0)
-        for looks in (lambda w: bool(w.isnan().any()), lambda w: w.numpy(), lambda w: w.tolist(), lambda w: w[w > 0]):
+    def __init__(self):
+        super().__init__()
+        self.cut, self.scaled = (torch.nn.Linear(2, 2, bias=False) for _ in range(2))
 
-            def load(weights, looks=looks):
-                for _, weight in weights:
-                    looks(weight)
+    def checkpoint(self):
+        return dict.fromkeys(("cut", "scaled"), ((2, 2), False))
 
-            metas = [Meta("w", torch.float32, (2, 2))]
-            found = landings(load, model, metas)
-            assert set(found.whole) == {"w"} and refusal(load, model, metas, found) is None
+    def load_weights(self, weights):
+        for name, weight in weights:
+            self.loads.append(name)
+            if self.fails == "load":
+                raise RuntimeError("load")
+            getattr(self, name).weight.data.copy_(weight * 2 if name == "scaled" else weight)
+
+    loads: list = []
+    fails = None
+
+
+def planned(engine, info):
+    """An engine whose rounds are run by hand: what a transfer writes, and what it does besides."""
+    done = []
+
+    class Transfer:
+        left_out = {"source": (), "target": ()}
+
+        def __init__(self, source, target, **_):
+            done.append("plan")
+            self.target = target
+
+        def run(self):
+            done.append("run")
+            for value, (_, tensor) in enumerate(sorted(self.target.items()), 1):
+                for local in [p._local_tensor for p in tensor] if isinstance(tensor, tuple) else [tensor]:
+                    local.fill_(value)
+
+        def bind(self, target):
+            done.append("bind")
+            self.target = target
+
+        def refuse(self, why):
+            done.append(f"refuse: {why}")
+
+        close = lambda self: done.append("close")
+
+    engine._metas, engine._budget = info.metas, 1
+    with mock.patch.object(torch_overlay, "Transfer", Transfer):
+        engine._record()
+        engine._plan()
+        yield done
+
+
+by_hand = contextlib.contextmanager(planned)
 
 
 @pytest.mark.parametrize("fails", ["run", "load", None])
-def test_a_round_that_fails_leaves_no_reload_open(fails):
-    """vLLM's reload has the model on meta until it is finished: the server would have no weights."""
+def test_a_round_reloads_what_comes_whole_and_leaves_no_reload_open(fails):
+    """vLLM's reload has these modules on meta until it is finished: the server would have no weights."""
     reloads = []
     with installed(reloads):
-        model = Model(SPARSE, 1, 0)
-        engine = worker(model)[0]
-
-        def run():
-            reloads.append("run")
+        model = Scaled()
+        engine, info = worker(model)
+        with by_hand(engine, info) as done:
             if fails == "run":
-                raise RuntimeError("run")
-
-        def load(weights):
-            reloads.append("load")
-            if fails == "load":
-                raise RuntimeError("load")
-
-        engine._transfer, engine._whole = types.SimpleNamespace(run=run, close=lambda: None), {"w": torch.zeros(1)}
-        model.load_weights = load
-        for _ in range(2):
-            engine.start_weight_update()
-            with contextlib.nullcontext() if fails is None else pytest.raises(RuntimeError, match=fails):
-                engine.receive_weights(engine.update_info_cls())
-            if fails is None:
+                engine._transfer.run = mock.Mock(side_effect=RuntimeError("run"))
+            model.fails, model.loads = fails, []
+            for _ in range(2):
+                engine.start_weight_update()
+                with contextlib.nullcontext() if fails is None else pytest.raises(RuntimeError, match=fails):
+                    engine.receive_weights(engine.update_info_cls())
                 engine.finish_weight_update()
-        assert reloads == (["run"] if fails == "run" else ["run", "begun", "load", "done"]) * 2
+            assert reloads == ([] if fails == "run" else ["begun", "done"] * 2)
+            assert model.loads == ([] if fails == "run" else ["scaled"] * 2)
+            assert [*engine._reloaded().modules()] == [model.scaled]
+            if fails is None:
+                assert done == ["plan", "run", "run"]
+                assert (model.cut.weight == 1).all() and (model.scaled.weight == 4).all()
+
+
+def test_memory_that_moved_is_bound_anew_and_boxes_that_changed_are_planned_anew():
+    """Written where they were, weights would be lost, or be other experts'."""
+    with installed([]):
+        model = Model(SPARSE, 1, 0)
+        engine, info = worker(model)
+        with by_hand(engine, info) as done:
+            engine.receive_weights(engine.update_info_cls())
+            model.embed.weight.data = torch.zeros_like(model.embed.weight)
+            engine.receive_weights(engine.update_info_cls())
+            assert done == ["plan", "run", "bind", "run"] and model.embed.weight.any()
+            del done[:]
+            model.experts0.expert_map = torch.tensor([2, 1, 0])
+            load = model.experts0.load
+            turned = lambda param, w, key: load(param, w, (int(model.experts0.expert_map[key[0]]), key[1]))
+            model.experts0.w13.weight_loader = model.experts0.w2.weight_loader = turned
+            engine.receive_weights(engine.update_info_cls())
+            assert done == ["bind", "run"]  # the same boxes of other tensors' memory
+            names = sorted(engine._found.target())
+            for expert in range(3):
+                value = names.index(f"0.down{expert}") + 1
+                assert (model.experts0.w2[2 - expert] == value).all()
+            del done[:]
+            model.experts0.expert_map[0] = -1
+            gone = lambda param, w, key: turned(param, w, key) if model.experts0.expert_map[key[0]] >= 0 else None
+            model.experts0.w13.weight_loader = model.experts0.w2.weight_loader = gone
+            engine.receive_weights(engine.update_info_cls())
+            moved = "refuse: its landings have changed: what they depend on has changed"
+            assert done == [moved, "close", "plan", "run"]
+
+
+def test_an_update_of_vllm_0_24_in_the_checkpoints_format_is_refused_and_the_model_put_back():
+    """There the whole model is on meta, and stays there after a failure."""
+    reloads = []
+    with installed(reloads, "0.24"):
+        from torch_overlay.integrations.vllm.worker import WorkerEngine
+
+        model = Scaled()
+        info = worker_info(model)
+        engine = WorkerEngine(None, types.SimpleNamespace(data_parallel_index=0, world_size=1, rank=0), model)
+        with by_hand(engine, info) as done:
+            words = r"with start_weight_update\(is_checkpoint_format=False\)"
+            with pytest.raises(ValueError, match=words):
+                update_to_26(engine, True)
+            assert reloads == ["begun", "done"] and re.search(f"^refuse: .*{words}", done.pop())
+            update_to_26(engine, False)
+            assert reloads[2:] == ["begun", "done"] and done == ["plan", "run"]
+            assert (model.cut.weight == 1).all() and (model.scaled.weight == 4).all()
+        with pytest.raises(NotImplementedError, match=r"sends by torch_overlay.*TrainerEngine"):
+            WorkerEngine.trainer_send_weights(iter(()), {})
+
+
+@pytest.mark.parametrize("sends", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("scale", ["", "w_scale_inv"])
+def test_an_fp8_checkpoint_gets_no_weights_without_scales(sends, scale):
+    """The loader would cast them, and go on with the scales of other weights."""
+    with installed([]):
+        engine, info = worker(Scaled(), quant_config=types.SimpleNamespace(is_checkpoint_fp8_serialized=True))
+        info.params = [("w", sends, (2, 2))] + ([(scale, "float32", (1,))] if scale else [])
+        engine._metas = info.metas
+        fits = sends != "bfloat16" and scale
+        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match=r"with their scales.* 'w' without"):
+            engine._check_scales()
+
+
+def test_what_comes_whole_and_what_nothing_reaches_is_told_to_vllms_log(caplog):
+    with installed([]), caplog.at_level(logging.INFO, "vllm"):
+        model = Scaled()
+        model.lost, model.more = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+        engine, info = worker(model)
+        model.loads = []
+        engine._metas = info.metas
+        engine._record()
+        line, lost = caplog.records
+        assert (line.name, line.levelname) == ("vllm.torch_overlay", "INFO")  # as much is direct as whole
+        assert "1 of 2 tensors (16 bytes) go straight" in line.getMessage()
+        assert lost.levelname == "WARNING" and "reaches 2 parameters: lost, more" in lost.getMessage()
+        model.checkpoint = lambda: {"scaled": ((2, 2), False)}
+        engine._metas = worker_info(model).metas
+        engine._record()
+        assert caplog.records[2].levelname == "WARNING"
+
+
+def test_a_cpu_platform_that_packs_is_not_trusted():
+    with installed([]):
+        from torch_overlay.integrations.vllm.worker import lays_out_anew
+
+        module = torch.nn.Linear(2, 2)
+        module.quant_method = type("UnquantizedLinearMethod", (), {})()
+        assert not lays_out_anew(module)
+        module.cpu_linear = torch.nn.functional.linear
+        assert lays_out_anew(module)

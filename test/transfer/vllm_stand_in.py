@@ -26,6 +26,31 @@ class Base:
         self.receive_weights(self.update_info_cls(**info))
 
 
+class BaseTo26:
+    """Of 0.24: the worker begins and ends the reload, around what it calls here."""
+
+    def __init__(self, config, parallel_config, model):
+        self.config, self.parallel_config, self.model = config, parallel_config, model
+
+    __class_getitem__ = classmethod(lambda cls, _: cls)
+
+
+def update_to_26(engine, is_checkpoint_format):
+    """What a worker of 0.24 does in a round, as the client began it."""
+    reload = sys.modules["vllm.model_executor.model_loader.reload"]
+    if is_checkpoint_format:
+        reload.initialize_layerwise_reload(engine.model)
+    load = engine.model.load_weights if is_checkpoint_format else lambda weights: None
+    engine.receive_weights(engine.update_info_cls(), load_weights=load)  # if it raises, the reload stays open
+    if is_checkpoint_format:
+        reload.finalize_layerwise_reload(engine.model, None)
+
+
+class BaseTo20(BaseTo26):
+    def __init__(self, config, parallel_config):
+        pass
+
+
 class TrainerBase:
     def __init__(self, *, client, source=None, is_sender=True, rank=0):
         self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
@@ -100,8 +125,9 @@ def installed(reloads, version="0.33"):
     factories = {"WeightTransferEngineFactory": Factory(), "WeightTransferTrainerFactory": Factory()}
     if version == "0.27":  # to 0.32: a source says nothing of shards
         base = {name: kind for name, kind in base.items() if name not in ("Shard", "Replicate", "ParamMeta")}
-    if version == "0.20":  # to 0.24: the trainer calls a static method of the worker's class
+    if version in ("0.20", "0.24"):  # the trainer calls a static method of the worker's class
         base = {name: kind for name, kind in base.items() if name.startswith("Weight")}
+        base["WeightTransferEngine"] = BaseTo20 if version == "0.20" else BaseTo26
         del factories["WeightTransferTrainerFactory"]
     reload = {
         "initialize_layerwise_reload": lambda model: reloads.append("begun"),

@@ -5,6 +5,7 @@ which mypy reports here.
 """
 
 from torch.distributed.tensor import DTensor
+from torch.nn import Module
 
 import torch_overlay
 from torch_overlay.choices import Choices
@@ -12,6 +13,7 @@ from torch_overlay.parallel_dims import ParallelDims
 from torch_overlay.report import Status
 from torch_overlay.show.drawing import Drawing
 from torch_overlay.show.explanation import Explanation
+from torch_overlay.transfers.landings import Landings
 from torch_overlay.typing import Options, OverlayMesh, overlaid
 
 
@@ -27,6 +29,8 @@ def right(tensor: DTensor, mesh: OverlayMesh) -> None:
     other: OverlayMesh = overlaid(mesh).permute(("tp", "dp"))["tp"].flatten("all").unflatten("all", (2,), ("tp",))
     dims: ParallelDims = torch_overlay.parallel_dims.ParallelDims(tp=2)
     torch_overlay.prepare(other)
+    found: Landings = torch_overlay.landings(print, Module(), {"w": tensor}, depends_on=[1])
+    print(found.stale(), found.target(), found.as_data()["direct"])
     torch_overlay.disable(force=True)
     print(status, chosen_now.flatten, explanation.plan.collectives, drawing, dims.tp)
 
@@ -37,6 +41,7 @@ def wrong(tensor: DTensor, mesh: OverlayMesh) -> None:
     torch_overlay.enable(share_groups=True)  # type: ignore[arg-type]
     torch_overlay.enabled(check_mesh="maybe")  # type: ignore[arg-type]
     torch_overlay.private_groups(mesh)  # type: ignore[call-arg]
+    torch_overlay.landings(Module(), {"w": tensor})  # type: ignore[call-arg]
     torch_overlay.explain()  # type: ignore[call-overload]
     torch_overlay.explain(1, 3)  # type: ignore[call-overload]
     torch_overlay.draw(mesh, file="mesh.png")  # type: ignore[call-arg]

@@ -175,7 +175,7 @@ def a_worker_of_vllm(mesh: Any, rank: int) -> str | None:
         config = types.SimpleNamespace(parallel_config=parallel, model_config=types.SimpleNamespace(quantization=None))
         worker = WorkerEngine(None, config, device, model)
         serve(worker, calls, rank % 2, 4)
-        came_whole = [*worker._whole]
+        came_whole = [*worker._found.whole]
         worker.shutdown()
     wanted.load_weights(wholes.items())
     wrong = [

@@ -1,21 +1,24 @@
 """vLLM's door: the weight transfer engine `torch_overlay`, for vLLM's workers and for trainers.
 
 vLLM calls `register` in each of its processes, by the entry point `vllm.general_plugins`; a trainer calls it once.
+`worker` is the server's side, `trainer` the other one, and `source` says which weights a trainer sends.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import logging
 
 BACKEND = "torch_overlay"
+MOVED = "its landings have changed"  # a worker's word for: plan the transfer anew, and send again
 logger = logging.getLogger("torch_overlay")
 
 _BASE = "vllm.distributed.weight_transfer.base"
-# By side: the oldest vLLM whose base classes ours derive from, and a name in `_BASE` that older ones lack. 0.27 brought
-# the start and the finish of an update with the trainer's class; 0.33 says how a source is cut.
-_NEEDS = {"worker": ("0.27", "TrainerWeightTransferEngine"), "trainer": ("0.33", "Shard")}
+# The oldest vLLM that gives a worker's engine its model. In 0.24 the worker itself begins and ends vLLM's reload; since
+# 0.27 the engine does, and a trainer's engine has a base class and a factory. A trainer of ours needs neither.
+OLDEST = "0.24"
 
 
 def register() -> None:
@@ -25,33 +28,41 @@ def register() -> None:
     it has no factory for trainers, and an ImportError here ended each of its processes. What is registered is imported
     when somebody asks for it by name, and says then which vLLM it needs.
     """
-    factories, lacking = _imported("vllm.distributed.weight_transfer.factory")[0], []
+    factories = _imported("vllm.distributed.weight_transfer.factory")[0]
     for factory, side, name in (
         ("WeightTransferEngineFactory", "worker", "WorkerEngine"),
         ("WeightTransferTrainerFactory", "trainer", "TrainerEngine"),
     ):
         registry = getattr(factories, factory, None)
-        if registry is None:
-            lacking.append(side)
-        elif BACKEND not in registry._registry:
-            registry.register_engine(BACKEND, f"{__name__}.{side}", name)
-    if lacking:
-        logger.info("the engine %r is not registered for every side: %s", BACKEND, _need(*lacking))
+        if registry is not None:
+            if BACKEND not in registry._registry:
+                registry.register_engine(BACKEND, f"{__name__}.{side}", name)
+        elif side == "worker":
+            logger.info("the engine %r is not registered: %s", BACKEND, _need())
+        elif factories is not None:
+            logger.info("this vLLM has no factory for trainers: call %s.trainer.TrainerEngine.trainer_init", __name__)
 
 
-def require(side: str) -> None:
-    """ImportError if the vLLM that is installed can't have this side's engine; says which one can."""
+def require_worker() -> None:
+    """ImportError if the vLLM that is installed can't have a worker's engine; says which one can."""
     base, error = _imported(_BASE)
-    if not hasattr(base, _NEEDS[side][1]):
-        raise ImportError(f"The engine {BACKEND!r} can't be used here: {_need(side)}.") from error
+    engine = getattr(base, "WeightTransferEngine", None)
+    if engine is None or "model" not in inspect.signature(engine.__init__).parameters:
+        raise ImportError(f"The engine {BACKEND!r} can't be used here: {_need()}.") from error
 
 
-def _need(*sides: str) -> str:
-    needs = " and ".join(f"a {side} needs vLLM {_NEEDS[side][0]} or newer" for side in sides)
+def base_class(name: str) -> type:
+    """A base class of vLLM's, or object where this vLLM, or no vLLM, has it."""
+    found: type = getattr(_imported(_BASE)[0], name, object)
+    return found
+
+
+def _need() -> str:
+    need = f"a worker needs vLLM {OLDEST} or newer"
     try:
-        return f"{needs}, and {importlib.metadata.version('vllm')} is installed"
+        return f"{need}, and {importlib.metadata.version('vllm')} is installed"
     except importlib.metadata.PackageNotFoundError:
-        return f"{needs}, and none is installed"
+        return f"{need}, and none is installed"
 
 
 def _imported(name: str) -> tuple[object, ImportError | None]:

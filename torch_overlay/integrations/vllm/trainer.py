@@ -1,9 +1,9 @@
-"""The trainer's side: each rank sends its own pieces, as `WeightSource.iter_local` gives them."""
+"""The trainer's side: each rank sends what it holds of each tensor. Needs no vLLM on the trainer."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch_overlay
@@ -11,15 +11,7 @@ from torch_overlay.distributed.tensor._planner.regions import Regions
 from torch_overlay.transfer import BUDGET
 from torch_overlay.transfers._planner.sides import Ranks
 
-from . import BACKEND, require
-
-require("trainer")  # before vLLM's names, of which an older one has only some
-
-from vllm.distributed.weight_transfer.base import (  # noqa: E402
-    Shard,
-    TrainerInitInfo,
-    TrainerWeightTransferEngine,
-)
+from . import BACKEND, MOVED, base_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class TrainerInfo(TrainerInitInfo):
+class TrainerInfo(base_class("TrainerInitInfo")):  # type: ignore[misc]
     """What a trainer's rank says of itself and of the others.
 
     Attributes:
@@ -42,6 +34,7 @@ class TrainerInfo(TrainerInitInfo):
 
     backend: ClassVar[str] = BACKEND
 
+    rank: int = field(kw_only=True)
     address: str
     trainers: int
     workers: int
@@ -55,30 +48,51 @@ class TrainerInfo(TrainerInitInfo):
                 f"{self.trainers} and {self.workers} workers."
             )
 
+    @property
+    def is_sender(self) -> bool:
+        """Whether this rank calls the servers."""
+        return self.rank == 0
 
-class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
-    """Sends each round's weights, each element once to each worker that lacks it."""
+
+class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[misc]
+    """Sends each round's weights, each element once to each worker that lacks it.
+
+    vLLM 0.27 and newer makes it by its `WeightTransferTrainerFactory`; with an older one, or without vLLM, call
+    `trainer_init` itself.
+    """
 
     init_info_cls = TrainerInfo
 
     def __init__(self, *, client: Any, source: Any, is_sender: bool, rank: int) -> None:
-        super().__init__(client=client, source=source, is_sender=is_sender, rank=rank)
+        # Not by the base class, whose arguments differ from release to release.
+        self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
-        self._trainers = 1
+        self._trainers, self._budget = 1, BUDGET
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
         """Meet the workers and plan; called on each trainer's rank.
 
+        Args:
+            client: has `init_weight_transfer_engine`, `start_weight_update`, `update_weights` and
+                `finish_weight_update`, as vLLM's clients since 0.27. For a server of 0.24 its `start_weight_update`
+                passes ``is_checkpoint_format=False``. Only the sender, rank 0, calls it.
+            source: a `DTensorSource`, or a `WeightSource` of vLLM 0.33 that has `iter_local`.
+
         Raises:
-            ValueError: there is no source, or it has no `iter_local`.
+            ValueError: there is no source, or one of whole tensors only.
             RuntimeError: somebody didn't come within the timeout; says who. Or what the workers raised.
         """
-        if source is None or not source.implements_iter_local():
-            raise ValueError("The engine 'torch_overlay' needs a WeightSource that has iter_local.")
+        if not hasattr(source, "tensors") and not (
+            hasattr(source, "implements_iter_local") and source.implements_iter_local()
+        ):
+            raise ValueError(
+                "The engine 'torch_overlay' needs a source of what each rank holds: torch_overlay's DTensorSource, or "
+                "a WeightSource that has iter_local, which vLLM's have from 0.33 on."
+            )
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
-        engine._trainers = init_info.trainers
+        engine._trainers, engine._budget = init_info.trainers, init_info.budget
         params = [(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape)) for meta in source.metadata]
         said = {"address": init_info.address, "trainers": init_info.trainers, "workers": init_info.workers}
         said |= {"timeout": init_info.timeout, "budget": init_info.budget, "params": params}
@@ -88,17 +102,18 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
             engine._place = torch_overlay.meet(
                 init_info.address, rank=init_info.rank, world_size=size, timeout=init_info.timeout
             )
-            pieces = engine._pieces()
-            engine._transfer = torch_overlay.Transfer(
-                pieces, None, group=engine._place, budget=init_info.budget, strict=False
-            )
+            engine._transfer = engine._planned()
 
         try:
-            engine._beside(lambda: client.init_weight_transfer_engine(said), join)
+            failed, told = engine._beside(lambda: client.init_weight_transfer_engine(said), join)
+            engine._raise(failed, told)
         except BaseException:
             engine.shutdown()
             raise
         return engine
+
+    def _planned(self) -> torch_overlay.Transfer:
+        return torch_overlay.Transfer(self._weights(), None, group=self._place, budget=self._budget, strict=False)
 
     def send_weights(self) -> None:
         """One round: the source's weights of now, into all workers. Called on each trainer's rank.
@@ -106,47 +121,60 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
         Raises:
             ValueError: on all trainers and workers, before anything is sent: another trainer's source failed; says
                 whose and how. On the one that failed, its own error. The next round is as any.
-            RuntimeError: a rank didn't come within the timeout, or the engine was shut down. Or, on all trainers before
-                anything is sent, the servers didn't let the sender start; on the sender, its client's error.
+            RuntimeError: a rank didn't come within the timeout, or the engine was shut down. Or, on all trainers, the
+                servers failed to start the round, to load what came, or to finish; on the sender, its client's error.
         """
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' was shut down.")
-        transfer = self._transfer
-        self._start()
+        started = self._attempt(self.client.start_weight_update) if self.is_sender else None
+        self._tell(started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again.")
+        failed, told = self._beside(lambda: self.client.update_weights({}), self._send)
+        if failed is not None:
+            self._raise(failed, told)  # on all trainers: none of them waits in what follows
+        if told is None and self.is_sender:
+            told = self._attempt(self.client.finish_weight_update)
+        self._tell(told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all.")
 
-        def send() -> None:
-            try:
-                transfer.bind(source=self._pieces())
-            except Exception as error:
-                transfer.refuse(f"{type(error).__name__}: {error}")
-                raise
-            except BaseException:  # interrupted
-                self.shutdown()
-                raise
+    def _send(self) -> None:
+        transfer: Any = self._transfer
+        try:
+            transfer.bind(source=self._weights())
+        except Exception as error:
+            transfer.refuse(f"{type(error).__name__}: {error}")
+            raise
+        except BaseException:  # interrupted
+            self.shutdown()
+            raise
+        try:
             transfer.run()
+        except ValueError as error:
+            if MOVED not in str(error):
+                raise
+            # Experts moved, say: all ranks plan anew, the trainers what they have, and go on with this round.
+            transfer.close()
+            self._transfer = self._planned()
+            self._transfer.run()
 
-        self._beside(lambda: self.client.update_weights({}), send)
-        if self.is_sender:
-            self.client.finish_weight_update()
+    @staticmethod
+    def _attempt(call: Callable[[], object]) -> Exception | None:
+        try:
+            call()
+        except Exception as error:
+            return error
+        return None
 
-    def _start(self) -> None:
-        """Begin a round at the workers, which the sender alone calls: what it is told there, the other trainers hear of
-        it. They would wait in the transfer for workers that nobody has called."""
-        failed: Exception | None = None
-        if self.is_sender:
-            try:
-                self.client.start_weight_update()
-            except Exception as error:
-                failed = error
+    def _tell(self, failed: Exception | None, what: str, then: str) -> None:
+        """Raise what the sender's servers raised; the other trainers hear of it. They would wait in the transfer, or in
+        the next round, for workers that nobody has called."""
         if self._trainers > 1:
-            what, hint = "A round of weights", "Each rank of the trainer calls send_weights in each round."
-            meeting = self._place.meeting(what, range(self._trainers), hint)  # type: ignore[union-attr]
+            hint = "Each rank of the trainer calls send_weights in each round."
+            meeting = self._place.meeting("A round of weights", range(self._trainers), hint)  # type: ignore[union-attr]
             said = meeting.say("" if failed is None else f"{type(failed).__name__}: {failed}")
             why = next(filter(None, said.values()), "")
             if why and failed is None:
                 raise RuntimeError(
-                    "A round of weights needs the sender, rank 0 of the trainer, to start it at vLLM's servers, and "
-                    f"they failed it: {why.removesuffix('.')}. Nothing was sent; see to the servers, and send again."
+                    f"A round of weights needs the sender, rank 0 of the trainer, to {what}, and they failed it: "
+                    f"{why.removesuffix('.')}. {then}"
                 )
         if failed is not None:
             raise failed
@@ -159,33 +187,40 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
             if each is not None:
                 each.close()
 
-    def _beside(self, call: Callable[[], object], work: Callable[[], None]) -> None:
-        """Work while the workers do what the sender calls for; what they raise is the reason for what fails here."""
+    def _beside(
+        self, call: Callable[[], object], work: Callable[[], None]
+    ) -> tuple[Exception | None, Exception | None]:
+        """Work while the workers do what the sender calls for; the errors of both."""
         if not self.is_sender:
-            work()
-            return
-        failed: Exception | None = None
+            return self._attempt(work), None
         with ThreadPoolExecutor(1, "torch_overlay vllm") as pool:
             called: Future[object] = pool.submit(call)
-            try:
-                work()
-            except Exception as error:
-                failed = error
-        if failed is not None and called.exception() is None:
-            raise failed
-        if failed is not None:
-            raise called.exception() from failed  # type: ignore[misc]
-        called.result()
+            failed = self._attempt(work)
+            told = called.exception()
+        if told is not None and not isinstance(told, Exception):
+            raise told
+        return failed, told
 
-    def _pieces(self) -> dict[str, Any]:
-        metas = {meta.name: meta for meta in self.source.metadata}  # type: ignore[union-attr]
-        return {name: self._piece(metas[name], tensor) for name, tensor in self.source.iter_local()}  # type: ignore[union-attr]
+    @staticmethod
+    def _raise(failed: Exception | None, told: Exception | None) -> None:
+        """What the workers raise is the reason for what fails here."""
+        if told is not None:
+            raise told from failed
+        if failed is not None:
+            raise failed
+
+    def _weights(self) -> dict[str, Any]:
+        """What this rank sends: its DTensors as they are, or pieces of what vLLM's source describes."""
+        if hasattr(self.source, "tensors"):
+            return dict(self.source.tensors())
+        metas = {meta.name: meta for meta in self.source.metadata}
+        return {name: self._piece(metas[name], tensor) for name, tensor in self.source.iter_local()}
 
     def _piece(self, meta: Any, tensor: Any) -> Any:
         """What this rank has of a tensor: its owners' mesh cuts it as torch.chunk does."""
         start = (0,) * len(meta.shape)
         if meta.placements is not None:
-            dims = [placement.dim if isinstance(placement, Shard) else None for placement in meta.placements]
+            dims = [getattr(placement, "dim", None) for placement in meta.placements]  # vLLM's Replicate has none
             regions = Regions.of(dims, [None] * len(dims), meta.shape, meta.mesh_shape)
             coordinate = Ranks.of(meta.owners, meta.mesh_shape).coordinate(self.rank)
             start = regions.box(coordinate).start  # type: ignore[arg-type]

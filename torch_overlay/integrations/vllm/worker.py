@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
-import math
+import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import torch_overlay
+from torch_overlay.transfers.landings import Landings, Meta, all_whole, find_landings, storage_of, storages
 from torch_overlay.transfers.meeting import refuse_transfer
 
-from . import require
-from .landings import Landings, Meta, beside, keys, landings, refusal
+from . import MOVED, require_worker
 
-require("worker")  # before vLLM's names, of which an older one has only some
+require_worker()  # before vLLM's names, of which an older one has only some
 
 from vllm.distributed.weight_transfer.base import (  # noqa: E402
     WeightTransferEngine,
@@ -24,11 +26,11 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch_overlay.transfers.meeting import Place
 
-logger = logging.getLogger("torch_overlay")
+logger = logging.getLogger("vllm.torch_overlay")  # vLLM shows what goes to loggers below its own
 
 
 @dataclass
@@ -72,20 +74,24 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     What the loader only cuts is written where it belongs, each worker getting its own part. What it calculates with,
     and all of a model that is quantized or has layers whose weights vLLM lays out anew after loading, comes whole and
-    goes through `load_weights`.
+    goes through `load_weights`, within vLLM's reload of the modules that it goes to.
     """
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
 
-    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
-        super().__init__(config, vllm_config, device, model)
+    def __init__(self, config: Any, *about: Any) -> None:
+        super().__init__(config, *about)
+        self._is_old = len(about) == 2  # to 0.26: (parallel_config, model), and the worker begins and ends reloads
+        if self._is_old:
+            first = next(self.model.parameters())
+            self.device, self.model_config = first.device, types.SimpleNamespace(dtype=first.dtype)
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
-        self._found = Landings({}, {})
-        self._whole: dict[str, torch.Tensor] = {}
-        self._reloads = False  # vLLM's reload has begun, and parameters are on meta
+        self._found: Landings | None = None
+        self._metas: list[Meta] = []
+        self._budget = 0
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet the trainers and plan; called once on each worker, while the trainers' engines are made."""
@@ -100,7 +106,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _join(self, init_info: InitInfo) -> None:
         problem: Exception | None = None
         try:
-            metas = self._prepare(init_info)
+            self._metas, self._budget = init_info.metas, init_info.budget
+            self._record()
         except Exception as error:
             problem = error
         size = init_info.trainers + init_info.workers
@@ -113,109 +120,208 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         finally:
             if problem is not None:
                 raise problem
-        shapes = {meta.name: meta.shape for meta in metas}
-        target: dict[str, Any] = dict(self._whole)
-        for name, boxes in self._found.direct.items():
-            target[name] = tuple([torch_overlay.piece(view, shapes[name], start) for start, view in boxes])
-        self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=init_info.budget, strict=False)
+        self._plan()
 
-    def _prepare(self, init_info: InitInfo) -> list[Meta]:
-        """Ask the loader where the trainer's tensors land, and make room for those that come whole."""
+    def _record(self) -> None:
+        """Ask the loader where the trainer's tensors land."""
         self._check_experts_stay()
-        metas = init_info.metas
-        self._found = self._landings(metas)
-        self._whole = {
-            meta.name: torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
-            for meta in metas
-            if meta.name in self._found.whole
-        }
-        self._say(metas)
-        return metas
+        self._check_scales()
+        with torch.device(self.device):
+            self._found = self._landings()
+        self._say()
+
+    def _plan(self) -> None:
+        target = self._found.target()  # type: ignore[union-attr]
+        self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=self._budget, strict=False)
+        unknown = self._transfer.left_out["source"]
+        if unknown:
+            logger.warning("no worker takes %d of the trainer's tensors: %s", len(unknown), ", ".join(unknown[:5]))
 
     def _check_experts_stay(self) -> None:
-        """ValueError if vLLM moves experts between workers: where weights land is asked once, and after a move they
-        would be written over other experts."""
+        """ValueError if vLLM moves experts between workers: its own loader goes by where they were at first, so that
+        weights would be written over other experts."""
         if getattr(self.parallel_config, "enable_eplb", False):
             raise ValueError(
                 "The engine 'torch_overlay' needs experts that stay on their workers, and this server has enable_eplb, "
                 "which moves them. Start it without, or take another weight transfer backend."
             )
 
-    def _landings(self, metas: list[Meta]) -> Landings:
-        if getattr(self.model_config, "quantization", None) is not None:
-            return Landings({}, {meta.name: "the model is quantized" for meta in metas})
-        found = landings(self.model.load_weights, self.model, metas)  # type: ignore[operator, arg-type]
-        anew = [keys(module) for module in self.model.modules() if lays_out_anew(module)]
-        refused = refusal(self.model.load_weights, self.model, metas, found)  # type: ignore[operator, arg-type]
-        if refused is not None and anew:
-            # Of a layer in another layout than its loader's nobody knows: vLLM's reload gives it the loader's again.
-            logger.warning("the model's load_weights %s; it is asked again in each round", refused)
-        elif refused is not None:
+    def _check_scales(self) -> None:
+        """ValueError if the server has an fp8 checkpoint and the trainer sends weights without scales: the loader would
+        cast them, and keep the scales of other weights."""
+        config = getattr(getattr(self, "vllm_config", None), "quant_config", None)
+        if not getattr(config, "is_checkpoint_fp8_serialized", False):
+            return
+        names = {meta.name for meta in self._metas}
+        fp8 = [meta.name for meta in self._metas if str(meta.dtype).startswith("torch.float8")]
+        scaled = [name for name in fp8 if names & {f"{name}_scale", f"{name}_scale_inv"}]
+        if not fp8 or len(scaled) < len(fp8):
+            lacks = next((name for name in fp8 if name not in scaled), self._metas[0].name)
             raise ValueError(
-                f"The engine 'torch_overlay' needs a model whose load_weights takes all {len(metas)} tensors of the "
-                f"trainer, and that of {type(self.model).__name__} {refused}. Leave out of the trainer's source what "
-                "this model doesn't have, or give it the name that it has in a checkpoint."
+                "The engine 'torch_overlay' needs the weights of an fp8 checkpoint with their scales, as this server "
+                f"has one, and the trainer sends {lacks!r} without. Send both, or start the server from a checkpoint "
+                "in the trainer's type, with quantization='fp8' to have vLLM quantize it."
             )
-        written = set().union(*anew)
-        written |= found.without(written, "vLLM makes something of it after loading")
-        params = (*self.model.parameters(), *self.model.buffers())
-        away = {tensor.untyped_storage()._cdata for tensor in params if tensor.device.type != self.device.type}
-        written |= found.without(away, f"it belongs to another device than {self.device}")
-        beside(found, self.model, written)
+
+    def _landings(self) -> Landings:
+        if getattr(self.model_config, "quantization", None) is not None:
+            return all_whole(self._load, self.model, self._metas, "the model is quantized")
+        anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
+        unreliable = dict.fromkeys(anew, "vLLM makes something of it after loading")
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.device.type != torch.device(self.device).type:
+                unreliable[storage_of(tensor)] = f"it belongs to another device than {self.device}"
+
+        def refused(why: str) -> None:
+            # Of a layer in another layout than its loader's nobody knows: vLLM's reload gives it the loader's again.
+            if not anew:
+                raise ValueError(
+                    f"The engine 'torch_overlay' needs a model whose load_weights takes all {len(self._metas)} tensors "
+                    f"of the trainer, and that of {type(self.model).__name__} {why}. Leave out of the trainer's source "
+                    "what this model doesn't have, or give it the name that it has in a checkpoint (names=)."
+                )
+            logger.warning("the model's load_weights %s; it is asked again in each round", why)
+
+        return find_landings(
+            self._load, self.model, self._metas, self._expert_maps, unreliable=unreliable, when_refused=refused
+        )
+
+    def _expert_maps(self) -> dict[str, list[int]]:
+        """By module, which of all experts lie at which place here. Elastic expert parallelism changes them."""
+        found = {}
+        for name, module in self.model.named_modules():
+            for key in ("expert_map", "_expert_map"):
+                its = getattr(module, key, None)
+                if isinstance(its, torch.Tensor):
+                    found[name] = its.tolist()
         return found
 
-    def _say(self, metas: list[Meta]) -> None:
-        size = {meta.name: math.prod(meta.shape) * meta.dtype.itemsize for meta in metas}
-        whole = sum([size[name] for name in self._found.whole])
-        direct = sum([view.nbytes for boxes in self._found.direct.values() for _, view in boxes])
-        logger.info(
-            "%d of %d tensors (%d bytes) go straight into this worker's model; %d (%d bytes) come whole",
-            *(len(self._found.direct), len(metas), direct, len(self._found.whole), whole),
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        with _all_may_not_come():
+            return self.model.load_weights(weights)
+
+    def _say(self) -> None:
+        found: Any = self._found
+        direct, whole = found.nbytes("direct"), found.nbytes("whole")
+        logger.log(
+            logging.WARNING if direct < whole else logging.INFO,
+            "%d of %d tensors (%d bytes) go straight into this worker's model; %d (%d bytes) come whole; the loader "
+            "puts %d nowhere",
+            *(len(found.direct), len(self._metas), direct, len(found.whole), whole, len(found.skipped)),
         )
-        for name, why in self._found.whole.items():
+        for name, why in found.whole.items():
             logger.debug("%s comes whole: %s", name, why)
+        lost = [name for name, _ in self.model.named_parameters() if name in found.untouched]
+        if lost:
+            logger.warning("nothing of the trainer's reaches %d parameters: %s", len(lost), ", ".join(lost[:5]))
 
     def start_weight_update(self) -> None:
         """Nothing: vLLM's reloading begins when all weights have come."""
 
-    def receive_weights(self, update_info: UpdateInfo) -> None:
+    def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
         """Take part in one run of the transfer, and let the loader have what comes whole.
 
-        Raises as `Transfer.run` and the model's `load_weights` do. vLLM's reloading, in which all parameters of the
-        model are on meta, begins after the transfer and ends with an error of the loader: the server keeps what it had
-        where a round is refused or fails.
-        """
-        if self._transfer is None:
-            raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
-        self._transfer.run()
-        if not self._whole:
-            return
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        Raises as `Transfer.run` and the model's `load_weights` do. vLLM's reloading, in which the parameters of these
+        modules are on meta, begins after the transfer and ends with an error of the loader: the server keeps what it
+        had where a round is refused or fails.
 
-        self._reloads = True
+        Args:
+            load_weights: what vLLM up to 0.26 would load with.
+        """
+        if self._transfer is None or self._found is None:
+            raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
+        if load_weights is not None and load_weights == self.model.load_weights:
+            self._refuse_an_open_reload()
+        self._run()
+        if not self._found.whole:
+            self._found.load_whole()  # sets what the loader fills
+            return
+        _reload("initialize")(scope := self._reloaded())
         try:
-            initialize_layerwise_reload(self.model)
-            self.model.load_weights(self._whole.items())  # type: ignore[operator]
+            with torch.device(self.device):
+                self._found.load_whole()
         except BaseException:
             try:
-                self.finish_weight_update()
+                self._finalize(scope)
             except Exception:  # the first error is the one to raise
                 logger.exception("vLLM's reloading could not be finished after an error in it")
             raise
+        self._finalize(scope)
+
+    def _refuse_an_open_reload(self) -> None:
+        """vLLM up to 0.26 has the whole model on meta where an update began in the checkpoint's format, and leaves it
+        there if the update fails: put it back, and tell all."""
+        self._finalize(self.model)
+        why = (
+            "The engine 'torch_overlay' writes into the model itself: begin its updates with "
+            "start_weight_update(is_checkpoint_format=False)."
+        )
+        self._transfer.refuse(why)  # type: ignore[union-attr]
+        raise ValueError(why)
+
+    def _run(self) -> None:
+        """One run, into the model as it is now: recorded anew before, if it has changed."""
+        transfer: Any = self._transfer
+        why = self._found.stale()  # type: ignore[union-attr]
+        if why is not None:
+            logger.info("asking the loader again: %s", why)
+            before = _boxes(self._found)
+            try:
+                self._record()
+            except Exception as error:
+                transfer.refuse(f"{type(error).__name__}: {error}")
+                raise
+            if _boxes(self._found) == before:
+                transfer.bind(target=self._found.target())  # type: ignore[union-attr]
+                why = None
+        try:
+            if why is None:
+                transfer.run()
+                return
+            transfer.refuse(f"{MOVED}: {why}")
+        except ValueError as error:
+            if MOVED not in str(error):
+                raise
+        transfer.close()  # another worker's landings have changed, or these: all ranks plan anew, and go on
+        self._plan()
+        self._transfer.run()  # type: ignore[union-attr]
+
+    def _reloaded(self) -> Any:
+        """What vLLM's reload is to see of the model: the modules that something whole goes to.
+
+        It sees all of a quantized model, and of one whose loader it can't be asked: torchao's loaders look at a switch
+        of the model that the reload sets.
+        """
+        found: Any = self._found
+        if getattr(self.model_config, "quantization", None) is not None:
+            return self.model
+        some = [
+            module
+            for module in self.model.modules()
+            if storages(module, recurse=lays_out_anew(module)) & found.whole_storages
+        ]
+        return types.SimpleNamespace(modules=lambda: iter(some))
+
+    def _finalize(self, scope: Any) -> None:
+        with torch.device(self.device):
+            _reload("finalize")(scope, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """Let vLLM finish its reloading, if that has begun."""
-        reloads, self._reloads = self._reloads, False
-        if reloads:
-            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        """Nothing: vLLM's reloading ends with the update."""
 
-            finalize_layerwise_reload(self.model, self.model_config)
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
+        """What trainers of vLLM up to 0.29 call; this engine's sends by its `TrainerEngine`."""
+        raise NotImplementedError(
+            "The engine 'torch_overlay' sends by torch_overlay.integrations.vllm.trainer.TrainerEngine: make one with "
+            "trainer_init on each rank of the trainer, and call its send_weights."
+        )
 
     def shutdown(self) -> None:
         """Leave the trainers. Again does nothing."""
         transfer, self._transfer = self._transfer, None
         place, self._place = self._place, None
-        self._found, self._whole = Landings({}, {}), {}
+        self._found = None
         for each in (transfer, place):
             if each is not None:
                 each.close()
@@ -228,10 +334,38 @@ def worker_number(parallel: Any) -> int:
 
 def lays_out_anew(module: torch.nn.Module) -> bool:
     """Whether vLLM may make something of a module's weights after it loaded them, in another layout or another place:
-    a method that isn't one of those that leave them as they are, or the module itself (attention with latent heads)."""
+    a method that isn't one of those that leave them as they are, or the module itself (attention with latent heads), or
+    its CPU platform, which packs linear weights."""
+    if hasattr(module, "cpu_linear"):
+        return True
     method = getattr(module, "quant_method", None)
     kind = type(method).__name__
     if kind == "UnquantizedFusedMoEMethod":
         return getattr(getattr(method, "unquantized_backend", None), "name", None) not in ("TRITON", "BATCHED_TRITON")
     known = method is None or kind in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
     return not known or hasattr(module, "process_weights_after_loading")
+
+
+def _boxes(found: Landings | None) -> Any:
+    """What a transfer was planned for: which boxes come, and what comes whole."""
+    direct = {} if found is None else found.direct
+    boxes = {
+        name: [(piece.start, tuple(piece._local_tensor.shape), piece._local_tensor.dtype) for piece in pieces]
+        for name, pieces in direct.items()
+    }
+    return boxes, [] if found is None else [*found.whole]
+
+
+def _reload(what: str) -> Callable[..., None]:
+    module = importlib.import_module("vllm.model_executor.model_loader.reload")
+    return getattr(module, f"{what}_layerwise_reload")  # type: ignore[no-any-return]
+
+
+def _all_may_not_come() -> contextlib.AbstractContextManager[None]:
+    """vLLM 0.27 and newer checks after each load that a draft head is complete; it isn't where only some tensors come
+    whole."""
+    try:
+        module = importlib.import_module("vllm.model_executor.model_loader.mtp_validation")
+    except ImportError:
+        return contextlib.nullcontext()
+    return module.disable_mtp_completeness_check()  # type: ignore[no-any-return]
