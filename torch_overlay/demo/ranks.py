@@ -164,7 +164,7 @@ class WeightsRank(Rank):
         return seconds, None if before is None or after is None else after - before
 
     def count(self, way: str) -> int:
-        """How many collectives this rank runs."""
+        """How many collectives, sends and receives this rank runs."""
         return sum(count_collectives(getattr(self, way))[1].values())
 
     def right(self) -> int:
@@ -216,7 +216,7 @@ class GatherRank(Rank):
 
 
 def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
-    """Run `call`. Returns its result, and how many collectives of each kind this rank ran."""
+    """Run `call`. Returns its result, and how many collectives, sends and receives this rank ran, by kind."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         result = call()
     # `recorded.events()` would take far longer, since it builds the tree of calls.
