@@ -53,7 +53,7 @@ def show_weights(figures: dict[str, Any], width: int) -> list[str]:
     title = "300 weights, sharded over a 2x2 mesh of 4 ranks, to 2 servers that cut them otherwise."
     rows = [
         (f"time, ms (median of {ROUNDS})", *(1000 * seconds for seconds in figures["seconds"].values()), 0),
-        ("collectives and messages", *figures["calls"].values(), 0),
+        ("collectives of a rank", *figures["calls"].values(), 0),
         ("sent by all ranks, MiB", *figures["mib"].values(), 1),
     ]
     loop, transfer = figures["right"].values()

@@ -31,6 +31,7 @@ _KINDS = {
     "reduce_scatter": "reduce-scatter",
     "alltoall": "all-to-all",
 }
+_MESSAGES = "send", "recv"  # between two ranks, as those in which a Transfer's ranks say that they have come
 
 
 def serve(make: type[Rank], rank: int, arguments: dict[str, Any], parent: Connection, log: str) -> None:
@@ -164,7 +165,7 @@ class WeightsRank(Rank):
         return seconds, None if before is None or after is None else after - before
 
     def count(self, way: str) -> int:
-        """How many collectives, sends and receives this rank runs."""
+        """How many collectives this rank runs."""
         return sum(count_collectives(getattr(self, way))[1].values())
 
     def right(self) -> int:
@@ -216,12 +217,13 @@ class GatherRank(Rank):
 
 
 def count_collectives(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
-    """Run `call`. Returns its result, and how many collectives, sends and receives this rank ran, by kind."""
+    """Run `call`. Returns its result, and how many collectives of each kind this rank ran."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         result = call()
     # `recorded.events()` would take far longer, since it builds the tree of calls.
     names = [event.name() for event in recorded.profiler.kineto_results.events()]
-    return result, dict(Counter(_kind(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)))
+    kinds = Counter(_kind(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX))
+    return result, {kind: count for kind, count in kinds.items() if kind not in _MESSAGES}
 
 
 def _kind(operator: str) -> str:
