@@ -175,15 +175,29 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
     for path, leaf in leaves(tree, _are_pieces).items():
         if leaf is None:
             continue
-        called = path if names is None else names(path) if callable(names) else names.get(path, path)
-        several = called if isinstance(called, (tuple, list)) else (called,)
-        if not all(isinstance(name, str) for name in several):
-            raise TypeError(f"names gives {called!r} for {path!r}; it gives a name, or a tuple of names.")
-        for name in several:
+        for name in names_for(path, names):
             if name in found:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
             found[name] = _given(name, leaf, side)
     return found
+
+
+def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
+    """The names that a path has by `names=`: a function, a mapping of those that differ, or None.
+
+    Args:
+        may_skip: whether it may give None for a path, which has no name then.
+
+    Raises:
+        TypeError: it gives something else than names.
+    """
+    called = path if names is None else names(path) if callable(names) else names.get(path, path)
+    if may_skip and called is None:
+        return ()
+    several = called if isinstance(called, (tuple, list)) else (called,)
+    if not all(isinstance(name, str) for name in several):
+        raise TypeError(f"names gives {called!r} for {path!r}; it gives a name, or a tuple of names.")
+    return several
 
 
 def _given(name: str, leaf: Any, side: str) -> Given:

@@ -321,7 +321,7 @@ TAGS = 1 << 20  # above those that a program that uses a mesh's group may have u
 
 def large_on(team: Team) -> Large | None:
     """What goes directly: on gloo, where a rank may send before it receives. Elsewhere all goes in the all-to-all."""
-    return LARGE if team.group is not None and team.words is team.group else None
+    return LARGE if team.is_on_gloo else None
 
 
 class Letter(NamedTuple):

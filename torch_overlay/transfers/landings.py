@@ -135,8 +135,8 @@ class Landings:
         """
         if not _same_state(_current_state(self._depends_on), self._depended):
             return "what they depend on has changed"
-        direct = {_key(piece._local_tensor) for pieces in self.direct.values() for piece in pieces}
-        return self._memory.change(self._model, direct | {_key(view) for view, _ in self.fills})
+        direct = {storage_of(piece._local_tensor) for pieces in self.direct.values() for piece in pieces}
+        return self._memory.change(self._model, direct | {storage_of(view) for view, _ in self.fills})
 
     def again(self) -> Landings:
         """Ask the same loader for the same tensors anew. What `target()` gave before is of no use then."""
@@ -304,7 +304,11 @@ class _Record:
     @property
     def storages(self) -> set[int]:
         """The storages of the model that it goes to."""
-        return {_key(view) for _, view in self.pieces} | {_key(fill.view) for fill in self.fills} | self.written
+        return (
+            {storage_of(view) for _, view in self.pieces}
+            | {storage_of(fill.view) for fill in self.fills}
+            | self.written
+        )
 
     def does_as(self, other: _Record) -> bool:
         """Whether the loader did the same with it another time. Fills are nobody's where all tensors come at once."""
@@ -466,11 +470,11 @@ def _conflicts(records: Mapping[str, _Record]) -> set[int]:
         views += [(view, _PIECE) for _, view in record.pieces if record.why is None]
         views += record.fills
     open_: list[tuple[torch.Tensor, Any]] = []
-    for view, value in sorted(views, key=lambda each: (_key(each[0]), _extent(each[0]).begin)):
+    for view, value in sorted(views, key=lambda each: (storage_of(each[0]), _extent(each[0]).begin)):
         begin = _extent(view).begin
-        open_ = [each for each in open_ if _key(each[0]) == _key(view) and _extent(each[0]).end > begin]
+        open_ = [each for each in open_ if storage_of(each[0]) == storage_of(view) and _extent(each[0]).end > begin]
         if any(_meet(other, view) and not (value is not _PIECE and value == its) for other, its in open_):
-            found.add(_key(view))
+            found.add(storage_of(view))
         open_.append((view, value))
     return found
 
@@ -492,7 +496,7 @@ def _extent(view: torch.Tensor) -> _Extent:
     steps = tuple([(step * size, length) for step, length in zip(view.stride(), view.shape) if length != 1])
     begin = view.storage_offset() * size
     last = sum([(length - 1) * step for step, length in steps])
-    return _Extent(_key(view), begin, begin + last + size if view.numel() else begin, steps)
+    return _Extent(storage_of(view), begin, begin + last + size if view.numel() else begin, steps)
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -551,7 +555,7 @@ class _Run:
         if self.error is not None or nobody.why is not None:
             return False
         unknown = set().union(*[record.storages for record in self.records.values() if record.why is not None])
-        return not {_key(fill.view) for fill in nobody.fills} & (unknown | _conflicts(self.records))
+        return not {storage_of(fill.view) for fill in nobody.fills} & (unknown | _conflicts(self.records))
 
 
 class _Base(NamedTuple):
@@ -625,7 +629,7 @@ class _Recorder(TorchDispatchMode):
             self._follow(tensor, base)
 
     def _follow(self, tensor: torch.Tensor, base: _Base) -> None:
-        self._bases[_key(tensor)] = base
+        self._bases[storage_of(tensor)] = base
         self._alive.append(tensor)
         self._users.append((base.name, tensor, _users(tensor)))
 
@@ -640,8 +644,8 @@ class _Recorder(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         names = {name for tensor in given for name in self._names(tensor)}
         written = _written(func, args, kwargs)
-        into_model = {key for key in map(_key, written) if key in self._storages}
-        if func is _aten.copy_.default and _key(args[1]) in self._bases and not self._names(args[0]):
+        into_model = {key for key in map(storage_of, written) if key in self._storages}
+        if func is _aten.copy_.default and storage_of(args[1]) in self._bases and not self._names(args[0]):
             self._copied(args[0], args[1])
             return args[0]
         if into_model and not names and func in _FILLS:
@@ -654,8 +658,8 @@ class _Recorder(TorchDispatchMode):
         return self._computes(func, args, kwargs, names)
 
     def _names(self, tensor: torch.Tensor) -> Collection[str]:
-        base = self._bases.get(_key(tensor))
-        return (base.name,) if base is not None else self._computed.get(_key(tensor), ())
+        base = self._bases.get(storage_of(tensor))
+        return (base.name,) if base is not None else self._computed.get(storage_of(tensor), ())
 
     def _unknown(self, func: Any, names: Collection[str]) -> None:
         for name in names:
@@ -675,14 +679,14 @@ class _Recorder(TorchDispatchMode):
             raise
         if names:
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            if func is _aten.view.dtype or not all(_key(leaf) in self._bases for leaf in made):
+            if func is _aten.view.dtype or not all(storage_of(leaf) in self._bases for leaf in made):
                 self._unknown(func, names)
             self._mark(made, names)
         return result
 
     def _mark(self, made: Sequence[torch.Tensor], names: Collection[str]) -> None:
         for tensor in made:
-            key = _key(tensor)
+            key = storage_of(tensor)
             if key not in self._bases and key not in self._storages:
                 self._computed[key] = frozenset([*names, *self._computed.get(key, ())])
                 self._alive.append(tensor)
@@ -697,7 +701,7 @@ class _Recorder(TorchDispatchMode):
         into_model: set[int],
     ) -> Any:
         """A write that is no copy and no fill: into the model, of something computed, or over what came."""
-        if func is _aten._foreach_copy_.default and all(_key(source) in self._bases for source in args[1]):
+        if func is _aten._foreach_copy_.default and all(storage_of(source) in self._bases for source in args[1]):
             for target, source in zip(args[0], args[1]):
                 self._copied(target, source)
             return None
@@ -713,7 +717,7 @@ class _Recorder(TorchDispatchMode):
         """A copy, of another type or on another device perhaps, stands for what it was made from."""
         kwargs = {key: value for key, value in kwargs.items() if key in ("dtype", "memory_format")}
         made: torch.Tensor = _aten._to_copy.default(tensor, device=torch.device("meta"), **kwargs)
-        base = self._bases.get(_key(tensor))
+        base = self._bases.get(storage_of(tensor))
         if base is None:
             self._mark([made], self._names(tensor))
             return made
@@ -731,9 +735,9 @@ class _Recorder(TorchDispatchMode):
             self.records[self._nobody].fills.append(Fill(torch.Tensor.detach(target), value))
 
     def _copied(self, target: torch.Tensor, view: torch.Tensor) -> None:
-        base = self._bases[_key(view)]
+        base = self._bases[storage_of(view)]
         record = self.records[base.name]
-        if _key(target) not in self._storages:
+        if storage_of(target) not in self._storages:
             record.comes_whole("its loader copies it to memory that isn't the model's")
             self._mark([target], [base.name])
             return
@@ -753,7 +757,7 @@ class _Recorder(TorchDispatchMode):
             start, dims = box
             record.pieces.append((start, _in_order(torch.Tensor.detach(target), dims, len(start))))
             return
-        record.written.add(_key(target))
+        record.written.add(storage_of(target))
 
 
 def _is_plain(view: torch.Tensor, base: _Base) -> bool:
@@ -810,13 +814,13 @@ class _Memory:
         self._model, self._slots = model, [*_slots(model)]
         self._keys = {(id(m), table): {*getattr(m, table)} for m in model.modules() for table in _TABLES}
         self._said = _names_and_shapes(model)
-        self.storages = {_key(slot.data) for slot in self._slots}
+        self.storages = {storage_of(slot.data) for slot in self._slots}
         self._modules: dict[int, set[int]] = {}
         for slot in self._slots:
-            self._modules.setdefault(id(slot.module), set()).add(_key(slot.data))
+            self._modules.setdefault(id(slot.module), set()).add(storage_of(slot.data))
         self.places: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, tensor in _named(model):
-            self.places.setdefault(_key(tensor), []).append((name, tensor.detach()))
+            self.places.setdefault(storage_of(tensor), []).append((name, tensor.detach()))
         self.device = next((slot.data.device for slot in self._slots), torch.device("cpu"))
 
     def siblings(self, storages: set[int]) -> set[int]:
@@ -872,12 +876,7 @@ def _names_and_shapes(model: torch.nn.Module) -> dict[str, tuple[Any, ...]]:
 
 def storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
     """The storages of a module's parameters and buffers, as `find_landings` takes them in `unreliable`."""
-    return {_key(tensor) for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The storage of a tensor, as `storages` names it."""
-    return _key(tensor)
+    return {storage_of(tensor) for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
 
 
 def _untouched(model: torch.nn.Module, memory: _Memory, records: Mapping[str, _Record]) -> dict[str, int]:
@@ -890,7 +889,7 @@ def _untouched(model: torch.nn.Module, memory: _Memory, records: Mapping[str, _R
             unknown |= record.storages
             continue
         for view in [view for _, view in record.pieces] + [fill.view for fill in _distinct(record.fills)]:
-            reached.setdefault(_key(view), []).append(view)
+            reached.setdefault(storage_of(view), []).append(view)
     passing = {
         f"{prefix}.{key}" if prefix else key
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -898,10 +897,10 @@ def _untouched(model: torch.nn.Module, memory: _Memory, records: Mapping[str, _R
     }
     found = {}
     for name, tensor in _named(model):
-        if name in passing or _key(tensor) in unknown:
+        if name in passing or storage_of(tensor) in unknown:
             continue
         whole = _extent(tensor)
-        views = [view for view in reached.get(_key(tensor), ()) if whole.begin <= _extent(view).begin < whole.end]
+        views = [view for view in reached.get(storage_of(tensor), ()) if whole.begin <= _extent(view).begin < whole.end]
         left = tensor.nbytes - sum([view.nbytes for view in views])
         if left > 0:
             found[name] = left // tensor.element_size()
@@ -919,7 +918,7 @@ def _distinct(fills: Iterable[Fill]) -> list[Fill]:
 
 def _place(view: torch.Tensor, places: Mapping[int, list[tuple[str, torch.Tensor]]]) -> dict[str, Any]:
     begin = _extent(view).begin
-    its = places[_key(view)]
+    its = places[storage_of(view)]
     name, whole = next((each for each in its if _extent(each[1]).begin <= begin < _extent(each[1]).end), its[0])
     offset = (begin - _extent(whole).begin) // view.element_size()
     return {"shape": list(view.shape), "parameter": name, "offset": offset, "strides": list(view.stride())}
@@ -974,10 +973,11 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     return found
 
 
-def _key(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """The storage of a tensor, as `storages` names it."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _users(tensor: torch.Tensor) -> int:
     """How many tensors have its memory, and a constant more."""
-    return int(torch._C._storage_Use_Count(_key(tensor)))
+    return int(torch._C._storage_Use_Count(storage_of(tensor)))

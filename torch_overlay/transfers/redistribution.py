@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _get_default_group
+from torch.distributed.distributed_c10d import _get_default_group, is_initialized
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from ..distributed.tensor._redistribute import redistribute_local_tensor
 from .descriptions import Meshes, Placements, leaves, mapped, regions_of, regions_on, settled, target_placements
 from .mesh_moves import Change, batches, change_meshes, change_together, made_like, read_change
+from .team import is_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,16 +98,13 @@ def irreducible(tensor: DTensor) -> str | None:
             return "only whole numbers are taken bit by bit"
         if dtype.is_complex and op not in ("sum", "avg"):
             return "complex numbers are only added"
-        if dtype not in _ON_GLOO and _is_on_gloo(tensor.device_mesh.device_type):
+        if (
+            dtype not in _ON_GLOO
+            and is_initialized()
+            and is_gloo(_get_default_group(), torch.device(tensor.device_mesh.device_type))
+        ):
             return "gloo has no reductions of this type"
     return None
-
-
-def _is_on_gloo(device: str) -> bool:
-    try:
-        return bool(_get_default_group()._get_backend(torch.device(device)).name() == "gloo")
-    except (RuntimeError, ValueError):  # no such backend, or no world
-        return False
 
 
 Target = tuple[DeviceMesh, Placements]

@@ -1,8 +1,8 @@
 """The ranks of a transfer with their process groups, and how they tell one another something during a run.
 
-A `Team` is the ranks that exchange, whatever world they are of. Its group carries tensors and is used for nothing else.
-What ranks say to one another ("words") goes over gloo beside them, so that the host never waits for a device to hear
-whether all ranks have come.
+A `Team` is the ranks that exchange, whatever world they are of, with a group that is used for nothing else. On gloo
+what ranks say to one another goes by tagged messages in that group; on other backends by all-gathers, for which the
+host waits for the device.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
+WORDS = 0  # the tag of what ranks say; those of direct messages lie above
 DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
 logger = logging.getLogger(__name__)
 _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
@@ -117,9 +118,9 @@ class Team:
         rank: this one, as `ranks` numbers them.
         device: where the group's tensors are.
         name: of the group, the same on all ranks.
-        words: a gloo group of the same ranks that carries what they say; the tensors' own group if that is gloo. None:
-            words travel as tensors of `device` in `group`.
-        tag: of these words. Teams that share a group of words each have one of their own.
+
+    Attributes:
+        is_on_gloo: whether the group carries tensors of `device` by gloo, in the memory of the host.
     """
 
     def __init__(
@@ -129,13 +130,9 @@ class Team:
         rank: int,
         device: torch.device,
         name: str = "",
-        words: ProcessGroup | None = None,
-        tag: int = 0,
     ) -> None:
         self.group, self.ranks, self.rank, self.device, self.name = group, tuple(ranks), rank, device, name
-        self.words, self._tag = words, tag
-        if words is None and group is not None and _is_gloo(group, device):
-            self.words = group
+        self.is_on_gloo = group is not None and device.type == "cpu" and is_gloo(group, device)
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
@@ -179,42 +176,38 @@ class Team:
         return {rank: json.loads(bytes(row[:size])) for rank, row, size in zip(self.ranks, rows, lengths)}
 
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
-        size = len(self.ranks)
-        if size == 1 or self.group is None:
+        if len(self.ranks) == 1 or self.group is None:
             return own[None]
-        if self.words is None:
-            given = own.to(self.device)
-            rows = given.new_empty(size, len(own))
-            self.call(dist.all_gather)([*rows.unbind()], given, group=self.group)
-            return rows
-        return gather_by_doubling(self.words, self.ranks.index(self.rank), own, self._tag)
+        if self.is_on_gloo:
+            return gather_by_doubling(self.group, own)
+        given = own.to(self.device)
+        rows = given.new_empty(len(self.ranks), len(own))
+        self.call(dist.all_gather)([*rows.unbind()], given, group=self.group)
+        return rows
 
 
-def gather_by_doubling(group: ProcessGroup, place: int, own: torch.Tensor, tag: int) -> torch.Tensor:
-    """The vectors of all places of a group, a row each, by messages with this tag.
+def gather_by_doubling(group: ProcessGroup, own: torch.Tensor) -> torch.Tensor:
+    """The vectors of all ranks of a group, a row each, in the order of the group.
 
     In each of log2(size) rounds a rank passes on all rows that it has, so that it has twice as many afterwards (Bruck
-    et al., "Efficient algorithms for all-to-all communications", 1997). Messages are matched by tag, and not by the
-    order of calls as collectives are: two threads may use one group.
+    et al., "Efficient algorithms for all-to-all communications", 1997).
     """
-    size = group.size()
+    place, size = group.rank(), group.size()
     rows = own.new_empty(size, len(own))  # row i is that of place + i
     rows[0] = own
     have = 1
     while have < size:
         more = min(have, size - have)
-        coming = group.recv([rows[have : have + more]], (place + have) % size, tag)
-        going = group.send([rows[:more]], (place - have) % size, tag)
+        coming = group.recv([rows[have : have + more]], (place + have) % size, WORDS)
+        going = group.send([rows[:more]], (place - have) % size, WORDS)
         coming.wait()
         going.wait()
         have += more
     return rows.roll(place, 0)
 
 
-def _is_gloo(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether a group moves tensors of this device's type by gloo, in the memory of the host."""
-    if device.type != "cpu":
-        return False
+def is_gloo(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether a group moves tensors of this device's type by gloo."""
     try:
         return bool(group._get_backend(device).name() == "gloo")
     except RuntimeError:

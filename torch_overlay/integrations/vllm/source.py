@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torch_overlay.transfers.descriptions import names_for
 from torch_overlay.transfers.landings import Meta
 
 if TYPE_CHECKING:
@@ -58,18 +59,11 @@ class DTensorSource:
             weights = self._weights() if callable(self._weights) else self._weights
         found: dict[str, torch.Tensor] = {}
         for path, tensor in weights.items():
-            called = self._called(path)
-            for name in called if isinstance(called, tuple) else (called,):
+            for name in names_for(path, self._names, may_skip=True):
                 if name in found:
                     raise ValueError(f"Two tensors of the trainer are called {name!r}; names= gives both this name.")
-                if name is not None:
-                    found[name] = tensor.detach()
+                found[name] = tensor.detach()
         return found
-
-    def _called(self, path: str) -> Called:
-        if self._names is None:
-            return path
-        return self._names(path) if callable(self._names) else self._names.get(path, path)
 
     def implements_iter_full(self) -> bool:
         """Whole tensors are for other engines, which gather them."""
