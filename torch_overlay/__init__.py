@@ -126,7 +126,11 @@ def options() -> Choices:
 
 
 def status() -> Status:
-    """What the overlay does in this process: each patch, what was counted, the options. Print it."""
+    """What the overlay does in this process: each patch, what was counted, the options. Print it.
+
+    Of each `Transfer` that is in a run it says the step and the ranks that are waited for: call it from another thread.
+    Where one has waited for some seconds it asks the other ranks, which takes up to three more.
+    """
     from . import overlay
 
     return overlay.status()

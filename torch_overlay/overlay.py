@@ -274,10 +274,12 @@ def options() -> choices.Choices:
 
 def status() -> report.Status:
     """See `torch_overlay.status`."""
+    watch = sys.modules.get("torch_overlay.transfers.watch")  # which asks other ranks, so without the lock
+    transfers = () if watch is None else watch.under_way()
     with _lock:
         release = _session.release.said if _session else _release_text()
         rows = tuple(_row(patch) for patch in series.PATCHES)
-        return report.Status(_session is not None, release, rows, options(), report.count(), report.groups())
+        return report.Status(_session is not None, release, rows, options(), report.count(), report.groups(), transfers)
 
 
 def _release_text() -> str:

@@ -50,6 +50,7 @@ class Status:
     Attributes:
         counts: of groups and redistributions, since torch was imported.
         groups: the process groups of meshes in the present world; None without a world.
+        transfers: for each `Transfer` that is in a run, the step that it is in and the ranks that it waits for.
     """
 
     enabled: bool
@@ -58,6 +59,7 @@ class Status:
     options: Choices
     counts: tuple[tuple[str, object], ...] = ()
     groups: Listing | None = None
+    transfers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Six lines of plain text."""
@@ -72,7 +74,7 @@ class Status:
             more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             line = f"left out: {left_out[0].target}: {left_out[0].why}{more}"
             lines += screen.styled(_all_fitted([line], width), "trouble")
-        return lines
+        return lines + screen.styled(_all_fitted([*self.transfers], width), "")
 
     def summary(self) -> list[str]:
         """Six sentences: on or off, redistributions, groups, missing groups, options, and where to find more."""
@@ -102,6 +104,9 @@ class Status:
         if self.groups is not None:
             groups = [f"  {line}" for line in str(self.groups).splitlines()]
             lines += ["", screen.Styled("groups", "head"), *_all_fitted(groups, width)]
+        if self.transfers:
+            running = [f"  {line}" for line in self.transfers]
+            lines += ["", screen.Styled("transfers", "head"), *_all_fitted(running, width)]
         values = [(field.name, _text(getattr(self.options, field.name))) for field in dataclasses.fields(self.options)]
         options = [f"  {name}: {value}" for name, value in values]
         return [*lines, "", screen.Styled("options", "head"), *_all_fitted(options, width)]

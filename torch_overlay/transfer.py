@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .distributed._mesh.text import of_ranks
@@ -56,6 +57,9 @@ class Transfer:
         keep: keep the buffers of a run for the next, on the CPU and within the budget, and the views of the tensors:
             a run of many small tensors then takes a fraction of the CPU time. What a tensor gave up (offloaded memory,
             a tensor that was replaced) is free at the next run, or after `forget` or `close`. The same on all ranks.
+        timeout: for how long a rank waits for others in one step of a run, in seconds or as a timedelta. Then all
+            ranks that are there raise an error that names those that aren't. That of the world, or of the place, if
+            not given. The same on all ranks.
 
     Raises:
         ValueError: the sides don't fit, reading them failed on some rank, pieces of a source leave something out,
@@ -75,14 +79,18 @@ class Transfer:
         gone: Sequence[int] = (),
         strict: bool = True,
         keep: bool = False,
+        timeout: float | timedelta | None = None,
     ) -> None:
         from .overlay import require_recognised
         from .transfers.exchanges import log_plan
         from .transfers.route import Route
 
         require_recognised()
+        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+        if limit is not None and limit <= timedelta():
+            raise ValueError(f"timeout= takes a number of seconds above 0, or a timedelta; got {timeout!r}.")
         self.budget = budget
-        self._route = Route(source, target, budget, group, names, gone, strict, keep)
+        self._route = Route(source, target, budget, group, names, gone, strict, keep, limit)
         log_plan("transfer_plan", lambda: str(self))
 
     @property
@@ -140,7 +148,9 @@ class Transfer:
                 placements, or lost its memory, ranks differ in `only`, `version` or `check`, or replicas differ; says
                 on which ranks what. In the background: a source was changed in place meanwhile, as
                 its version counter says.
-            RuntimeError: the Transfer is closed, or is running; or a rank failed: says whether targets were written.
+            RuntimeError: the Transfer is closed, or is running; or a rank failed or didn't come within the timeout:
+                names the rank and the step, and says whether targets of this rank were written. It can't run again;
+                those who are left close it, and make another one with ``gone=``.
         """
         return self._route.run(only, version, check, async_op, snapshot)
 

@@ -314,3 +314,26 @@ def test_who_waits_briefly_starts_no_reading(monkeypatch):
     with fake_world():
         grid(2, 4)
     assert not started.called
+
+
+class NeverAborted:
+    """A group whose abort waits for what never comes, as NCCL's may where a rank died."""
+
+    group_name = "stuck"
+
+    def __init__(self):
+        self.is_over = threading.Event()
+
+    def abort(self):
+        self.is_over.wait(60)
+
+
+def test_an_abort_that_never_ends_is_given_up(monkeypatch):
+    from torch_overlay.distributed._mesh import groups
+
+    monkeypatch.setattr(groups, "ABORT_LIMIT", 0.2)
+    group, begun = NeverAborted(), time.monotonic()
+    (error,) = groups._abort_together([group])
+    assert time.monotonic() - begun < 30
+    assert "stuck didn't end within 0.2 s" in str(error)
+    group.is_over.set()

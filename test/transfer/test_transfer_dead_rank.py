@@ -106,9 +106,9 @@ def test_the_living_name_the_dead(jobs):
 PLACES = {
     "in meet": r"A meeting of 3 .* and rank {} didn't come within 6 s",
     "before it says what it has": r"A Transfer needs ranks 0-2, and rank {} didn't come within 6 s",
-    "in making the group": r"A Transfer over ranks 0-2 can't be made: no answer any more from rank {}[;,]",
-    "in a run": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {}[;,]",
-    "in the background": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {}[;,]",
+    "in making the group": r"A Transfer over ranks 0-2 can't be made: .*: no answer any more from rank {}[.,]",
+    "in a run": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {}[.,]",
+    "in the background": r"A Transfer over ranks 0-2 failed, and .*: no answer any more from rank {}[.,]",
 }
 # Rank 0, which keeps the store, takes it with it.
 STORES = {

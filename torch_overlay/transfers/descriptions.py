@@ -290,6 +290,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 SIDES = "source", "target"
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
+OPTIONS = "budget", "strict", "keep", "timeout"  # of a Description
 SHOWN = 5  # problems in one message
 
 
@@ -327,7 +328,7 @@ class Description(NamedTuple):
         problem: why it can't take part; None if it can.
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
-        budget, strict, keep: as it gave them; None if it takes no part.
+        budget, strict, keep, timeout: as it gave them; None if it takes no part, or gave no timeout.
     """
 
     source: dict[str, Layout]
@@ -338,6 +339,7 @@ class Description(NamedTuple):
     budget: int | None = None
     strict: bool | None = None
     keep: bool | None = None
+    timeout: float | None = None
 
 
 class Described(NamedTuple):
@@ -584,12 +586,12 @@ def agreed(
 
 
 def _check_options(said: Mapping[int, Description]) -> None:
-    """ValueError, on all ranks, if they don't give the same `strict` and the same `keep`.
+    """ValueError, on all ranks, if they don't give the same `strict`, `keep` and `timeout`.
 
     Without it ranks with strict=True would stop at a name that only one side has, and the others wait for them.
     """
-    for option in ("strict", "keep"):
-        by_value: dict[bool | None, list[int]] = {}
+    for option in ("strict", "keep", "timeout"):
+        by_value: dict[object, list[int]] = {}
         for rank, description in sorted(said.items()):
             by_value.setdefault(getattr(description, option), []).append(rank)
         if len(by_value) > 1:
@@ -749,7 +751,7 @@ def as_data(description: Description) -> Data:
         sides.append(rows)
     digests = description.digests or {}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
-    said |= {"budget": description.budget, "strict": description.strict, "keep": description.keep}
+    said |= {name: getattr(description, name) for name in OPTIONS}
     return {**said, **dict(zip(SIDES, sides))}
 
 
@@ -758,9 +760,8 @@ def from_data(data: Data) -> Description:
     meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
     tied = [tuple(names) for names in data["tied"]]
-    return Description(
-        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, data["budget"], data["strict"], data["keep"]
-    )
+    options = {name: data[name] for name in OPTIONS}
+    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, **options)
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:

@@ -522,6 +522,10 @@ class Buffers:
         return sum(map(len, self.kept))
 
 
+def _unwatched(text: str, waits: bool) -> None:
+    """Of exchanges that no `Watch` looks after."""
+
+
 class Torn(RuntimeError):
     """An exchange failed, and some of the targets were written before."""
 
@@ -563,6 +567,9 @@ class Exchanges:
         self._mail: list[Mail] = []
         self._kept: list[tuple[Block, Block]] = []
         self._views = Views()
+        self._enter: Callable[[str, bool], None] = _unwatched
+        self._watched = False
+        self._ends: list[torch.Event] = []
         self._kept_views: list[tuple[torch.Tensor, torch.Tensor, Block]] | None = None
 
     @property
@@ -576,18 +583,25 @@ class Exchanges:
         return most
 
     def run(
-        self, sources: Locals, targets: Locals, sent: Callable[[], None] = lambda: None, keeps: bool = False
+        self,
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None] = lambda: None,
+        keeps: bool = False,
+        enter: Callable[[str, bool], None] | None = None,
     ) -> None:
         """Write what the targets lack, and copy what they have in their sources.
 
         Args:
             keeps: keep the views for the next run, and with them the memory of these tensors.
             sent: called as soon as no source is read any more.
+            enter: called when a step begins, with its name and whether it waits for other ranks.
 
         Raises:
             Torn: an exchange failed when something was written.
             RuntimeError: an exchange failed before anything was written.
         """
+        self._enter, self._watched = enter or _unwatched, enter is not None
         wires = self._wires or [None] * len(sources)
         sources, targets = self._views.begin(sources, targets, wires, keeps)
         if self._geometry is None or not keeps or any(self._views.changed):
@@ -598,6 +612,7 @@ class Exchanges:
         try:
             self._exchange(sources, targets, sent)
             self._copy_kept(sources, targets)
+            self._wait_for_device()
             if self._kept or not self.count:
                 sent()
         except Exception as error:
@@ -627,7 +642,7 @@ class Exchanges:
 
     def _packed(self, number: int, sources: Locals) -> torch.Tensor:
         way = self._ways[number][0]
-        with self._span(number, "pack"):
+        with self._step(number, "pack"):
             buffer = self._buffers.take(sum(way.splits))
             for run in way.runs:
                 run.pack(sources, buffer, self._views)
@@ -637,9 +652,10 @@ class Exchanges:
         out, into = self._ways[number]
         self._is_written |= self._mail[number].writes
         self._buffers.reserve(self._mail[number].staged)
-        finish = self._mail[number].start(self.team.group, sources, targets)
         came = self._buffers.take(sum(into.splits))
-        work = self._swap(came, packed, into.splits, out.splits)
+        with self._step(number, "send", waits=True):  # it fails where a connection broke
+            finish = self._mail[number].start(self.team.group, sources, targets)
+            work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
 
     def _swap(self, came: torch.Tensor, packed: torch.Tensor, into: Sequence[int], out: Sequence[int]) -> dist.Work:
@@ -655,22 +671,39 @@ class Exchanges:
         """What an exchange brought in its buffer, when it is done."""
         if running is None:
             raise AssertionError("an exchange runs until its successor has begun")
-        with self._span(number, "wait"):
+        with self._step(number, "wait", waits=True):
             running.finish()
             if number == self.count - 1 and not self._kept:
                 sent()  # what this rank gets comes later
             running.work.wait()
+            if self.team.device.type != "cpu" and self._watched:
+                self._ends.append(torch.accelerator.current_stream(self.team.device).record_event())
         self._buffers.reserve(-self._mail[number].staged)
         self._buffers.give(running.sent)
         return running.came
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
-        with self._span(number, "unpack"):
+        with self._step(number, "unpack"):
             for run in self._ways[number][1].runs:
                 run.land(targets, came, self._views)
 
-    def _span(self, number: int, what: str) -> AbstractContextManager[object]:
-        return span(f"exchange {number + 1} of {self.count}, {what}")
+    def _step(self, number: int, what: str, waits: bool = False) -> AbstractContextManager[object]:
+        text = f"exchange {number + 1} of {self.count}, {what}"
+        self._enter(text, waits)
+        return span(text)
+
+    def _wait_for_device(self) -> None:
+        """Wait until the exchanges have ended on the device.
+
+        There `wait` only puts them in order. A rank that died would leave this one in a kernel, and the program would
+        go on as if its targets were new.
+        """
+        ends, self._ends = self._ends, []
+        for number, end in enumerate(ends):
+            with self._step(number, "on the device", waits=True):
+                end.synchronize()
+        if ends:
+            self._enter("the end", False)  # raises if it was aborted
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
         found = self._kept_views

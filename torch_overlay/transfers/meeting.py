@@ -19,10 +19,8 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -33,11 +31,12 @@ from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c
 
 from ..distributed._mesh.text import of_ranks, ranks_text
 from .team import DESCRIPTION, Team, timeout_of
+from .watch import in_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed import Store
+
+    from .team import Words
 
 
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -198,60 +197,6 @@ class Meeting:
                 self.store.delete_key(key)
 
 
-def no_answer(meeting: Meeting, ranks: Sequence[int]) -> str:
-    """That these ranks don't answer, in words."""
-    died = ", which kept the store: it died, or left after a failure that it named" if ranks == [meeting.keeper] else ""
-    return f"no answer any more from {of_ranks(ranks)}{died}"
-
-
-LONGEST = 5  # seconds that ranks wait for one another after a failure
-ANSWER = 5  # seconds more in which the store has to answer
-
-
-def silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str) -> list[int]:
-    """After a failure, which of these ranks don't come within a few seconds to say that they met it, too.
-
-    They died, hang, or had no part in what failed. If the store is gone as well, or doesn't answer, only the rank that
-    kept it is named.
-    """
-    limit = min(meeting.timeout, timedelta(seconds=LONGEST))
-    try:
-        return in_time(lambda: _silent_ranks(meeting, ranks, failure, limit), limit.total_seconds() + ANSWER)
-    except (FutureTimeout, RuntimeError):
-        return [rank for rank in ranks if rank == meeting.keeper]
-
-
-def in_time(ask: Callable[[], Any], seconds: float) -> Any:
-    """What a store answers, asked on a thread that is left behind if it takes longer.
-
-    A store whose process died waits for an answer without a limit where its connections stay open: as they do while a
-    child that it forked lives, or where its host lost its power.
-
-    Raises:
-        FutureTimeout: it didn't answer in time; or what `ask` raises.
-    """
-    heard: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            heard.set_result(ask())
-        except Exception as error:
-            heard.set_exception(error)
-
-    Thread(target=work, name="torch_overlay asks a store", daemon=True).start()
-    return heard.result(seconds)
-
-
-def _silent_ranks(meeting: Meeting, ranks: Sequence[int], failure: str, limit: timedelta) -> list[int]:
-    store = dist.PrefixStore(f"torch_overlay/{failure}", meeting.store)
-    store.set(f"rank {meeting.rank}", "")
-    try:
-        store.wait([f"rank {rank}" for rank in ranks], limit)
-    except RuntimeError:
-        return [rank for rank in ranks if not store.check([f"rank {rank}"])]
-    return []
-
-
 logger = logging.getLogger(__name__)
 
 KEY = "TORCH_OVERLAY_MEET_KEY"
@@ -304,6 +249,7 @@ class Place:
         if key is not None and not key:
             raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
         self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
+        self.words: dict[tuple[int, ...], Words] = {}
         self._address, self._held, self._teams = address, Counter[str](), Counter[str]()
         self._purpose = f"A meeting of {world_size} at {address}"
         self._store: Any = None
@@ -356,6 +302,10 @@ class Place:
         name = hashlib.sha256(repr([*ranks]).encode()).hexdigest()[:16]
         self._teams[name] += 1
         name = f"torch_overlay_place/{name}/{self._teams[name]}"
+        return Team(self.new_group(ranks, device, name), ranks, self.rank, torch.device(device), name)
+
+    def new_group(self, ranks: Sequence[int], device: str, name: str) -> ProcessGroup:
+        """A group of these ranks by this name, for a type of device. Raises as `team`."""
         store = PrefixStore(name, self._store)
         own, size = [*ranks].index(self.rank), len(ranks)
         if device == "cpu":
@@ -375,7 +325,12 @@ class Place:
         group._set_group_name(name)
         group._set_group_desc(DESCRIPTION)
         logger.debug("made %s, the process group %r of ranks %s of the place", DESCRIPTION, name, ranks)
-        return Team(group, ranks, self.rank, torch.device(device), name)
+        return group
+
+    @property
+    def store(self) -> Store:
+        """That of all ranks, which rank 0 keeps."""
+        return self._store  # type: ignore[no-any-return]
 
     def of_world(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Ranks of this process's own world, as they are numbered here.

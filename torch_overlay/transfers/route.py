@@ -6,6 +6,7 @@ import atexit
 import itertools
 import logging
 import os
+from datetime import timedelta
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
@@ -39,13 +41,14 @@ from .descriptions import (
     untied,
 )
 from .exchanges import Buffers, Exchanges, Torn, Traffic, agreed_count
-from .meeting import Place, in_world, living, no_answer, silent_ranks
-from .team import Team, new_group
+from .meeting import Place, in_world, living
+from .team import Team, failures_key, is_made_by_all, new_group, wait_longer, words_kept, words_of
+from .watch import Watch, end_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Store
 
     from ..distributed.tensor._planner.regions import Box
     from ._planner.memory import Part
@@ -133,6 +136,7 @@ def _move(tensor: Tensor, known: dict[Any, Ranks]) -> Move:
     return Move(sides[0], sides[1], tensor.wire.itemsize)
 
 
+CONNECT = timedelta(seconds=10)  # the least that ranks have for connecting, however short a wait in a run may be
 logger = logging.getLogger(__name__)
 _open: WeakSet[Route] = WeakSet()
 
@@ -161,13 +165,23 @@ class Route:
         gone: Sequence[int] = (),
         strict: bool = True,
         keep: bool = False,
+        timeout: timedelta | None = None,
     ) -> None:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
-        meeting = _meeting(group, left)
+        meeting = _meeting(group, left, timeout)
         own = describe(source, target, names, place)
         descriptions = all_from_data(
-            meeting.say(as_data(own.description._replace(budget=budget, strict=strict, keep=keep)))
+            meeting.say(
+                as_data(
+                    own.description._replace(
+                        budget=budget,
+                        strict=strict,
+                        keep=keep,
+                        timeout=None if timeout is None else timeout.total_seconds(),
+                    )
+                )
+            )
         )
         try:
             self.tensors, self.left_out = agreed(descriptions, left, strict)
@@ -185,8 +199,8 @@ class Route:
         self._targets: list[Current | None] = []
         _check_nothing_is_lost(self.legs, left)
         self._team: Team | None = None
-        self._running, self._is_closed, self._runs = Lock(), False, 0
-        self._meeting: Meeting | None = meeting
+        self._running, self._is_closed = Lock(), False
+        self._watch: Watch | None = None
         self._last: Running | None = None  # in the background
         self.process = os.getpid()
         self._seen: tuple[object, object, Shared] | None = None  # names, where they lay, and what they shared
@@ -199,17 +213,7 @@ class Route:
         if self._tied:
             self._check_tied(_meeting(group, left))
         _open.add(self)
-        try:
-            self._make(meeting)
-        except RuntimeError as error:
-            is_asked = self.tensors[0].source.device == "cpu"  # elsewhere the others met no failure, and say nothing
-            silent = silent_ranks(meeting, self.ranks, "making failed") if is_asked else []
-            if not silent:
-                raise
-            raise RuntimeError(
-                f"A Transfer over {of_ranks(self.ranks)} can't be made: {no_answer(meeting, silent)}; "
-                f"{str(error).removesuffix('.')}."
-            ) from error
+        self._make(meeting)
 
     def _check_tied(self, meeting: Meeting) -> None:
         """ValueError, on all ranks, if targets are one block of memory whose sources' values differ."""
@@ -221,22 +225,80 @@ class Route:
             raise ValueError(f"A Transfer can't write to what its target is: {'; '.join(problems)}.")
 
     def _make(self, meeting: Meeting) -> None:
-        """The group and the plans, which ranks make together."""
-        self._team = self._new_team(meeting)
-        if self._team is None:
+        """The group and the plans, which ranks make together.
+
+        Raises:
+            RuntimeError: a rank left meanwhile; names it.
+        """
+        if meeting.rank not in self.ranks:
+            self._new_team(meeting)  # where the whole world has to make the group
             return
-        self._buffers = Buffers(self._device)
-        every = range(len(self.legs))
-        (sources, wrong), (targets, more) = (locals_of(each, every) for each in (self._sources, self._targets))
-        shared = NOTHING_SHARED if wrong or more else self._look(None, every, sources, targets)
-        self._plans[None] = self._planned(every, sources, shared)
+        if len(self.ranks) > 1 and not _is_fake(self._place):
+            base = _store(self._place).clone()
+            self._watch = Watch(
+                self.ranks,
+                meeting.rank,
+                dist.PrefixStore("watch", meeting.store),
+                meeting.timeout,
+                meeting.keeper,
+                self._close_connections,
+                lambda: base.add(failures_key(self.ranks), 1),
+            )
+        try:
+            self._enter("making the process group", True)
+            self._team = self._new_team(meeting)
+            self._enter("planning", True)
+            self._buffers = Buffers(self._device)
+            every = range(len(self.legs))
+            (sources, wrong), (targets, more) = (locals_of(each, every) for each in (self._sources, self._targets))
+            shared = NOTHING_SHARED if wrong or more else self._look(None, every, sources, targets)
+            self._plans[None] = self._planned(every, sources, shared)
+        except RuntimeError as error:
+            if self._watch is None:
+                raise
+            said = self._watch.settle(error, is_own=False)
+            raise RuntimeError(f"A Transfer over {of_ranks(self.ranks)} can't be made: {said}") from error
+        except Exception:  # as all ranks raise it
+            self._end_watch()
+            raise
+        if self._watch is not None:
+            self._watch.end()
         self.staging = self._plans[None][1].staging
 
     def _new_team(self, meeting: Meeting) -> Team | None:
+        place = self._place
+        if place is not None:
+            team = place.team(self.ranks, self.tensors[0].source.device)
+        else:
+            group = new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT))
+            team = None if group is None else Team.of(group, self._device)
+        if team is None or team.group is None:
+            return team
+        if team.words is None and self._watch is not None and not is_made_by_all():
+            own = dist.PrefixStore("watch", meeting.store)
+            kept = place.words if place is not None else words_kept.setdefault(_world(), {})
+            team.use_words(*words_of(kept, self.ranks, _store(place), own, lambda: self._new_words(team, meeting)))
+        for each in {team.group, team.words} - {None}:
+            wait_longer(each, meeting.timeout)
+        return team
+
+    def _new_words(self, team: Team, meeting: Meeting) -> ProcessGroup | None:
         if self._place is not None:
-            return self._place.team(self.ranks, self.tensors[0].source.device)
-        group = new_group(self.ranks, meeting.ranks, meeting.timeout)
-        return None if group is None else Team.of(group, self._device)
+            return self._place.new_group(self.ranks, "cpu", f"{team.name}/words")
+        return new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT), "gloo")
+
+    def _enter(self, text: str, waits: bool) -> None:
+        if self._watch is not None:
+            self._watch.enter(text, waits)
+
+    def _close_connections(self) -> None:
+        if self._team is not None:
+            self._team.close_connections()
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def _current(self, side: str, given: Mapping[str, Given]) -> list[Current | None]:
         found: list[Current | None] = []
@@ -406,7 +468,12 @@ class Route:
 
     def _check_unchanged(self, problems: Sequence[str]) -> None:
         """ValueError, on all ranks, if a source of some rank was changed while it was read."""
-        found = Word(problems).agree(self._member).problems
+        try:
+            self._enter("comparing the sources' versions after the run", True)
+            found = Word(problems).agree(self._member).problems
+        except Exception as error:
+            raise self._failed(error) from error
+        self._end_run()
         if found:
             raise ValueError(
                 f"A Transfer over {of_ranks(self.ranks)} ran, and what came is of two moments: {'; '.join(found)}. "
@@ -426,18 +493,25 @@ class Route:
     ) -> bool:
         """Whether some rank runs in the background. Calls `sent` when no source is read any more."""
         problems: list[str] = []
+        if self._watch is not None:
+            self._watch.begin("the word before the run", waits=True)
         try:
             problems, said, is_background = word.agree(self._member)
+            self._enter("planning", True)
             if word.checks and not problems:
                 problems = self._unlike(sources)
-            if not problems:
-                if word.only not in self._plans:
+            if not problems and word.only not in self._plans:
+                try:
                     self._plans[word.only] = self._planned(numbers, sources, shared)
+                except ValueError as error:  # on all ranks
+                    problems = [str(error).removesuffix(".")]
+            if not problems:
                 places, exchanges = plan = self._plans[word.only]
                 try:
                     # Views of copies would keep the copies.
                     keeps = self._keeps and not has_copies
-                    exchanges.run([sources[n] for n in places], [targets[n] for n in places], sent, keeps)
+                    enter = None if self._watch is None else self._watch.enter
+                    exchanges.run([sources[n] for n in places], [targets[n] for n in places], sent, keeps, enter)
                 except Torn:
                     self._count_writes(plan)
                     raise
@@ -446,12 +520,18 @@ class Route:
         except Exception as error:
             raise self._failed(error) from error
         if problems:
+            self._end_run()
             raise ValueError(
                 f"A Transfer over {of_ranks(self.ranks)} can't run, and nothing was sent: {'; '.join(problems)}. It "
                 "runs with the shapes, types and placements that it was made for, the same tensors on all ranks."
             )
-        self._runs += 1
+        if not is_background:
+            self._end_run()
         return is_background
+
+    def _end_run(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
 
     def _count_writes(self, plan: Plan) -> None:
         """Let autograd know which targets changed: backward of what was computed before raises then, as after copy_.
@@ -465,22 +545,15 @@ class Route:
         torch.autograd.graph.increment_version([each for target in targets for each in target.counting])
 
     def _failed(self, error: Exception) -> RuntimeError:
-        """What to say of an error in a run: whether something was written, and who doesn't answer."""
+        """What to say of an error in a run: whether something was written, and who is missing."""
         state = (
             "some targets are new and others not, or half so" if isinstance(error, Torn) else "no target was written"
         )
-        cause: BaseException | None = error
-        while isinstance(cause, Torn):
-            cause = cause.__cause__
-        # Of a fault of its own a rank tells the others, and waits for nobody.
-        others = self.ranks if isinstance(cause, RuntimeError) else []
-        who = ""
-        if self._meeting is not None and self._device.type == "cpu":  # else the others met no failure, and say nothing
-            silent = silent_ranks(self._meeting, others, self._failure)
-            who = f"{no_answer(self._meeting, silent)}; " if silent else ""
-        return RuntimeError(
-            f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {who}{str(error).removesuffix('.')}."
-        )
+        said = f"{str(error).removesuffix('.')}."
+        if self._watch is not None:
+            # While it waits, a rank's error is that of another one, whose connection broke.
+            said = self._watch.settle(error, is_own=not self._watch.position.waits)
+        return RuntimeError(f"A Transfer over {of_ranks(self.ranks)} failed, and {state}: {said}")
 
     def _unlike(self, sources: Locals) -> list[str]:
         """Which replicas that are no DTensors differ now, the same on all ranks."""
@@ -563,11 +636,6 @@ class Route:
         own = [current.device for current in (*self._sources, *self._targets) if current is not None]
         return next((device for device in own if device.type == kind), torch.device(kind))
 
-    @property
-    def _failure(self) -> str:
-        """What ranks call a failure of the run that is under way."""
-        return f"{self._member.name}/run {self._runs} failed"
-
     def forget(self) -> None:
         """Let go of buffers and views that `keep` keeps."""
         with self._running:
@@ -597,13 +665,14 @@ class Route:
             self._running.release()
 
     def _close(self) -> None:
+        self._end_watch()
         if self._team is not None:
             self._team.destroy()
         if self.traffic:
             self._buffers.forget()
         self._is_closed, self._team = True, None
         self._sources, self._targets, self._plans = [], [], {}
-        self._last = self._meeting = None
+        self._last = None
 
 
 @atexit.register
@@ -616,19 +685,38 @@ def _close_all() -> None:
     for route in [*_open]:
         if route.process == os.getpid():  # a forked child has no threads to join
             route.end()
+    end_threads()
 
 
-def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int]) -> Meeting:
+def _world() -> ProcessGroup:
+    return distributed_c10d._get_default_group()
+
+
+def _store(place: Place | None) -> Store:
+    return distributed_c10d._get_default_store() if place is None else place.store
+
+
+def _is_fake(place: Place | None) -> bool:
+    """Whether the world's backend sends nothing, so that nobody is ever waited for."""
+    return place is None and dist.get_backend() in ("fake", "threaded")
+
+
+def _meeting(
+    group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int], timeout: timedelta | None = None
+) -> Meeting:
     """Of all that make a Transfer, without those that left.
 
     Raises:
         ValueError: the group has some that left.
     """
     if isinstance(group, Place):
-        return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in left])
+        found = group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in left])
+        found.timeout = timeout or found.timeout
+        return found
     if left and group is None:
         group = [rank for rank in range(dist.get_world_size()) if rank not in left]
     meeting = in_world(group, "A Transfer")
+    meeting.timeout = timeout or meeting.timeout
     if not left.isdisjoint(meeting.ranks):
         both = of_ranks(sorted(left.intersection(meeting.ranks)))
         raise ValueError(

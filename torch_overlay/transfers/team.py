@@ -1,18 +1,22 @@
 """The ranks of a transfer with their process groups, and how they tell one another something during a run.
 
-A `Team` is the ranks that exchange, whatever world they are of, with a group that is used for nothing else. On gloo
-what ranks say to one another goes by tagged messages in that group; on other backends by all-gathers, for which the
-host waits for the device.
+A `Team` is the ranks that exchange, whatever world they are of, with a group that carries their tensors and is used for
+nothing else. What ranks say to one another goes by tagged messages over gloo: in that group if it is gloo's, else in one
+beside it, so that the host never waits for a device to hear whether all ranks have come.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from inspect import unwrap
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,20 +27,28 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ..distributed import config
 from ..distributed._mesh.text import of_ranks
 from ..distributed.distributed_c10d import MemberNames
+from .watch import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
+
+    from torch.distributed import Store
 
 
-WORDS = 0  # the tag of what ranks say; those of direct messages lie above
+LATER = timedelta(seconds=60)
+ABORT = 5.0  # seconds in which a backend aborts a group, or is left behind
+NEVER_SENT = (1 << 31) - 1  # a tag
+TAGS_OF_WORDS = 1 << 20  # of teams that share a group of words; 0 is that of words in a group of tensors
 DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
 logger = logging.getLogger(__name__)
 _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
+words_kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], Words]] = WeakKeyDictionary()  # by the world
 _kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
 
 
-def new_group(ranks: Sequence[int], callers: Sequence[int], timeout: timedelta) -> ProcessGroup | None:
+def new_group(
+    ranks: Sequence[int], callers: Sequence[int], timeout: timedelta, backend: str | None = None
+) -> ProcessGroup | None:
     """A group over these ranks, made by them where the backend lets members make one alone, else by the whole world;
     None on a rank outside.
 
@@ -44,7 +56,7 @@ def new_group(ranks: Sequence[int], callers: Sequence[int], timeout: timedelta) 
         RuntimeError: the world must make it, and some ranks of it don't call this.
     """
     world = distributed_c10d._get_default_group()
-    alone = not config.use_torchcomms and "mpi" not in distributed_c10d.get_backend(world)
+    alone = not is_made_by_all()
     if alone and dist.get_rank() not in ranks:
         return None
     if not alone and len({*callers}) < world.size():
@@ -54,13 +66,19 @@ def new_group(ranks: Sequence[int], callers: Sequence[int], timeout: timedelta) 
             "Transfer on all of them (group=None), with None for a side that a rank has no part in."
         )
     name = _names.setdefault(world, MemberNames("transfer")).next(ranks)
-    how = {"timeout": timeout, "use_local_synchronization": alone, "group_desc": DESCRIPTION}
+    how = {"timeout": timeout, "backend": backend, "use_local_synchronization": alone, "group_desc": DESCRIPTION}
     made = _new_group_called(name)(list(ranks), **how)
     if made == dist.GroupMember.NON_GROUP_MEMBER:
         return None
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("made %s, the process group %r of %s", made.group_desc, made.group_name, of_ranks(ranks))
     return made
+
+
+def is_made_by_all() -> bool:
+    """Whether all ranks of the world have to take part in making a group on its backend."""
+    world = distributed_c10d._get_default_group()
+    return bool(config.use_torchcomms) or "mpi" in distributed_c10d.get_backend(world)
 
 
 def _new_group_called(name: str) -> Callable[..., Any]:
@@ -99,6 +117,66 @@ def kept_group(ranks: Sequence[int]) -> ProcessGroup | None:
     return group
 
 
+class Words(NamedTuple):
+    """A gloo group that carries what ranks say, beside groups of another backend.
+
+    Attributes:
+        number: how many failures of transfers over these ranks there were when it was made.
+        teams: a counter of those that use it, for their tags.
+    """
+
+    group: ProcessGroup | None
+    number: int
+    teams: Iterator[int]
+
+
+def words_of(
+    kept: dict[tuple[int, ...], Words],
+    ranks: Sequence[int],
+    base: Store,
+    own: Store,
+    make: Callable[[], ProcessGroup | None],
+) -> tuple[ProcessGroup | None, int]:
+    """The group of words of these ranks, and the tag of a new team in it. Collective over them.
+
+    It is kept until a transfer over these ranks fails, whose connections are closed then. Ranks learn of a failure one
+    after the other, so they agree on the number of failures first: one that kept a closed group would wait in it.
+
+    Args:
+        base: for all transfers of these ranks.
+        own: for the new one.
+    """
+    if not dist.is_gloo_available():
+        warn_once("torch has no gloo here, so that what ranks of a Transfer say waits for their devices.")
+        return None, 0
+    number = int(own.compare_set("words", "", str(base.add(failures_key(ranks), 0))))
+    words = kept.get(tuple(ranks))
+    if words is None or words.number != number:
+        words = kept[tuple(ranks)] = Words(make(), number, itertools.count(1))
+    return words.group, next(words.teams) % TAGS_OF_WORDS
+
+
+def failures_key(ranks: Sequence[int]) -> str:
+    """Where a store counts the failures of transfers over these ranks."""
+    return f"torch_overlay/failures/{hashlib.sha256(repr([*ranks]).encode()).hexdigest()[:16]}"
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning, once in a process."""
+    logger.warning(text)
+
+
+def wait_longer(group: ProcessGroup, timeout: timedelta) -> None:
+    """Give a group's backends a timeout beyond this one, so that a `Watch` ends a wait before they do. They ended the
+    process of an NCCL rank without a word about who was missing."""
+    for device in group._device_types:
+        try:
+            group._get_backend(device)._set_default_timeout(timeout + LATER)
+        except (RuntimeError, AttributeError):
+            continue  # a backend that doesn't exist here, or has no timeout
+
+
 def timeout_of(group: ProcessGroup) -> timedelta:
     """How long the ranks of a group wait for one another."""
     for device in sorted(group._device_types, key=str):  # the host's memory first; whatever else this host has
@@ -121,6 +199,7 @@ class Team:
 
     Attributes:
         is_on_gloo: whether the group carries tensors of `device` by gloo, in the memory of the host.
+        words: the gloo group for what ranks say; None where torch has no gloo: all-gathers in `group` say it then.
     """
 
     def __init__(
@@ -133,6 +212,7 @@ class Team:
     ) -> None:
         self.group, self.ranks, self.rank, self.device, self.name = group, tuple(ranks), rank, device, name
         self.is_on_gloo = group is not None and device.type == "cpu" and is_gloo(group, device)
+        self.words, self._tag = group if self.is_on_gloo else None, 0
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
@@ -140,10 +220,25 @@ class Team:
         name = "" if group is None else group.group_name
         return Team(group, dist.get_process_group_ranks(group), dist.get_rank(), device, name)
 
+    def use_words(self, words: ProcessGroup | None, tag: int) -> None:
+        """Say words in this group from now on."""
+        self.words, self._tag = words, tag
+
     @property
     def is_fake(self) -> bool:
         """Whether nothing is sent, by torch's fake backend."""
         return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
+
+    def close_connections(self) -> None:
+        """End whatever waits in the groups of this rank, in any thread, and let nothing arrive any more.
+
+        The groups can't be used again; `destroy` still works.
+        """
+        for group in {id(group): group for group in (self.group, self.words) if group is not None}.values():
+            if group is self.words:  # gloo, whatever carries the tensors
+                _close_gloo(group, (self.ranks.index(self.rank) + 1) % len(self.ranks))
+            else:
+                in_time(group.abort, ABORT)
 
     def destroy(self) -> None:
         """Destroy the group, unless c10d doesn't know it: a place's, or one whose world was destroyed before."""
@@ -178,19 +273,20 @@ class Team:
     def _gather(self, own: torch.Tensor) -> torch.Tensor:
         if len(self.ranks) == 1 or self.group is None:
             return own[None]
-        if self.is_on_gloo:
-            return gather_by_doubling(self.group, own)
+        if self.words is not None:
+            return gather_by_doubling(self.words, own, self._tag)
         given = own.to(self.device)
         rows = given.new_empty(len(self.ranks), len(own))
         self.call(dist.all_gather)([*rows.unbind()], given, group=self.group)
         return rows
 
 
-def gather_by_doubling(group: ProcessGroup, own: torch.Tensor) -> torch.Tensor:
-    """The vectors of all ranks of a group, a row each, in the order of the group.
+def gather_by_doubling(group: ProcessGroup, own: torch.Tensor, tag: int) -> torch.Tensor:
+    """The vectors of all ranks of a group, a row each, in the order of the group, by messages with this tag.
 
     In each of log2(size) rounds a rank passes on all rows that it has, so that it has twice as many afterwards (Bruck
-    et al., "Efficient algorithms for all-to-all communications", 1997).
+    et al., "Efficient algorithms for all-to-all communications", 1997). Messages are matched by tag, and not by the
+    order of calls as collectives are: two threads may use one group.
     """
     place, size = group.rank(), group.size()
     rows = own.new_empty(size, len(own))  # row i is that of place + i
@@ -198,12 +294,22 @@ def gather_by_doubling(group: ProcessGroup, own: torch.Tensor) -> torch.Tensor:
     have = 1
     while have < size:
         more = min(have, size - have)
-        coming = group.recv([rows[have : have + more]], (place + have) % size, WORDS)
-        going = group.send([rows[:more]], (place - have) % size, WORDS)
+        coming = group.recv([rows[have : have + more]], (place + have) % size, tag)
+        going = group.send([rows[:more]], (place - have) % size, tag)
         coming.wait()
         going.wait()
         have += more
     return rows.roll(place, 0)
+
+
+def _close_gloo(group: ProcessGroup, peer: int) -> None:
+    """Close a gloo group's connections. Its `abort` does nothing (torch 2.11 to 2.15), but a receive that times out
+    closes all of them, so that every other wait in the group ends with an error: here one that nobody sends for."""
+    try:
+        nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+        group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
+    except RuntimeError:
+        pass  # timed out, or closed before
 
 
 def is_gloo(group: ProcessGroup, device: torch.device) -> bool:

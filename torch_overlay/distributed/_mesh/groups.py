@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import time
 from dataclasses import dataclass
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
@@ -759,6 +760,9 @@ def _timeout(request: Request) -> timedelta | None:
 # --- Abort ---
 
 
+ABORT_LIMIT = 60.0  # seconds for all groups of a mesh together
+
+
 def abort_groups(mesh: DeviceMesh) -> None:
     """Abort every group that a root mesh and its views own, each once, and remove them
     from c10d's state.
@@ -802,11 +806,23 @@ def _abort_together(groups: Sequence[ProcessGroup]) -> list[BaseException]:
 
     # Not a ThreadPoolExecutor: it takes no work once the interpreter ends, and exit
     # handlers may call this.
-    threads = [Thread(target=abort, args=(group,)) for group in groups]
+    # Daemons: one whose abort never ends must not keep the process alive.
+    threads = [Thread(target=abort, args=(group,), daemon=True) for group in groups]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + ABORT_LIMIT
     for thread in threads:
-        thread.join()
+        thread.join(max(until - time.monotonic(), 0.0))
+    hung = [
+        group.group_name for group, thread in zip(groups, threads) if thread.is_alive()
+    ]
+    if hung:
+        errors.append(
+            RuntimeError(
+                f"The abort of the process groups {', '.join(hung)} didn't end within "
+                f"{ABORT_LIMIT:g} s. They are given up; end this process soon."
+            )
+        )
     return errors
 
 

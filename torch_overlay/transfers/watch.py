@@ -1,0 +1,413 @@
+"""Nobody hangs in silence: which ranks a transfer waits for, how long, and what everybody is told after a failure.
+
+Start at `Watch`. Each rank has one for each of its transfers. It knows in which run and step the rank is, and whether
+the rank waits for others there. Two threads look after all watches of a process, and launch nothing:
+
+- the clock ends a wait that takes longer than the timeout, by closing the connections of that transfer;
+- the listener asks the store once a second whether another rank raised an alarm. Then it answers with the step that
+  this rank is in, and closes the connections, too.
+
+The thread whose wait ended this way calls `Watch.settle`. It raises the alarm, if nobody did before, waits a few
+seconds for the answers, and finds out who is missing. The first rank to know writes it into the store, so that all
+ranks raise the same error. A rank whose process was killed or stopped doesn't answer. One that is merely busy, or
+hasn't come yet, does, since its listener runs beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
+
+from ..distributed._mesh.text import of_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import Store
+
+logger = logging.getLogger(__name__)
+
+TICK = 0.25  # seconds between two looks of the clock
+LISTEN = 1.0  # seconds between two questions of the listener to the store
+ANSWER = 3.5  # seconds in which ranks answer an alarm; more than LISTEN
+STORE = 5.0  # seconds more in which the store has to answer
+ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store who is waited for
+OVER = 1 << 30  # the step of a rank whose run is over
+
+
+def in_time(ask: Callable[[], Any], seconds: float) -> Any:
+    """What a store answers, asked on a thread that is left behind if it takes longer.
+
+    A store whose process died waits for an answer without a limit where its connections stay open: as they do while a
+    child that it forked lives, or where its host lost its power.
+
+    Raises:
+        FutureTimeout: it didn't answer in time; or what `ask` raises.
+    """
+    answer: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="torch_overlay asks a store", daemon=True).start()
+    return answer.result(seconds)
+
+
+class Position(NamedTuple):
+    """Where a rank is in its runs.
+
+    Attributes:
+        run: from 1; 0 is the making of the transfer.
+        step: how many steps of the run it has begun, the same number on all ranks for the same step; OVER after it.
+        waits: whether it waits for other ranks there.
+        text: the step in words.
+        seconds: for how long it has been there.
+    """
+
+    run: int
+    step: int
+    waits: bool
+    text: str
+    seconds: float = 0.0
+
+
+class Failure(NamedTuple):
+    """The failure of a transfer, as all ranks know it.
+
+    Attributes:
+        rank: the first one that noticed.
+        run, text: its run and step then.
+        why: the error, if it was that rank's own and nobody is missing for it.
+        is_timeout: whether that rank waited for longer than the timeout; else a connection broke.
+    """
+
+    rank: int
+    run: int
+    text: str
+    why: str
+    is_timeout: bool
+
+
+class Watch:
+    """One transfer on one rank.
+
+    Args:
+        store: for this transfer alone, the same on all ranks.
+        timeout: how long the rank waits for others in one step.
+        keeper: the rank whose process has the store; None if nobody knows.
+        close_connections: ends all waits in the transfer's groups; called once, by any thread.
+        count_failure: called before others hear of a failure of this rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        store: Store,
+        timeout: timedelta,
+        keeper: int | None,
+        close_connections: Callable[[], None],
+        count_failure: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
+        self._own_store, self._store = store, store.clone()  # a connection that no long wait of the program occupies
+        self._close_connections, self._count_failure = close_connections, count_failure
+        self._at = Position(0, 0, False, "making"), time.monotonic()  # replaced as a whole, since threads read it
+        self._heard = 0  # alarms and questions that this rank has answered
+        self._lock = threading.Lock()
+        self._is_cut = False  # whether the connections are closed
+        self._is_late = False  # whether the clock closed them
+        self.said: str | None = None  # the error of before, once there is one
+        _threads.add(self)
+
+    @property
+    def position(self) -> Position:
+        """Where this rank is now."""
+        position, since = self._at
+        return position._replace(seconds=time.monotonic() - since)
+
+    def begin(self, text: str, waits: bool = False) -> None:
+        """The next run, and its first step.
+
+        Raises:
+            RuntimeError: the transfer failed before, here or on another rank.
+        """
+        if self.said is None and self._is_cut:
+            self.said = self._learn(None)
+        if self.said is not None:
+            raise RuntimeError(
+                f"This Transfer failed before, and can't run again: {self.said} Close it, and make another one; "
+                "gone= names ranks that left."
+            )
+        self._at = Position(self._at[0].run + 1, 1, waits, text), time.monotonic()
+
+    def enter(self, text: str, waits: bool = False) -> None:
+        """The next step of the run.
+
+        Raises:
+            RuntimeError: another rank failed, or the timeout is over.
+        """
+        if self._is_cut:
+            raise RuntimeError("the connections of this Transfer were closed")
+        position = self._at[0]
+        self._at = Position(position.run, position.step + 1, waits, text), time.monotonic()
+
+    def end(self) -> None:
+        """The run is over."""
+        self._at = Position(self._at[0].run, OVER, False, "not in a run"), time.monotonic()
+
+    def settle(self, error: BaseException, is_own: bool) -> str:
+        """After an error in a run: tell the others, find out with them who is missing, and return it in words.
+
+        Args:
+            is_own: whether it is a fault of this rank, and not of one that it waited for.
+        """
+        position = self.position
+        failure = Failure(
+            self.rank, position.run, position.text, str(error) if is_own and not self._is_cut else "", self._is_late
+        )
+        self.said = self._learn(failure)
+        return self.said
+
+    def _learn(self, own: Failure | None) -> str:
+        """What all ranks say of the failure; if the store doesn't answer, what this rank knows."""
+        try:
+            return self._explain(in_time(lambda: self._find_missing(own), ANSWER + STORE))
+        except (FutureTimeout, RuntimeError):
+            self.cut()
+        who = "the store of these ranks doesn't answer"
+        if self._keeper is not None and self._keeper != self.rank:
+            died = "which kept the store: it died, or left after a failure that it named"
+            who = f"no answer any more from {of_ranks([self._keeper])}, {died}"
+        return f"run {self.position.run}, {self.position.text}: {who}."
+
+    def _find_missing(self, own: Failure | None) -> dict[str, Any]:
+        """The failure that all ranks take for the first, and who is missing for it."""
+        store = self._store
+        if own is not None:
+            self._count_failure()
+            number = store.add("calls", 1)
+            first = json.loads(store.compare_set("failure", "", json.dumps([*own, number])))
+            store.set(f"call {number}", "failure" if first[-1] == number else "nothing")
+        else:
+            first = json.loads(store.get("failure"))
+        number, failure = first.pop(), Failure(*first)
+        position = self.position
+        self.cut()
+        if own is not None:
+            self._answer(number, position)
+        missing: list[list[Any]] = []
+        if not failure.why:
+            if not store.check(["missing"]):
+                try:
+                    store.wait([f"answer {number} {rank}" for rank in self.ranks], timedelta(seconds=ANSWER))
+                except RuntimeError:
+                    pass  # that is who is missing
+                missing = self._missing(failure, self._answers(number))
+            missing = json.loads(store.compare_set("missing", "", json.dumps(missing)))
+        return {"failure": failure, "missing": missing}
+
+    def _missing(self, failure: Failure, answers: dict[int, Position]) -> list[list[Any]]:
+        """Ranks that others wait for, each with what it does; None of one that doesn't answer."""
+        absent = [[rank, None] for rank in self.ranks if rank not in answers]
+        if absent and not failure.is_timeout:
+            return absent  # whose connection broke; who hasn't come yet may be on its way
+        waiting = [(at.run, at.step) for at in answers.values() if at.waits]
+        furthest = max(waiting, default=(failure.run, 1))
+        behind = {rank: at for rank, at in answers.items() if not at.waits and (at.run, at.step) < furthest}
+        return sorted(absent + [[rank, f"{at.text}, for {at.seconds:.0f} s"] for rank, at in behind.items()])
+
+    def _explain(self, found: dict[str, Any]) -> str:
+        failure: Failure = found["failure"]
+        where = f"run {failure.run}, {failure.text}" if failure.run else "making it"
+        if failure.why:
+            return f"{where}: {of_ranks([failure.rank])} failed: {failure.why.removesuffix('.')}."
+        absent = [rank for rank, does in found["missing"] if does is None]
+        said = []
+        if absent:
+            said.append(f"no answer any more from {of_ranks(absent)}")
+            if absent == [self._keeper]:
+                said[0] += ", which kept the store: it died, or left after a failure that it named"
+        said += [f"rank {rank} didn't come: it is {does}" for rank, does in found["missing"] if does is not None]
+        if not said:
+            said = ["all ranks answer, so that a connection between two of them broke, or is too slow"]
+        late = f", waited for longer than {self.timeout.total_seconds():g} s" if failure.is_timeout else ""
+        return f"{where}{late}: {'; '.join(said)}."
+
+    def cut(self) -> None:
+        """Close the connections, once."""
+        with self._lock:
+            if self._is_cut:
+                return
+            self._is_cut = True
+        try:
+            self._close_connections()
+        except Exception:
+            logger.debug("closing the connections of a Transfer failed", exc_info=True)
+
+    def look_at_clock(self) -> None:
+        """End a wait that takes longer than the timeout. Called by the clock."""
+        position = self.position
+        if position.waits and position.seconds > self.timeout.total_seconds() and not self._is_cut:
+            self._is_late = True
+            self.cut()
+
+    def listen(self) -> None:
+        """Answer other ranks' alarms and questions. Called by the listener."""
+        while self._store.check([f"call {self._heard + 1}"]):
+            self._heard += 1
+            kind = self._store.get(f"call {self._heard}")
+            self._answer(self._heard, self.position)
+            if kind == b"failure":
+                self.cut()
+
+    def _answer(self, number: int, position: Position) -> None:
+        self._store.set(f"answer {number} {self.rank}", json.dumps(position))
+
+    def _answers(self, number: int) -> dict[int, Position]:
+        """Where ranks are that answered this call, or were when they closed the transfer."""
+        found = {}
+        for rank in self.ranks:
+            key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
+            if key is not None:
+                found[rank] = Position(*json.loads(self._store.get(key)))
+        return found
+
+    def waited_for(self) -> list[int]:
+        """The ranks that this one waits for now, asked of the store; takes up to ANSWER seconds."""
+        store, position = self._store, self.position
+        number = store.add("calls", 1)
+        store.set(f"call {number}", "question")
+        self._answer(number, position)
+        try:
+            store.wait([f"answer {number} {rank}" for rank in self.ranks], timedelta(seconds=2 * LISTEN))
+        except RuntimeError:
+            pass
+        failure = Failure(self.rank, position.run, position.text, "", True)
+        return [rank for rank, _ in self._missing(failure, self._answers(number))]
+
+    def close(self) -> None:
+        """Answer no more. Those who still run learn from the store how far this rank came."""
+        _threads.discard(self)
+        try:
+            in_time(self._leave, 2 * LISTEN)
+        except (FutureTimeout, RuntimeError):
+            pass  # the store is gone, or the interpreter ends: the others see that this rank doesn't answer
+
+    def _leave(self) -> None:
+        store = self._store
+        store.set(f"closed {self.rank}", json.dumps(self.position))
+        if store.add("closed", 1) < len(self.ranks):
+            return
+        calls = range(1, store.add("calls", 0) + 1)  # the last one leaves nothing behind
+        keys = [f"closed {rank}" for rank in self.ranks] + [f"call {n}" for n in calls] + ["failure", "missing"]
+        for key in (*keys, *[f"answer {n} {rank}" for n in calls for rank in self.ranks], "calls", "closed"):
+            store.delete_key(key)
+
+
+class _Threads:
+    """The clock and the listener of this process. They start with its first watch, and end after its last one."""
+
+    def __init__(self) -> None:
+        self.watches: WeakSet[Watch] = WeakSet()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+
+    def add(self, watch: Watch) -> None:
+        with self._lock:
+            self.watches.add(watch)
+            if not self._threads:
+                self._ended = threading.Event()
+                for name, look, seconds in (
+                    ("clock", Watch.look_at_clock, TICK),
+                    ("listener", Watch.listen, LISTEN),
+                ):
+                    given = look, seconds, self._ended
+                    thread = threading.Thread(
+                        target=self._loop, args=given, name=f"torch_overlay {name} of transfers", daemon=True
+                    )
+                    self._threads.append(thread)
+                    thread.start()
+
+    def discard(self, watch: Watch) -> None:
+        with self._lock:
+            self.watches.discard(watch)
+            if not self.watches:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._ended.set()
+        self._threads = []
+
+    def end(self) -> None:
+        """At the end of the interpreter: a thread that wakes up while it is torn down would end the process."""
+        threads = self._threads
+        with self._lock:
+            self._stop()
+        for thread in threads:
+            thread.join(LISTEN)
+
+    def forget(self) -> None:
+        """In a forked child, which has no threads, and no transfers that it could run."""
+        self.__init__()  # type: ignore[misc]
+
+    def _loop(self, look: Callable[[Watch], None], seconds: float, ended: threading.Event) -> None:
+        while not ended.wait(seconds):
+            with self._lock:
+                watches = [*self.watches]
+            for watch in watches:
+                try:
+                    look(watch)
+                except Exception:  # a store that is gone: its ranks find out when they fail
+                    logger.debug("looking after a Transfer failed", exc_info=True)
+            del watches
+            if not self.watches:
+                with self._lock:
+                    if not self.watches and self._ended is ended:
+                        self._stop()
+
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.forget)
+
+
+def end_threads() -> None:
+    """End the threads of this process, at its end."""
+    _threads.end()
+
+
+def under_way() -> tuple[str, ...]:
+    """Each transfer of this process that is in a run, in words: the run, the step, and the ranks that it waits for.
+
+    Takes a few seconds where one has waited for some time, since it asks the others then.
+    """
+    found = []
+    for watch in sorted(_threads.watches, key=lambda watch: watch.ranks):
+        position = watch.position
+        if position.step == OVER or not position.step:
+            continue
+        said = (
+            f"Transfer over {of_ranks(watch.ranks)}: run {position.run}, {position.text}, for {position.seconds:.0f} s"
+        )
+        if position.waits and position.seconds > ASKED_AFTER:
+            try:
+                ranks = in_time(watch.waited_for, ANSWER)
+            except (FutureTimeout, RuntimeError):
+                said += "; the store doesn't say for whom"
+            else:
+                said += f"; waits for {of_ranks(ranks)}" if ranks else "; all ranks are there"
+        found.append(said)
+    return tuple(found)
