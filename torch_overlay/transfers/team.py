@@ -236,7 +236,7 @@ class Team:
         """
         for group in {id(group): group for group in (self.group, self.words) if group is not None}.values():
             if group is self.words:  # gloo, whatever carries the tensors
-                _close_gloo(group, (self.ranks.index(self.rank) + 1) % len(self.ranks))
+                _close_gloo(group)
             else:
                 in_time(group.abort, ABORT)
 
@@ -302,14 +302,19 @@ def gather_by_doubling(group: ProcessGroup, own: torch.Tensor, tag: int) -> torc
     return rows.roll(place, 0)
 
 
-def _close_gloo(group: ProcessGroup, peer: int) -> None:
-    """Close a gloo group's connections. Its `abort` does nothing (torch 2.11 to 2.15), but a receive that times out
-    closes all of them, so that every other wait in the group ends with an error: here one that nobody sends for."""
-    try:
-        nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
-        group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
-    except RuntimeError:
-        pass  # timed out, or closed before
+def _close_gloo(group: ProcessGroup) -> None:
+    """Close a gloo group's connections.
+
+    Its `abort` does nothing (torch 2.11 to 2.15), but a receive that times out closes all connections, so that every
+    other wait in the group ends with an error. So this receives what nobody sends, from each rank: where a connection
+    is closed already the receive fails at once, and leaves the other ones open.
+    """
+    nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+    for peer in {*range(group.size())} - {group.rank()}:
+        try:
+            group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            continue
 
 
 def is_gloo(group: ProcessGroup, device: torch.device) -> bool:

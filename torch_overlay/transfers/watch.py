@@ -125,6 +125,7 @@ class Watch:
         self._close_connections, self._count_failure = close_connections, count_failure
         self._at = Position(0, 0, False, "making"), time.monotonic()  # replaced as a whole, since threads read it
         self._heard = 0  # alarms and questions that this rank has answered
+        self._can_listen = True  # whether the store is there
         self._lock = threading.Lock()
         self._is_cut = False  # whether the connections are closed
         self._is_late = False  # whether the clock closed them
@@ -264,13 +265,18 @@ class Watch:
             self.cut()
 
     def listen(self) -> None:
-        """Answer other ranks' alarms and questions. Called by the listener."""
-        while self._store.check([f"call {self._heard + 1}"]):
-            self._heard += 1
-            kind = self._store.get(f"call {self._heard}")
-            self._answer(self._heard, self.position)
-            if kind == b"failure":
-                self.cut()
+        """Answer other ranks' alarms and questions. Called by the listener, until the store is gone: then its ranks find
+        out when they fail."""
+        try:
+            while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
+                self._heard += 1
+                kind = self._store.get(f"call {self._heard}")
+                self._answer(self._heard, self.position)
+                if kind == b"failure":
+                    self.cut()
+        except RuntimeError:
+            self._can_listen = False
+            raise
 
     def _answer(self, number: int, position: Position) -> None:
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
@@ -370,7 +376,7 @@ class _Threads:
             for watch in watches:
                 try:
                     look(watch)
-                except Exception:  # a store that is gone: its ranks find out when they fail
+                except Exception:
                     logger.debug("looking after a Transfer failed", exc_info=True)
             del watches
             if not self.watches:
