@@ -5,6 +5,7 @@ Start at `enable` and `Session`. One lock guards the state.
 
 import contextlib
 import dataclasses
+import dataclasses
 import importlib
 import sys
 import threading
@@ -145,7 +146,7 @@ def enable(strict: bool | None = None, **options: object) -> report.Status:
             session.hook.install()
     # Modules that were imported after `look`, and before the hook was installed.
     _arrived(session, [module for module in list(session.waiting) if ready(module)])
-    return status()
+    return _status()
 
 
 def require_recognised() -> None:
@@ -167,7 +168,7 @@ def _again(session: Session, strict: bool | None, options: dict[str, object]) ->
                 f"The overlay is on with leave_out={before.leave_out}. disable() it to ask for {after.leave_out}"
             )
         _put(after)
-    return status()
+    return _status()
 
 
 def _put(chosen: choices.Choices) -> None:
@@ -274,12 +275,17 @@ def options() -> choices.Choices:
 
 def status() -> report.Status:
     """See `torch_overlay.status`."""
-    watch = sys.modules.get("torch_overlay.transfers.watch")  # which asks other ranks, so without the lock
-    transfers = () if watch is None else watch.under_way()
+    watch = sys.modules.get("torch_overlay.transfers.watch")
+    transfers = () if watch is None else watch.under_way()  # which asks other ranks, so without the lock
+    return dataclasses.replace(_status(), transfers=transfers)
+
+
+def _status() -> report.Status:
+    """Without the transfers under way."""
     with _lock:
         release = _session.release.said if _session else _release_text()
         rows = tuple(_row(patch) for patch in series.PATCHES)
-        return report.Status(_session is not None, release, rows, options(), report.count(), report.groups(), transfers)
+        return report.Status(_session is not None, release, rows, options(), report.count(), report.groups())
 
 
 def _release_text() -> str:

@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,6 @@ from mesh_ranks import make_root
 from on_device import from_host
 from rank_background import held
 from rank_recipes import VOCABULARY, new_model, with_fsdp
-from torch_overlay.transfers import meeting
 
 STEPS = 3
 
@@ -67,7 +65,7 @@ class WorldRecipeCases:
     def test_a_trainer_that_restarts_is_met_again(self):
         """It fails in its fifth step, begins again with the third, of its checkpoint, and servers go on from there."""
         target, seen = torch.zeros(4), []
-        with self.worlds(4, 4) as (world, _, address), mock.patch.object(meeting, "LONGEST", 1):
+        with self.worlds(4, 4) as (world, _, address):
             if world:
                 while not seen or seen[-1] != 6:
                     with self.meet(address, self.rank) as place:

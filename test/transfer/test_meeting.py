@@ -21,8 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import forks
 import torch_overlay
-from torch_overlay.transfers import meeting as meetings
 from torch_overlay.transfers import meeting as places
+from torch_overlay.transfers import watch
 from torch_overlay.transfers.descriptions import as_data, describe, digest, from_data
 from torch_overlay.transfers.meeting import Meeting
 from way import needs_package
@@ -53,7 +53,7 @@ for name in ("set", "get", "multi_get", "wait", "check", "add", "compare_set", "
 def requests(ranks):
     """Of a rank, in a meeting of so many who say two things; and what it hears."""
     store = Counting()
-    meeting = Meeting(range(ranks), 0, store, datetime.timedelta(seconds=5), "A test")
+    meeting = Meeting("test", range(ranks), 0, store, datetime.timedelta(seconds=5), "A test")
     for rank in range(1, ranks):
         said = zlib.compress(json.dumps(f"word {rank % 2}").encode())
         store.set(hashlib.sha256(said).hexdigest(), said)
@@ -198,16 +198,29 @@ def test_a_forked_child_keeps_no_port():
 class Silent(dist.Store):
     """Of a host that lost its power: a request waits for its answer without a limit."""
 
+    def clone(self):
+        return self
+
     def set(self, *given):
         threading.Event().wait()
+
+    add = check = set
 
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch):
     """Where a process forked by rank 0 kept its connections open, a server waited 54 s after its timeout of 5."""
-    monkeypatch.setattr(meetings, "ANSWER", 0.1)
-    meeting = Meeting(range(3), 1, Silent(), datetime.timedelta(seconds=0.1), "A test", keeper=0)
-    begun = time.monotonic()
-    assert meetings.silent_ranks(meeting, [0, 1, 2], "run 1 failed") == [0]
+    for name in ("ANSWER", "STORE", "LISTEN"):
+        monkeypatch.setattr(watch, name, 0.1)
+    begun, closed = time.monotonic(), []
+    of_failed = watch.Watch(range(3), 1, Silent(), datetime.timedelta(seconds=0.1), 0, lambda: closed.append(True))
+    of_failed.begin("the word before the run", waits=True)
+    said = of_failed.settle(RuntimeError("a connection broke"), is_own=False)
+    assert said == (
+        "run 1, the word before the run: no answer any more from rank 0, which kept the store: it died, or left after "
+        "a failure that it named."
+    )
+    assert closed == [True]
+    of_failed.close()
     monkeypatch.setattr(places, "LEAVING", 0.1)
     with port_of(listens=False) as port:
         place = torch_overlay.meet(f"tcp://127.0.0.1:{port}", rank=0, world_size=1)

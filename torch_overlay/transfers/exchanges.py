@@ -11,7 +11,8 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,13 +28,13 @@ from ._planner.schedule import ALIGNED, ROUNDED, Direct, Large, Load, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
 
     from torch.distributed import ProcessGroup, Work
 
     from ._planner.routes import Move
     from ._planner.schedule import Messages, Schedule
     from .team import Team
+    from .watch import Watch
 
 
 # --- Blocks in a flat buffer ---
@@ -522,10 +523,6 @@ class Buffers:
         return sum(map(len, self.kept))
 
 
-def _unwatched(text: str, waits: bool) -> None:
-    """Of exchanges that no `Watch` looks after."""
-
-
 class Torn(RuntimeError):
     """An exchange failed, and some of the targets were written before."""
 
@@ -567,8 +564,7 @@ class Exchanges:
         self._mail: list[Mail] = []
         self._kept: list[tuple[Block, Block]] = []
         self._views = Views()
-        self._enter: Callable[[str, bool], None] = _unwatched
-        self._watched = False
+        self._watch: Watch | None = None
         self._ends: list[torch.Event] = []
         self._kept_views: list[tuple[torch.Tensor, torch.Tensor, Block]] | None = None
 
@@ -588,20 +584,20 @@ class Exchanges:
         targets: Locals,
         sent: Callable[[], None] = lambda: None,
         keeps: bool = False,
-        enter: Callable[[str, bool], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Write what the targets lack, and copy what they have in their sources.
 
         Args:
             keeps: keep the views for the next run, and with them the memory of these tensors.
             sent: called as soon as no source is read any more.
-            enter: called when a step begins, with its name and whether it waits for other ranks.
+            watch: hears of each step.
 
         Raises:
             Torn: an exchange failed when something was written.
             RuntimeError: an exchange failed before anything was written.
         """
-        self._enter, self._watched = enter or _unwatched, enter is not None
+        self._watch = watch
         wires = self._wires or [None] * len(sources)
         sources, targets = self._views.begin(sources, targets, wires, keeps)
         if self._geometry is None or not keeps or any(self._views.changed):
@@ -676,7 +672,7 @@ class Exchanges:
             if number == self.count - 1 and not self._kept:
                 sent()  # what this rank gets comes later
             running.work.wait()
-            if self.team.device.type != "cpu" and self._watched:
+            if self.team.device.type != "cpu" and self._watch is not None:
                 self._ends.append(torch.accelerator.current_stream(self.team.device).record_event())
         self._buffers.reserve(-self._mail[number].staged)
         self._buffers.give(running.sent)
@@ -687,10 +683,15 @@ class Exchanges:
             for run in self._ways[number][1].runs:
                 run.land(targets, came, self._views)
 
-    def _step(self, number: int, what: str, waits: bool = False) -> AbstractContextManager[object]:
+    @contextmanager
+    def _step(self, number: int, what: str, waits: bool = False) -> Iterator[None]:
         text = f"exchange {number + 1} of {self.count}, {what}"
-        self._enter(text, waits)
-        return span(text)
+        if self._watch is not None:
+            self._watch.enter(text, waits)
+        with span(text):
+            yield
+        if waits and self._watch is not None:
+            self._watch.came()
 
     def _wait_for_device(self) -> None:
         """Wait until the exchanges have ended on the device.
@@ -702,8 +703,8 @@ class Exchanges:
         for number, end in enumerate(ends):
             with self._step(number, "on the device", waits=True):
                 end.synchronize()
-        if ends:
-            self._enter("the end", False)  # raises if it was aborted
+        if ends and self._watch is not None:
+            self._watch.enter("the end")  # raises if it was aborted
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
         found = self._kept_views

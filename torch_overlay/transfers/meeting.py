@@ -30,13 +30,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, TCPStore, distributed_c10d
 
 from ..distributed._mesh.text import of_ranks, ranks_text
-from .team import DESCRIPTION, Team, timeout_of
+from .team import DESCRIPTION, Common, Team, timeout_of
 from .watch import in_time
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-    from .team import Words
 
 
 _numbers: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
@@ -80,15 +78,16 @@ def in_world(group: ProcessGroup | Sequence[int] | None, purpose: str) -> Meetin
         raise ValueError(f"{purpose} of {of_ranks(ranks)} can't be made by rank {dist.get_rank()}.")
     held = _numbers.setdefault(world, Counter())
     held[name] += 1
-    store = dist.PrefixStore(f"torch_overlay/{name}/{held[name]}", distributed_c10d._get_default_store())
-    return Meeting(ranks, dist.get_rank(), store, timeout, purpose)
+    name = f"torch_overlay/{name}/{held[name]}"
+    return Meeting(name, ranks, dist.get_rank(), distributed_c10d._get_default_store(), timeout, purpose)
 
 
 class Meeting:
     """One meeting of some ranks; they hold their meetings in the same order.
 
     Args:
-        store: for this meeting alone.
+        name: of this meeting alone, the same on all ranks: what its keys in the store begin with.
+        store: of all ranks.
         seal: signs what is said; None where who reaches the store is trusted.
         hint: what to do if a rank doesn't come.
         keeper: the rank whose process has the store; None if nobody knows.
@@ -96,6 +95,7 @@ class Meeting:
 
     def __init__(
         self,
+        name: str,
         ranks: Sequence[int],
         rank: int,
         store: Store,
@@ -105,7 +105,7 @@ class Meeting:
         hint: str = "",
         keeper: int | None = None,
     ) -> None:
-        self.ranks, self.rank, self.store = ranks, rank, store
+        self.name, self.ranks, self.rank, self.store = name, ranks, rank, PrefixStore(name, store)
         self.timeout, self.purpose, self._seal, self.keeper = timeout, purpose, seal, keeper
         self._hint = hint or (
             "All of these ranks call it, in one order with what else they do; a rank without a part gives None."
@@ -249,7 +249,7 @@ class Place:
         if key is not None and not key:
             raise ValueError(f"meet() needs a key that isn't empty, or none: by key=, or by {KEY}.")
         self.rank, self.size, self.timeout = rank, world_size, timedelta(seconds=timeout)
-        self.words: dict[tuple[int, ...], Words] = {}
+        self._common: Common | None = None
         self._address, self._held, self._teams = address, Counter[str](), Counter[str]()
         self._purpose = f"A meeting of {world_size} at {address}"
         self._store: Any = None
@@ -285,11 +285,11 @@ class Place:
         some = sorted(range(self.size) if ranks is None else ranks)
         name = hashlib.sha256(repr(some).encode()).hexdigest()
         self._held[name] += 1
-        store = PrefixStore(f"meeting/{name}/{self._held[name]}", self._store)
         if purpose == self._purpose:
             hint = "Each process calls meet() with a rank of its own."
         seal = None if self._seal is None else self._seal.within(f"{name}/{self._held[name]}")
-        return Meeting(some, self.rank, store, self.timeout, purpose, seal, hint, keeper=0)
+        name = f"meeting/{name}/{self._held[name]}"
+        return Meeting(name, some, self.rank, self._store, self.timeout, purpose, seal, hint, keeper=0)
 
     def team(self, ranks: Sequence[int], device: str) -> Team | None:
         """These ranks with a group of their own; None on a rank outside. Collective over them.
@@ -328,9 +328,11 @@ class Place:
         return group
 
     @property
-    def store(self) -> Store:
-        """That of all ranks, which rank 0 keeps."""
-        return self._store  # type: ignore[no-any-return]
+    def common(self) -> Common:
+        """What the transfers of this place have in common."""
+        if self._common is None:
+            self._common = Common(self._store)
+        return self._common
 
     def of_world(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Ranks of this process's own world, as they are numbered here.
@@ -358,7 +360,7 @@ class Place:
         """Leave. Rank 0 ends the place for all, when they left or after a few seconds, and its port is free then. Again
         does nothing."""
         _open.discard(self)
-        store, self._store = self._store, None
+        store, self._store, self._common = self._store, None, None
         if store is None:
             self._server = None
             return

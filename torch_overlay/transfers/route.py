@@ -42,8 +42,8 @@ from .descriptions import (
 )
 from .exchanges import Buffers, Exchanges, Torn, Traffic, agreed_count
 from .meeting import Place, in_world, living
-from .team import Team, failures_key, is_made_by_all, new_group, wait_longer, words_kept, words_of
-from .watch import Watch, end_threads
+from .team import Common, Team, is_made_by_all, new_group, wait_longer
+from .watch import CONNECT, Watch, end_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,7 +136,6 @@ def _move(tensor: Tensor, known: dict[Any, Ranks]) -> Move:
     return Move(sides[0], sides[1], tensor.wire.itemsize)
 
 
-CONNECT = timedelta(seconds=10)  # the least that ranks have for connecting, however short a wait in a run may be
 logger = logging.getLogger(__name__)
 _open: WeakSet[Route] = WeakSet()
 
@@ -234,15 +233,15 @@ class Route:
             self._new_team(meeting)  # where the whole world has to make the group
             return
         if len(self.ranks) > 1 and not _is_fake(self._place):
-            base = _store(self._place).clone()
+            common = self._common
             self._watch = Watch(
                 self.ranks,
                 meeting.rank,
-                dist.PrefixStore("watch", meeting.store),
+                dist.PrefixStore(f"{meeting.name}/watch", common.store),
                 meeting.timeout,
                 meeting.keeper,
                 self._close_connections,
-                lambda: base.add(failures_key(self.ranks), 1),
+                lambda: common.count_failure(self.ranks),
             )
         try:
             self._enter("making the process group", True)
@@ -257,6 +256,7 @@ class Route:
             if self._watch is None:
                 raise
             said = self._watch.settle(error, is_own=False)
+            self._end_watch()
             raise RuntimeError(f"A Transfer over {of_ranks(self.ranks)} can't be made: {said}") from error
         except Exception:  # as all ranks raise it
             self._end_watch()
@@ -275,9 +275,8 @@ class Route:
         if team is None or team.group is None:
             return team
         if team.words is None and self._watch is not None and not is_made_by_all():
-            own = dist.PrefixStore("watch", meeting.store)
-            kept = place.words if place is not None else words_kept.setdefault(_world(), {})
-            team.use_words(*words_of(kept, self.ranks, _store(place), own, lambda: self._new_words(team, meeting)))
+            own = dist.PrefixStore(f"{meeting.name}/watch", self._common.store)
+            team.use_words(*self._common.words_of(self.ranks, own, lambda: self._new_words(team, meeting)))
         for each in {team.group, team.words} - {None}:
             wait_longer(each, meeting.timeout)
         return team
@@ -286,6 +285,10 @@ class Route:
         if self._place is not None:
             return self._place.new_group(self.ranks, "cpu", f"{team.name}/words")
         return new_group(self.ranks, meeting.ranks, max(meeting.timeout, CONNECT), "gloo")
+
+    @property
+    def _common(self) -> Common:
+        return Common.of_world() if self._place is None else self._place.common
 
     def _enter(self, text: str, waits: bool) -> None:
         if self._watch is not None:
@@ -510,8 +513,8 @@ class Route:
                 try:
                     # Views of copies would keep the copies.
                     keeps = self._keeps and not has_copies
-                    enter = None if self._watch is None else self._watch.enter
-                    exchanges.run([sources[n] for n in places], [targets[n] for n in places], sent, keeps, enter)
+                    own = [sources[n] for n in places], [targets[n] for n in places]
+                    exchanges.run(*own, sent, keeps, self._watch)
                 except Torn:
                     self._count_writes(plan)
                     raise
@@ -686,14 +689,6 @@ def _close_all() -> None:
         if route.process == os.getpid():  # a forked child has no threads to join
             route.end()
     end_threads()
-
-
-def _world() -> ProcessGroup:
-    return distributed_c10d._get_default_group()
-
-
-def _store(place: Place | None) -> Store:
-    return distributed_c10d._get_default_store() if place is None else place.store
 
 
 def _is_fake(place: Place | None) -> bool:

@@ -42,7 +42,7 @@ TAGS_OF_WORDS = 1 << 20  # of teams that share a group of words; 0 is that of wo
 DESCRIPTION = "torch_overlay_transfer"  # what c10d calls these groups, in its logs and its flight recorder
 logger = logging.getLogger(__name__)
 _names: WeakKeyDictionary[ProcessGroup, MemberNames] = WeakKeyDictionary()
-words_kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], Words]] = WeakKeyDictionary()  # by the world
+_common: WeakKeyDictionary[ProcessGroup, Common] = WeakKeyDictionary()  # by the world
 _kept: WeakKeyDictionary[ProcessGroup, dict[tuple[int, ...], ProcessGroup]] = WeakKeyDictionary()
 
 
@@ -130,30 +130,52 @@ class Words(NamedTuple):
     teams: Iterator[int]
 
 
-def words_of(
-    kept: dict[tuple[int, ...], Words],
-    ranks: Sequence[int],
-    base: Store,
-    own: Store,
-    make: Callable[[], ProcessGroup | None],
-) -> tuple[ProcessGroup | None, int]:
-    """The group of words of these ranks, and the tag of a new team in it. Collective over them.
+class Common:
+    """What the transfers of one world, or of one place, have in common on a rank.
 
-    It is kept until a transfer over these ranks fails, whose connections are closed then. Ranks learn of a failure one
-    after the other, so they agree on the number of failures first: one that kept a closed group would wait in it.
-
-    Args:
-        base: for all transfers of these ranks.
-        own: for the new one.
+    Attributes:
+        store: the one of all ranks, over a connection of its own, so that no long wait of the program delays a request.
+            One for all transfers, since a server looks up the name of whoever connects: where its resolver is slow,
+            that takes 5 s, in which nobody else is served.
+        words: by ranks, the group for what they say.
     """
-    if not dist.is_gloo_available():
-        warn_once("torch has no gloo here, so that what ranks of a Transfer say waits for their devices.")
-        return None, 0
-    number = int(own.compare_set("words", "", str(base.add(failures_key(ranks), 0))))
-    words = kept.get(tuple(ranks))
-    if words is None or words.number != number:
-        words = kept[tuple(ranks)] = Words(make(), number, itertools.count(1))
-    return words.group, next(words.teams) % TAGS_OF_WORDS
+
+    def __init__(self, store: Store) -> None:
+        self.store = store.clone()
+        self.words: dict[tuple[int, ...], Words] = {}
+
+    @staticmethod
+    def of_world() -> Common:
+        """That of the present world."""
+        world = distributed_c10d._get_default_group()
+        found = _common.get(world)
+        if found is None:
+            found = _common[world] = Common(distributed_c10d._get_default_store())
+        return found
+
+    def words_of(
+        self, ranks: Sequence[int], own: Store, make: Callable[[], ProcessGroup | None]
+    ) -> tuple[ProcessGroup | None, int]:
+        """The group of words of these ranks, and the tag of a new team in it. Collective over them.
+
+        It is kept until a transfer over these ranks fails, whose connections are closed then. Ranks learn of a failure
+        one after the other, so they agree on the number of failures first: one that kept a closed group would wait.
+
+        Args:
+            own: the store of the new team.
+        """
+        if not dist.is_gloo_available():
+            warn_once("torch has no gloo here, so that what ranks of a Transfer say waits for their devices.")
+            return None, 0
+        number = int(own.compare_set("words", "", str(self.store.add(failures_key(ranks), 0))))
+        words = self.words.get(tuple(ranks))
+        if words is None or words.number != number:
+            words = self.words[tuple(ranks)] = Words(make(), number, itertools.count(1))
+        return words.group, next(words.teams) % TAGS_OF_WORDS
+
+    def count_failure(self, ranks: Sequence[int]) -> None:
+        """A transfer over these ranks failed, and they can't use their group of words any more."""
+        self.store.add(failures_key(ranks), 1)
 
 
 def failures_key(ranks: Sequence[int]) -> str:

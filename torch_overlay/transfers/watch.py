@@ -37,20 +37,19 @@ logger = logging.getLogger(__name__)
 
 TICK = 0.25  # seconds between two looks of the clock
 LISTEN = 1.0  # seconds between two questions of the listener to the store
+ASK = 0.05  # seconds between two questions of a rank that waits for answers
 ANSWER = 3.5  # seconds in which ranks answer an alarm; more than LISTEN
 STORE = 5.0  # seconds more in which the store has to answer
 ASKED_AFTER = 2.0  # seconds of waiting after which `status()` asks the store who is waited for
+CONNECT = timedelta(seconds=10)  # the least that ranks have for connecting, however short a wait in a run may be
 OVER = 1 << 30  # the step of a rank whose run is over
 
 
-def in_time(ask: Callable[[], Any], seconds: float) -> Any:
-    """What a store answers, asked on a thread that is left behind if it takes longer.
+def ask_aside(ask: Callable[[], Any]) -> Future[Any]:
+    """What a store answers, asked on a thread of its own.
 
     A store whose process died waits for an answer without a limit where its connections stay open: as they do while a
-    child that it forked lives, or where its host lost its power.
-
-    Raises:
-        FutureTimeout: it didn't answer in time; or what `ask` raises.
+    child that it forked lives, or where its host lost its power. So the thread is left behind if nobody waits longer.
     """
     answer: Future[Any] = Future()
 
@@ -61,7 +60,16 @@ def in_time(ask: Callable[[], Any], seconds: float) -> Any:
             answer.set_exception(error)
 
     threading.Thread(target=work, name="torch_overlay asks a store", daemon=True).start()
-    return answer.result(seconds)
+    return answer
+
+
+def in_time(ask: Callable[[], Any], seconds: float) -> Any:
+    """The same, waited for.
+
+    Raises:
+        FutureTimeout: it didn't answer in time; or what `ask` raises.
+    """
+    return ask_aside(ask).result(seconds)
 
 
 class Position(NamedTuple):
@@ -103,7 +111,7 @@ class Watch:
     """One transfer on one rank.
 
     Args:
-        store: for this transfer alone, the same on all ranks.
+        store: for this transfer alone, the same on all ranks. Threads share it, so that no request waits in it.
         timeout: how long the rank waits for others in one step.
         keeper: the rank whose process has the store; None if nobody knows.
         close_connections: ends all waits in the transfer's groups; called once, by any thread.
@@ -121,7 +129,7 @@ class Watch:
         count_failure: Callable[[], object] = lambda: None,
     ) -> None:
         self.ranks, self.rank, self.timeout, self._keeper = tuple(ranks), rank, timeout, keeper
-        self._own_store, self._store = store, store.clone()  # a connection that no long wait of the program occupies
+        self._store = store
         self._close_connections, self._count_failure = close_connections, count_failure
         self._at = Position(0, 0, False, "making"), time.monotonic()  # replaced as a whole, since threads read it
         self._heard = 0  # alarms and questions that this rank has answered
@@ -129,7 +137,7 @@ class Watch:
         self._lock = threading.Lock()
         self._is_cut = False  # whether the connections are closed
         self._is_late = False  # whether the clock closed them
-        self.said: str | None = None  # the error of before, once there is one
+        self.said: str | None = None  # how it failed, once it has
         _threads.add(self)
 
     @property
@@ -163,6 +171,11 @@ class Watch:
             raise RuntimeError("the connections of this Transfer were closed")
         position = self._at[0]
         self._at = Position(position.run, position.step + 1, waits, text), time.monotonic()
+
+    def came(self) -> None:
+        """The other ranks have come for whom this step waited: what fails from now on is this rank's own fault."""
+        position, since = self._at
+        self._at = position._replace(waits=False), since
 
     def end(self) -> None:
         """The run is over."""
@@ -211,11 +224,7 @@ class Watch:
         missing: list[list[Any]] = []
         if not failure.why:
             if not store.check(["missing"]):
-                try:
-                    store.wait([f"answer {number} {rank}" for rank in self.ranks], timedelta(seconds=ANSWER))
-                except RuntimeError:
-                    pass  # that is who is missing
-                missing = self._missing(failure, self._answers(number))
+                missing = self._missing(failure, self._answers(number, ANSWER))
             missing = json.loads(store.compare_set("missing", "", json.dumps(missing)))
         return {"failure": failure, "missing": missing}
 
@@ -260,7 +269,8 @@ class Watch:
     def look_at_clock(self) -> None:
         """End a wait that takes longer than the timeout. Called by the clock."""
         position = self.position
-        if position.waits and position.seconds > self.timeout.total_seconds() and not self._is_cut:
+        limit = self.timeout if position.run else max(self.timeout, CONNECT)
+        if position.waits and position.seconds > limit.total_seconds() and not self._is_cut:
             self._is_late = True
             self.cut()
 
@@ -281,8 +291,11 @@ class Watch:
     def _answer(self, number: int, position: Position) -> None:
         self._store.set(f"answer {number} {self.rank}", json.dumps(position))
 
-    def _answers(self, number: int) -> dict[int, Position]:
-        """Where ranks are that answered this call, or were when they closed the transfer."""
+    def _answers(self, number: int, seconds: float) -> dict[int, Position]:
+        """Where ranks are that answer this call within these seconds, or were when they closed the transfer."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._store.check([f"answer {number} {rank}" for rank in self.ranks]):
+            time.sleep(ASK)
         found = {}
         for rank in self.ranks:
             key = next((k for k in (f"answer {number} {rank}", f"closed {rank}") if self._store.check([k])), None)
@@ -296,12 +309,8 @@ class Watch:
         number = store.add("calls", 1)
         store.set(f"call {number}", "question")
         self._answer(number, position)
-        try:
-            store.wait([f"answer {number} {rank}" for rank in self.ranks], timedelta(seconds=2 * LISTEN))
-        except RuntimeError:
-            pass
         failure = Failure(self.rank, position.run, position.text, "", True)
-        return [rank for rank, _ in self._missing(failure, self._answers(number))]
+        return [rank for rank, _ in self._missing(failure, self._answers(number, 2 * LISTEN))]
 
     def close(self) -> None:
         """Answer no more. Those who still run learn from the store how far this rank came."""
@@ -403,17 +412,20 @@ def under_way() -> tuple[str, ...]:
     found = []
     for watch in sorted(_threads.watches, key=lambda watch: watch.ranks):
         position = watch.position
-        if position.step == OVER or not position.step:
+        if position.step in (0, OVER) or watch.said is not None:
             continue
-        said = (
-            f"Transfer over {of_ranks(watch.ranks)}: run {position.run}, {position.text}, for {position.seconds:.0f} s"
-        )
-        if position.waits and position.seconds > ASKED_AFTER:
-            try:
-                ranks = in_time(watch.waited_for, ANSWER)
-            except (FutureTimeout, RuntimeError):
-                said += "; the store doesn't say for whom"
-            else:
-                said += f"; waits for {of_ranks(ranks)}" if ranks else "; all ranks are there"
-        found.append(said)
-    return tuple(found)
+        is_long = position.waits and position.seconds > ASKED_AFTER
+        found.append((watch.ranks, position, ask_aside(watch.waited_for) if is_long else None))
+    return tuple([_in_words(*each) for each in found])
+
+
+def _in_words(ranks: Sequence[int], position: Position, asked: Future[list[int]] | None) -> str:
+    run = f"run {position.run}" if position.run else "making it"
+    said = f"Transfer over {of_ranks(ranks)}: {run}, {position.text}, for {position.seconds:.0f} s"
+    if asked is None:
+        return said
+    try:
+        missing = asked.result(ANSWER)
+    except (FutureTimeout, RuntimeError):
+        return f"{said}; the store doesn't say for whom"
+    return f"{said}; waits for {of_ranks(missing)}" if missing else f"{said}; all ranks are there"
