@@ -56,8 +56,8 @@ def requests(ranks):
     meeting = Meeting("test", range(ranks), 0, store, datetime.timedelta(seconds=5), "A test")
     for rank in range(1, ranks):
         said = zlib.compress(json.dumps(f"word {rank % 2}").encode())
-        store.set(hashlib.sha256(said).hexdigest(), said)
-        store.set(f"rank {rank}", hashlib.sha256(said).hexdigest())
+        store.set(f"test/{hashlib.sha256(said).hexdigest()}", said)
+        store.set(f"test/rank {rank}", hashlib.sha256(said).hexdigest())
     store.counts.clear()
     heard = meeting.say("word 0")
     assert heard == {rank: f"word {rank % 2}" for rank in range(ranks)}

@@ -388,12 +388,16 @@ class Mail:
         copied = {letter.key: letter.size for letter in out if letter.flat is None}
         self.staged = sum(copied.values()) + sum(self._window)
 
-    def start(self, group: ProcessGroup, sources: Locals, targets: Locals) -> Callable[[], None]:
+    def start(self, team: Team, sources: Locals, targets: Locals) -> Callable[[], None]:
         """Begin with all of them, of tensors of whole numbers; returns what waits for their end."""
-        straight = []
+        if not self._out and not self._straight and not self._through:
+            return lambda: None
+        straight, group = [], team.group
+        if group is None:
+            raise AssertionError("messages go by a group")
         for letter, flat in self._straight:
             straight.append(group.recv([flat.of(targets).view(torch.uint8)], letter.place, letter.tag))
-        through = self._receive_through_window(group, targets)
+        through = self._receive_through_window(team, group, targets)
         sent, copied = [], {}
         for letter in self._out:
             if letter.flat is not None:
@@ -406,8 +410,8 @@ class Mail:
 
         def finish() -> None:
             through()
-            for work in (*straight, *sent):
-                work.wait()
+            for message in (*straight, *sent):
+                team.wait(message)
 
         return finish
 
@@ -417,7 +421,7 @@ class Mail:
         most = max([letter.size for letter in self._through], default=0)
         return [most + -most % ALIGNED] * min(IN_FLIGHT, len(self._through))  # where each slot begins
 
-    def _receive_through_window(self, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
+    def _receive_through_window(self, team: Team, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
         if not self._through:
             return lambda: None
         slots = self._window
@@ -436,8 +440,8 @@ class Mail:
 
         def finish() -> None:
             while begun:
-                letter, slot, work = begun.popleft()
-                work.wait()
+                letter, slot, message = begun.popleft()
+                team.wait(message)
                 for run in letter.runs:
                     run.land(targets, slot[: letter.size])
                 begin(slot)
@@ -650,7 +654,7 @@ class Exchanges:
         self._buffers.reserve(self._mail[number].staged)
         came = self._buffers.take(sum(into.splits))
         with self._step(number, "send", waits=True):  # it fails where a connection broke
-            finish = self._mail[number].start(self.team.group, sources, targets)
+            finish = self._mail[number].start(self.team, sources, targets)
             work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
 

@@ -42,7 +42,7 @@ from .descriptions import (
 )
 from .exchanges import Buffers, Exchanges, Torn, Traffic, agreed_count
 from .meeting import Place, in_world, living
-from .team import Common, Team, is_made_by_all, new_group, wait_longer
+from .team import Common, Team, is_made_by_all, new_group
 from .watch import CONNECT, Watch, end_threads
 
 if TYPE_CHECKING:
@@ -277,8 +277,7 @@ class Route:
         if team.words is None and self._watch is not None and not is_made_by_all():
             own = dist.PrefixStore(f"{meeting.name}/watch", self._common.store)
             team.use_words(*self._common.words_of(self.ranks, own, lambda: self._new_words(team, meeting)))
-        for each in {team.group, team.words} - {None}:
-            wait_longer(each, meeting.timeout)
+        team.wait_longer(meeting.timeout)
         return team
 
     def _new_words(self, team: Team, meeting: Meeting) -> ProcessGroup | None:

@@ -189,16 +189,6 @@ def warn_once(text: str) -> None:
     logger.warning(text)
 
 
-def wait_longer(group: ProcessGroup, timeout: timedelta) -> None:
-    """Give a group's backends a timeout beyond this one, so that a `Watch` ends a wait before they do. They ended the
-    process of an NCCL rank without a word about who was missing."""
-    for device in group._device_types:
-        try:
-            group._get_backend(device)._set_default_timeout(timeout + LATER)
-        except (RuntimeError, AttributeError):
-            continue  # a backend that doesn't exist here, or has no timeout
-
-
 def timeout_of(group: ProcessGroup) -> timedelta:
     """How long the ranks of a group wait for one another."""
     for device in sorted(group._device_types, key=str):  # the host's memory first; whatever else this host has
@@ -235,6 +225,7 @@ class Team:
         self.group, self.ranks, self.rank, self.device, self.name = group, tuple(ranks), rank, device, name
         self.is_on_gloo = group is not None and device.type == "cpu" and is_gloo(group, device)
         self.words, self._tag = group if self.is_on_gloo else None, 0
+        self._limit: timedelta | None = None
 
     @staticmethod
     def of(group: ProcessGroup | None, device: torch.device) -> Team:
@@ -245,6 +236,24 @@ class Team:
     def use_words(self, words: ProcessGroup | None, tag: int) -> None:
         """Say words in this group from now on."""
         self.words, self._tag = words, tag
+
+    def wait_longer(self, timeout: timedelta) -> None:
+        """Let the backends wait for longer than this, so that a `Watch` ends a wait before they do.
+
+        They ended the process of an NCCL rank without a word about who was missing.
+        """
+        self._limit = timeout + LATER
+        for group in {self.group, self.words} - {None}:
+            for device in group._device_types:
+                try:
+                    group._get_backend(device)._set_default_timeout(self._limit)
+                except (RuntimeError, AttributeError):
+                    continue  # a backend that doesn't exist here, or has no timeout
+
+    def wait(self, message: dist.Work) -> None:
+        """Wait until a message of gloo's was sent or came. Its messages have the timeout that the group was made with,
+        whatever its default is now."""
+        message.wait() if self._limit is None else message.wait(self._limit)
 
     @property
     def is_fake(self) -> bool:
@@ -296,32 +305,31 @@ class Team:
         if len(self.ranks) == 1 or self.group is None:
             return own[None]
         if self.words is not None:
-            return gather_by_doubling(self.words, own, self._tag)
+            return self._gather_by_doubling(self.words, own)
         given = own.to(self.device)
         rows = given.new_empty(len(self.ranks), len(own))
         self.call(dist.all_gather)([*rows.unbind()], given, group=self.group)
         return rows
 
+    def _gather_by_doubling(self, group: ProcessGroup, own: torch.Tensor) -> torch.Tensor:
+        """The vectors of all ranks of a gloo group, a row each, in the order of the group.
 
-def gather_by_doubling(group: ProcessGroup, own: torch.Tensor, tag: int) -> torch.Tensor:
-    """The vectors of all ranks of a group, a row each, in the order of the group, by messages with this tag.
-
-    In each of log2(size) rounds a rank passes on all rows that it has, so that it has twice as many afterwards (Bruck
-    et al., "Efficient algorithms for all-to-all communications", 1997). Messages are matched by tag, and not by the
-    order of calls as collectives are: two threads may use one group.
-    """
-    place, size = group.rank(), group.size()
-    rows = own.new_empty(size, len(own))  # row i is that of place + i
-    rows[0] = own
-    have = 1
-    while have < size:
-        more = min(have, size - have)
-        coming = group.recv([rows[have : have + more]], (place + have) % size, tag)
-        going = group.send([rows[:more]], (place - have) % size, tag)
-        coming.wait()
-        going.wait()
-        have += more
-    return rows.roll(place, 0)
+        In each of log2(size) rounds a rank passes on all rows that it has, so that it has twice as many afterwards
+        (Bruck et al., "Efficient algorithms for all-to-all communications", 1997). Messages are matched by tag, and not
+        by the order of calls as collectives are: two threads may use one group.
+        """
+        place, size = group.rank(), group.size()
+        rows = own.new_empty(size, len(own))  # row i is that of place + i
+        rows[0] = own
+        have = 1
+        while have < size:
+            more = min(have, size - have)
+            coming = group.recv([rows[have : have + more]], (place + have) % size, self._tag)
+            going = group.send([rows[:more]], (place - have) % size, self._tag)
+            self.wait(coming)
+            self.wait(going)
+            have += more
+        return rows.roll(place, 0)
 
 
 def _close_gloo(group: ProcessGroup) -> None:

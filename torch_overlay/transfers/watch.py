@@ -175,7 +175,8 @@ class Watch:
     def came(self) -> None:
         """The other ranks have come for whom this step waited: what fails from now on is this rank's own fault."""
         position, since = self._at
-        self._at = position._replace(waits=False), since
+        if not self._is_cut:  # an aborted exchange of NCCL's returns as if it had ended
+            self._at = position._replace(waits=False), since
 
     def end(self) -> None:
         """The run is over."""
