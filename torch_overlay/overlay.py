@@ -5,7 +5,6 @@ Start at `enable` and `Session`. One lock guards the state.
 
 import contextlib
 import dataclasses
-import dataclasses
 import importlib
 import sys
 import threading

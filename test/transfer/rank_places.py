@@ -265,7 +265,9 @@ class PlaceCases:
             with self.meet(address, self.rank, world_size=3, timeout=2) as place:
                 sync = torch_overlay.Transfer(*self._halves(), group=place)
                 if world is not None:
-                    said = "no target was written: run 1, .*, waited for longer than 2 s: rank 2 didn't come: it is not in"
+                    said = (
+                        "no target was written: run 1, .*, waited for longer than 2 s: rank 2 didn't come: it is not in"
+                    )
                     with self.assertRaisesRegex(RuntimeError, said):
                         sync.run()
                 self._meet_some("not run")

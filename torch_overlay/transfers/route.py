@@ -14,7 +14,6 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
@@ -48,7 +47,7 @@ from .watch import CONNECT, Watch, end_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup
 
     from ..distributed.tensor._planner.regions import Box
     from ._planner.memory import Part
@@ -246,6 +245,7 @@ class Route:
         try:
             self._enter("making the process group", True)
             self._team = self._new_team(meeting)
+            self._member.connect()
             self._enter("planning", True)
             self._buffers = Buffers(self._device)
             every = range(len(self.legs))

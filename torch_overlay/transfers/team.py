@@ -243,7 +243,7 @@ class Team:
         They ended the process of an NCCL rank without a word about who was missing.
         """
         self._limit = timeout + LATER
-        for group in {self.group, self.words} - {None}:
+        for group in self._groups:
             for device in group._device_types:
                 try:
                     group._get_backend(device)._set_default_timeout(self._limit)
@@ -256,6 +256,19 @@ class Team:
         message.wait() if self._limit is None else message.wait(self._limit)
 
     @property
+    def _groups(self) -> list[ProcessGroup]:
+        """The group of the tensors and that of the words, where they aren't one."""
+        return [group for group in {self.group, self.words} if group is not None]
+
+    def connect(self) -> None:
+        """Make the communicator of the tensors, unless it is there since their group was made, as gloo's. Collective.
+
+        NCCL makes one in the first collective of a group, which all of its ranks have to call.
+        """
+        if not self.is_on_gloo and self.group is not None:
+            self.call(dist.all_reduce)(torch.zeros(1, device=self.device), group=self.group)
+
+    @property
     def is_fake(self) -> bool:
         """Whether nothing is sent, by torch's fake backend."""
         return self.group is not None and distributed_c10d._world.pg_map.get(self.group, ("",))[0] == "fake"
@@ -265,7 +278,7 @@ class Team:
 
         The groups can't be used again; `destroy` still works.
         """
-        for group in {id(group): group for group in (self.group, self.words) if group is not None}.values():
+        for group in self._groups:
             if group is self.words:  # gloo, whatever carries the tensors
                 _close_gloo(group)
             else:
