@@ -276,8 +276,8 @@ class Watch:
             self.cut()
 
     def listen(self) -> None:
-        """Answer other ranks' alarms and questions. Called by the listener, until the store is gone: then its ranks find
-        out when they fail."""
+        """Answer other ranks' alarms and questions. Called by the listener, until the store is gone: its ranks find
+        out then when they fail."""
         try:
             while self._can_listen and self._store.check([f"call {self._heard + 1}"]):
                 self._heard += 1
