@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .distributed._mesh.text import of_ranks
 from .show.words import aligned
@@ -60,6 +60,9 @@ class Transfer:
         timeout: for how long a rank waits for others in one step of a run, in seconds or as a timedelta. Then all
             ranks that are there raise an error that names those that aren't. That of the world, or of the place, if
             not given. The same on all ranks.
+        changes: send only the elements whose bits differ from what was sent in the last run, as positions and values.
+            Each sender keeps what it sent: as much memory as all that it sends, on the tensors' device, or in the
+            host's memory with "cpu". The same on all ranks.
 
     Raises:
         ValueError: the sides don't fit, reading them failed on some rank, pieces of a source leave something out,
@@ -80,6 +83,7 @@ class Transfer:
         strict: bool = True,
         keep: bool = False,
         timeout: float | timedelta | None = None,
+        changes: bool | Literal["cpu"] = False,
     ) -> None:
         from .overlay import require_recognised
         from .transfers.exchanges import log_plan
@@ -90,7 +94,9 @@ class Transfer:
         if limit is not None and limit <= timedelta():
             raise ValueError(f"timeout= takes a number of seconds above 0, or a timedelta; got {timeout!r}.")
         self.budget = budget
-        self._route = Route(source, target, budget, group, names, gone, strict, keep, limit)
+        if changes not in (True, False, "cpu"):
+            raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
+        self._route = Route(source, target, budget, group, names, gone, strict, keep, limit, changes)
         log_plan("transfer_plan", lambda: str(self))
 
     @property
@@ -119,6 +125,17 @@ class Transfer:
         rank that has no part in it."""
         return self._route.traffic
 
+    @property
+    def sent_bytes(self) -> int:
+        """With `changes`: the bytes that this rank sent in the last run, of values and positions."""
+        return self._route.sent_bytes
+
+    @property
+    def changed(self) -> tuple[int, int]:
+        """With `changes`: how many elements this rank sent in the last run, and of how many. Elements that go to
+        several ranks count for each."""
+        return self._route.changed
+
     def run(
         self,
         *,
@@ -136,7 +153,8 @@ class Transfer:
             version: a whole number that a rank with sources says of them, its step for one; all ranks then have it as
                 `version`.
             check: compare the values of plain tensors, and of pieces with one place, that several ranks give, as when
-                the Transfer was made; reads all of them. The same on all ranks.
+                the Transfer was made; reads all of them. With `changes` everything is sent, too, so that targets
+                that somebody else wrote into are right again. The same on all ranks.
             async_op: go on in the background, and return what to `wait()` for: until then the targets are undefined,
                 and until its `sent()` is true the sources are read. Errors come from `wait()`. On a thread, and on a
                 GPU by a stream of its own.
@@ -175,9 +193,10 @@ class Transfer:
         self._route.bind(source, target)
 
     def forget(self) -> None:
-        """Let go of the buffers and views that ``keep=True`` keeps, and with them of memory that the tensors gave up.
+        """Let go of the buffers and views that ``keep=True`` keeps, and with them of memory that the tensors gave up;
+        and of what `changes` keeps.
 
-        Not collective. The next run makes them anew.
+        Not collective. The next run makes them anew; with `changes` it sends everything from and to this rank.
         """
         self._route.forget()
 

@@ -12,6 +12,7 @@ from rank_loops import LoopCases
 from rank_memory import MemoryCases
 from rank_modes import ModeCases
 from rank_norms import NormCases
+from rank_only_changed import OnlyChangedCases
 from rank_own_groups import GroupCases
 from rank_pieces import PieceCases
 from rank_places import PlaceCases
@@ -42,6 +43,7 @@ class TestTransferOnEightRanks(
     LoopCases,
     MemoryCases,
     NormCases,
+    OnlyChangedCases,
     PieceCases,
     PlaceCases,
     RecipeCases,

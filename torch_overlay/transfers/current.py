@@ -330,11 +330,13 @@ class Agreed(NamedTuple):
         problems: what keeps which ranks from running.
         version: what those said who said one.
         is_background: whether some rank goes on meanwhile.
+        lost: the ranks that don't have what was sent to them last.
     """
 
     problems: list[str]
     version: int | None = None
     is_background: bool = False
+    lost: frozenset[int] = frozenset()
 
 
 class Word(NamedTuple):
@@ -346,6 +348,7 @@ class Word(NamedTuple):
         version: of what it gives, a whole number; None if it doesn't say.
         checks: whether replicas are to be compared.
         is_background: whether it goes on meanwhile, and says at the end whether its sources stayed as they were.
+        lost: whether its targets may not be what was sent to it last, so that changes of that aren't enough.
     """
 
     problems: Sequence[str]
@@ -353,16 +356,19 @@ class Word(NamedTuple):
     version: int | None = None
     checks: bool = False
     is_background: bool = False
+    lost: bool = False
 
     def agree(self, team: Team) -> Agreed:
         """What ranks of the team say together, the same on all of them. Returns when all of them have come."""
         only = 0 if self.only is None else 1 + zlib.crc32("\0".join(self.only).encode())
         version = _NO_VERSION if self.version is None else self.version
-        rows = team.gather([len(self.problems), only, version, int(self.checks), int(self.is_background)])
-        problems, onlys, versions, checks, background = [{*column} for column in zip(*rows)]
+        flags = self.checks, self.is_background, self.lost
+        rows = team.gather([len(self.problems), only, version, *map(int, flags)])
+        problems, onlys, versions, checks, background, _ = [{*column} for column in zip(*rows)]
         versions -= {_NO_VERSION}
         if problems == {0} and len(onlys) == len(checks) == 1 and len(versions) < 2:
-            return Agreed([], next(iter(versions), None), 1 in background)
+            lost = frozenset(rank for rank, (*_, is_lost) in zip(team.ranks, rows) if is_lost)
+            return Agreed([], next(iter(versions), None), 1 in background, lost)
         said = [*self.problems]
         if len(onlys) > 1:
             said.append("runs all of it" if self.only is None else f"runs only {', '.join(map(repr, self.only))}")

@@ -290,7 +290,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 SIDES = "source", "target"
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
-OPTIONS = "budget", "strict", "keep", "timeout"  # of a Description
+OPTIONS = "budget", "strict", "keep", "timeout", "changes"  # of a Description
 SHOWN = 5  # problems in one message
 
 
@@ -328,7 +328,7 @@ class Description(NamedTuple):
         problem: why it can't take part; None if it can.
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
-        budget, strict, keep, timeout: as it gave them; None if it takes no part, or gave no timeout.
+        budget, strict, keep, timeout, changes: as it gave them; None if it takes no part, or gave no timeout.
     """
 
     source: dict[str, Layout]
@@ -340,6 +340,7 @@ class Description(NamedTuple):
     strict: bool | None = None
     keep: bool | None = None
     timeout: float | None = None
+    changes: bool | str | None = None
 
 
 class Described(NamedTuple):
@@ -586,11 +587,11 @@ def agreed(
 
 
 def _check_options(said: Mapping[int, Description]) -> None:
-    """ValueError, on all ranks, if they don't give the same `strict`, `keep` and `timeout`.
+    """ValueError, on all ranks, if they don't give the same `strict`, `keep`, `timeout` and `changes`.
 
     Without it ranks with strict=True would stop at a name that only one side has, and the others wait for them.
     """
-    for option in ("strict", "keep", "timeout"):
+    for option in ("strict", "keep", "timeout", "changes"):
         by_value: dict[object, list[int]] = {}
         for rank, description in sorted(said.items()):
             by_value.setdefault(getattr(description, option), []).append(rank)

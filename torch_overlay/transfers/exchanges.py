@@ -537,6 +537,7 @@ class Exchanges:
     Args:
         wires: the types in which tensors travel that change theirs, by the number of the tensor; none do if not given.
         buffers: where its buffers come from; none is kept if not given.
+        packs_all: whether large pieces are packed with others, too.
 
     Attributes:
         count: how many there are, the same on every rank.
@@ -551,10 +552,11 @@ class Exchanges:
         team: Team,
         wires: Wires | None = None,
         buffers: Buffers | None = None,
+        packs_all: bool = False,
     ) -> None:
         self.count, self.team = count, team
         self._buffers = Buffers(team.device) if buffers is None else buffers
-        large = large_on(team)
+        large = None if packs_all else large_on(team)
         self._place = {rank: place for place, rank in enumerate(team.ranks)}
         self.schedule = schedule = schedule.in_order(self._place)
         self._messages = [

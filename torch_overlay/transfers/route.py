@@ -23,6 +23,7 @@ from ._planner.pieces import Listed, OnMesh, Pieced, PieceMove
 from ._planner.routes import Move
 from ._planner.schedule import Flow, Schedule
 from ._planner.sides import Ranks, Side
+from .changes import ChangesOnly
 from .current import Current, Running, Word, copies, keep_for_this_stream, locals_of, names_of, size_of, whole_number
 from .descriptions import (
     SIDES,
@@ -164,6 +165,7 @@ class Route:
         strict: bool = True,
         keep: bool = False,
         timeout: timedelta | None = None,
+        changes: bool | str = False,
     ) -> None:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
@@ -177,6 +179,7 @@ class Route:
                         strict=strict,
                         keep=keep,
                         timeout=None if timeout is None else timeout.total_seconds(),
+                        changes=changes,
                     )
                 )
             )
@@ -204,7 +207,10 @@ class Route:
         self._seen: tuple[object, object, Shared] | None = None  # names, where they lay, and what they shared
         self.traffic: Traffic = {}
         self.count = self.staging = 0
-        self._names, self._keeps = names, keep
+        self._names, self._keeps, self._changes = names, keep, changes
+        self._is_lost = False  # whether this rank asks for everything as a whole
+        self._wrote: dict[int, object] = {}  # by number, where targets lay when the last run wrote them
+        self.sent_bytes, self.changed = 0, (0, 0)
         if not self.tensors:
             return
         self._sources, self._targets = map(self._current, SIDES, own.sides)
@@ -333,6 +339,7 @@ class Route:
             if problems:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             self._sources, self._targets = found
+            self._is_lost |= target is not None
 
     def _bound(self, side: str, given: Mapping[str, Given], before: Sequence[Current | None]) -> list[Current | None]:
         found = self._current(side, given)
@@ -362,7 +369,9 @@ class Route:
         read = {numbers[place] for place in schedule.reads}
         copied = size_of(sources, shared.overwritten.keys() & read)
         try:
-            count, traffic = agreed_count(schedule, self._budget - copied, team)
+            room = self._budget - copied
+            # Messages of changes are made beside what they are made of.
+            count, traffic = agreed_count(schedule, room * 2 // 3 if self._changes else room, team)
         except ValueError as error:
             if not copied:
                 raise
@@ -374,6 +383,8 @@ class Route:
             self.count, self.traffic = count, traffic
         tensors = [self.legs[number].tensor for number in numbers]
         wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
+        if self._changes:
+            return numbers, ChangesOnly(schedule, count, team, wires, self._buffers, self._changes == "cpu")
         return numbers, Exchanges(schedule, count, team, wires, self._buffers)
 
     def run(
@@ -448,7 +459,9 @@ class Route:
             self._buffers.keep(self.staging if has_copies else self._budget)
         watched = numbers if async_op and not snapshot else ()
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
-        word = Word(problems, names, version, check, async_op)
+        lie = self._lie(numbers, targets)
+        lost = self._is_lost or any(self._wrote.get(number, where) != where for number, where in lie.items())
+        word = Word(problems, names, version, check, async_op, bool(self._changes) and lost)
 
         def job(sent: Callable[[], None]) -> None:
             changed: list[str] = []
@@ -498,7 +511,7 @@ class Route:
         if self._watch is not None:
             self._watch.begin("the word before the run", waits=True)
         try:
-            problems, said, is_background = word.agree(self._member)
+            problems, said, is_background, lost = word.agree(self._member)
             self._enter("planning", True)
             if word.checks and not problems:
                 problems = self._unlike(sources)
@@ -513,11 +526,15 @@ class Route:
                     # Views of copies would keep the copies.
                     keeps = self._keeps and not has_copies
                     own = [sources[n] for n in places], [targets[n] for n in places]
+                    if isinstance(exchanges, ChangesOnly):
+                        self._lose(word, exchanges, lost)
                     exchanges.run(*own, sent, keeps, self._watch)
+                    self._note_sent(exchanges)
                 except Torn:
                     self._count_writes(plan)
                     raise
                 self._count_writes(plan)
+                self._wrote |= self._lie(numbers, targets)
                 self.version = said
         except Exception as error:
             raise self._failed(error) from error
@@ -530,6 +547,39 @@ class Route:
         if not is_background:
             self._end_run()
         return is_background
+
+    def _lie(self, numbers: Sequence[int], targets: Locals) -> dict[int, object]:
+        """Where targets lie, and how often they were written, by number: if that isn't as the last run left it, this
+        rank may have lost what that run brought. Of no use without `changes`."""
+        if not self._changes:
+            return {}
+        found: dict[int, object] = {}
+        for number in numbers:
+            current, local = self._targets[number], targets[number]
+            if current is not None and local is not None:
+                at = local.data_ptr(), local.untyped_storage()._cdata, local.dtype, local.shape, local.stride()
+                found[number] = at, current.versions
+        return found
+
+    def _lose(self, word: Word, exchanges: ChangesOnly, lost: frozenset[int]) -> None:
+        """Send whole what a rank may not have: one that says so, all where they ask for a check, and tensors that
+        another plan moved since."""
+        moved = None if word.only is None else {*word.only}
+        for only, (_, other) in self._plans.items():
+            if isinstance(other, ChangesOnly):
+                other.lose(self._member.ranks if word.checks else lost)
+                if other is not exchanges and (moved is None or only is None or not moved.isdisjoint(only)):
+                    other.lose()
+        if self._is_lost and self._member.rank in lost:
+            self._is_lost = False
+
+    def _note_sent(self, exchanges: Exchanges) -> None:
+        if isinstance(exchanges, ChangesOnly):
+            self.sent_bytes, self.changed = exchanges.sent_bytes, exchanges.changed
+            logger.debug(
+                "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
+                *(of_ranks(self.ranks), self.sent_bytes, *self.changed),
+            )
 
     def _end_run(self) -> None:
         if self._watch is not None:
@@ -639,12 +689,15 @@ class Route:
         return next((device for device in own if device.type == kind), torch.device(kind))
 
     def forget(self) -> None:
-        """Let go of buffers and views that `keep` keeps."""
+        """Let go of buffers and views that `keep` keeps, and of what `changes` keeps; ask for everything as a whole."""
         with self._running:
             if self.traffic and not self._is_closed:
                 self._buffers.forget()
                 for _, exchanges in self._plans.values():
                     exchanges.forget()
+                    if isinstance(exchanges, ChangesOnly):
+                        exchanges.lose()
+                self._is_lost = True
 
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""

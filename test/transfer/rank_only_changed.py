@@ -1,0 +1,156 @@
+"""Transfers that send only what changed: to the bit what a whole run brings, whatever happens between two runs."""
+
+import math
+import random
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import torch_overlay
+from mesh_ranks import WORLD, make_root
+from on_device import DEVICE
+from rank_pieces import Side
+from rank_transfers import FLOATS
+from rank_weights import any_bits, same
+from transfer_twin import draw
+from width import NIGHTLY
+
+TURNS = 6
+
+
+def written(locals_, parts, whole):
+    """Give the source's tensors the values of the whole."""
+    for local, elements in zip(locals_, parts, strict=True):
+        local.copy_(whole.flatten()[torch.tensor(elements, dtype=torch.int64)].reshape(local.shape))
+
+
+class OnlyChangedCases:
+    """Cases for ``EightRanks``."""
+
+    def check_random_changes(self, seeds):
+        """Meshes and pieces, casts, parts of the names, refused runs, tensors bound or given up on one rank."""
+        fewer = 0
+        for seed in seeds:
+            rng = random.Random(seed)
+            drawn = draw(700_000 + seed)
+            ends = [drawn[0].source, drawn[0].target]
+            meshes = [DeviceMesh(DEVICE, torch.tensor(e.ranks).reshape(e.sizes), _init_backend=False) for e in ends]
+            source, target, given = {}, {}, {}
+            for number, tensor in enumerate(drawn):
+                name, shape = f"t{number}", tensor.shape
+                before, after = (getattr(torch, rng.choice(FLOATS)) for _ in range(2))
+                sides = [
+                    Side(rng, shape, end, mesh, not place)
+                    for place, (end, mesh) in enumerate(zip((tensor.source, tensor.target), meshes, strict=True))
+                ]
+                held, wanted = (side.elements(shape) for side in sides)
+                there = {e for parts in held.values() for part in parts for e in part}
+                if len(there) < math.prod(shape) or not wanted:
+                    continue
+                whole = any_bits(shape, before, seed * 10 + number)
+                source[name], own = sides[0].make(whole, self.rank)
+                target[name], locals_ = sides[1].make(whole.to(after), self.rank, fill=0)
+                parts = [each.get(self.rank, []) for each in (held, wanted)]
+                given[name] = [whole, own, parts[0], locals_, parts[1], after, sides[1], whole.clone()]
+            if not given:
+                continue
+            budget = (1 << 20, 12_000)[seed % 2]
+            kinds = True if seed % 3 else "cpu"
+            with torch_overlay.Transfer(source, target, budget=budget, changes=kinds, keep=seed % 4 == 0) as transfer:
+                for turn in range(TURNS):
+                    fewer += self._one_turn(transfer, rng, given, turn, f"seed {seed}, turn {turn}")
+        return fewer
+
+    def _one_turn(self, transfer, rng, given, turn, said):
+        for whole, own, held, *_ in given.values():
+            count = rng.choice((0, 0, 1, whole.numel() // 10, whole.numel()))
+            if count and turn:
+                other = any_bits((count,), whole.dtype, rng.randrange(1 << 20))
+                places = torch.randperm(whole.numel(), generator=torch.Generator().manual_seed(rng.randrange(1 << 20)))
+                whole.view(-1)[places[:count]] = other
+            written(own, held, whole)
+        event, one, only = rng.randrange(9), rng.randrange(WORLD), None
+        is_it = one == self.rank
+        if event == 0:
+            only = sorted(rng.sample(sorted(given), rng.randint(1, len(given))))
+        elif event == 1:
+            if is_it:
+                transfer.refuse("a test")
+            else:
+                with self.assertRaisesRegex(ValueError, "nothing was sent: .*a test"):
+                    transfer.run()
+            if not transfer.traffic:
+                return 0
+        elif event == 2 and is_it:
+            transfer.forget()
+        elif event == 3 and is_it and turn:
+            new = {}
+            for name, each in given.items():
+                whole, *_, after, side, _ = each
+                new[name], each[3] = side.make(whole.to(after), self.rank, fill=3)
+            transfer.bind(target=new)
+        elif event == 4:
+            if is_it:  # nobody is told
+                for each in given.values():
+                    for local in each[3]:
+                        local.data.fill_(5)
+            transfer.run(check=True)
+        transfer.run(only=only)
+        for name, each in given.items():
+            whole, _, _, locals_, wanted, after, _, last = each
+            if only is None or name in only:
+                last.copy_(whole)
+            if only is not None and name not in only and not turn:
+                continue
+            values = last.to(after).flatten()
+            for local, elements in zip(locals_, wanted, strict=True):
+                want = values[torch.tensor(elements, dtype=torch.int64)].reshape(local.shape)
+                self.assertTrue(same(local, want), f"{said}, event {event}, {name}")
+        return int(transfer.changed[0] < transfer.changed[1])
+
+    def test_bytes_follow_what_changed(self):
+        """One element of ten thousand: 6 bytes for each of 2, where positions take 4; the same elements to replicas are
+        kept once; what nobody asked for is not sent."""
+        mesh, size = make_root(range(WORLD), (4, 2), ("dp", "tp")), 1 << 20
+        whole = torch.arange(size, dtype=torch.int32).to(torch.bfloat16)
+        source = distribute_tensor(whole.clone() if self.rank < WORLD else whole, mesh, [Shard(0), Shard(0)])
+        target = distribute_tensor(torch.zeros_like(whole), mesh, [Replicate(), Replicate()])
+        with torch_overlay.Transfer([source], [target], changes=True) as transfer:
+            transfer.run()
+            own = size // WORLD
+            self.assertEqual(transfer.changed, (own * (WORLD - 1),) * 2)
+            self.assertEqual(transfer.sent_bytes, 2 * own * (WORLD - 1))
+            (plan,) = transfer._route._plans.values()
+            kept = {sent.bytes.data_ptr(): len(sent.bytes) for sent in plan[1]._known.values()}
+            self.assertEqual(sum(kept.values()), 2 * own, "once for seven ranks")
+            transfer.run()
+            self.assertEqual((transfer.changed[0], transfer.sent_bytes), (0, 0))
+            source.to_local()[::10_000] = -1
+            changed = len(source.to_local()[::10_000])
+            transfer.run()
+            self.assertEqual(transfer.changed, (changed * (WORLD - 1), own * (WORLD - 1)))
+            self.assertTrue(6 * changed <= transfer.sent_bytes / (WORLD - 1) < 6 * changed + 32)
+            self.assertEqual(target.to_local()[::10_000][:changed], torch.full((changed,), -1.0).bfloat16())
+            want = target.to_local().clone()
+            source.to_local().neg_()  # all bits of signs, that of zero, too
+            transfer.run()
+            self.assertEqual(transfer.changed, (own * (WORLD - 1),) * 2)
+            with torch.no_grad():
+                target.to_local()[self.rank].fill_(9)  # autograd counts it: this rank says that it lost something
+            transfer.run()
+            self.assertEqual(transfer.sent_bytes, 2 * own * (WORLD - 1))
+            self.assertTrue(same(target.to_local(), -want))
+        with self.assertRaisesRegex(ValueError, "the same changes=; got changes="):
+            torch_overlay.Transfer([source], [target], changes=self.rank > 0)
+        with self.assertRaisesRegex(ValueError, 'changes= takes True, False or "cpu"; got 3'):
+            torch_overlay.Transfer([source], [target], changes=3)
+
+
+# Two thousand at night.
+for first in range(0, 2000, 50) if NIGHTLY else (0,):
+
+    def check(self, seeds=range(first, first + (50 if NIGHTLY else 15))):
+        self.assertTrue(self.check_random_changes(seeds) or self.rank)
+
+    setattr(OnlyChangedCases, f"test_random_runs_of_what_changed_{first:04}", check)

@@ -1,0 +1,466 @@
+"""Only what changed: messages of a transfer as the positions and the values of elements whose bits differ.
+
+A sender keeps the bytes of each message as they were sent last. In the next run it compares, and sends the elements
+that differ, unless the whole message is shorter. Messages to several ranks that carry the same elements are kept and
+compared once. Sender and receiver know what is in a message from the schedule: `Form` is that, and the two ends never
+describe it to one another.
+
+A message of changes is laid out as: positions, of 2 or 4 bytes each, filled up to ALIGNED bytes; then the values, in
+the same order; filled up again. A position is the number of an element in the whole message.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..distributed.tensor._runner.exchange import part
+from ._planner.schedule import ALIGNED, Load, blocks
+from .exchanges import Exchanges, InFlight, runs_of, there
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ._planner.schedule import Item, Schedule, Stream
+    from .exchanges import Buffers, Locals, Run, Spread, Wires
+    from .team import Team
+    from .watch import Watch
+
+WORD = 8  # bytes that are compared at once
+SHORT = 1 << 16  # elements of a message whose positions take 2 bytes
+# Whole numbers in which elements of each width are compared and copied, bit by bit.
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class Form(NamedTuple):
+    """What a message carries: elements of one width after those of another, the widest first, without gaps.
+
+    Attributes:
+        widths: in bytes.
+        ends: for each width, how many elements of the message come before the next width.
+    """
+
+    widths: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @staticmethod
+    def of(items: Iterable[Item]) -> Form:
+        """The form of a message with these items."""
+        widths: list[int] = []
+        ends: list[int] = []
+        for item in items:
+            if not widths or widths[-1] != item.itemsize:
+                widths.append(item.itemsize)
+                ends.append(ends[-1] if ends else 0)
+            ends[-1] += (item.last - item.first) * len(item.tensors)
+        return Form(tuple(widths), tuple(ends))
+
+    @property
+    def elements(self) -> int:
+        """Of all widths."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole message, with what fills it up."""
+        return filled_up(sum([width * (end - begin) for width, begin, end in self.parts]))
+
+    @property
+    def parts(self) -> list[tuple[int, int, int]]:
+        """Each width with its first element and the one after its last."""
+        return [*zip(self.widths, (0, *self.ends), self.ends)]
+
+    @property
+    def position(self) -> int:
+        """Bytes of a position."""
+        return 2 if self.elements <= SHORT else 4
+
+
+def filled_up(size: int) -> int:
+    """Bytes up to where the next message begins."""
+    return size + -size % ALIGNED
+
+
+def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor | None:
+    """The numbers of the elements whose bits differ, ascending; None if the whole message is shorter.
+
+    Args:
+        now, before: the bytes of the message, ``form.size`` of them. Those that fill it up may be anything.
+    """
+    # Compared in words, since few differ: what is looked at by element is only what lies in these.
+    words = (now.view(torch.int64) != before.view(torch.int64)).nonzero().flatten()
+    if len(words) * (form.widths[-1] + form.position) >= form.size:
+        return None
+    found = []
+    for width, first, last in form.parts:
+        begin = sum([w * (min(e, first) - b) for w, b, e in form.parts if b < first])  # in bytes, of this width
+        end = begin + width * (last - first)
+        some = words[torch.searchsorted(words, begin // WORD) : torch.searchsorted(words, -(-end // WORD))]
+        if width > WORD:
+            numbers = torch.unique_consecutive((some * WORD - begin) // width)
+        else:
+            inside = torch.arange(0, WORD, width, device=words.device)
+            numbers = ((some[:, None] * WORD + inside).flatten() - begin) // width
+            numbers = numbers[(numbers >= 0) & (numbers < last - first)]
+            bits = BITS[width]
+            new, old = now[begin:end].view(bits), before[begin:end].view(bits)
+            numbers = numbers[new[numbers] != old[numbers]]
+        found.append(numbers + first)
+    numbers = torch.cat(found)
+    return None if size_of(numbers, form) >= form.size else numbers
+
+
+def size_of(numbers: torch.Tensor, form: Form) -> int:
+    """The bytes of a message of changes of these elements."""
+    values = [width * count for width, count in zip(form.widths, _counts(numbers, form))]
+    return filled_up(len(numbers) * form.position) + filled_up(sum(values))
+
+
+def _counts(numbers: torch.Tensor, form: Form) -> list[int]:
+    """How many of these elements have each width."""
+    if len(form.ends) == 1:
+        return [len(numbers)]
+    ends = torch.searchsorted(numbers, torch.tensor(form.ends, device=numbers.device)).tolist()
+    return [end - begin for begin, end in zip((0, *ends), ends)]
+
+
+def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor:
+    """The message of changes of these elements. `before` becomes `now`."""
+    made = now.new_empty(size_of(numbers, form))
+    kind = torch.int16 if form.position == 2 else torch.int32
+    made[: len(numbers) * form.position].view(kind).copy_(numbers)  # of 16 bits the upper half are negative
+    at, begin, first = filled_up(len(numbers) * form.position), 0, 0
+    for (width, low, high), count in zip(form.parts, _counts(numbers, form)):
+        bits, end = BITS[width], begin + width * (high - low)
+        some = numbers[first : first + count] - low
+        values = now[begin:end].view(bits)[some]
+        made[at : at + width * count].view(bits).copy_(values)
+        before[begin:end].view(bits)[some] = values
+        at, begin, first = at + width * count, end, first + count
+    return made
+
+
+class Place(NamedTuple):
+    """Where some elements of a message lie on the receiver.
+
+    Attributes:
+        first: the number of the first one in the message.
+        tensor: the number of the local tensor.
+        size, stride, offset: as `as_strided` takes them.
+    """
+
+    first: int
+    tensor: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def land(
+    message: torch.Tensor,
+    count: int,
+    form: Form,
+    places: Sequence[Place],
+    targets: Sequence[torch.Tensor | None],
+    wires: Sequence[torch.dtype | None],
+) -> None:
+    """Write a message of changes into the targets.
+
+    Args:
+        message: its bytes, which hold so many elements.
+        places: in the order of the message.
+        targets: as whole numbers, unless they change their type.
+        wires: the type in which a tensor travels that changes its type.
+    """
+    if not count:
+        return
+    kind = torch.int16 if form.position == 2 else torch.int32
+    numbers = message[: count * form.position].view(kind).to(torch.int64)
+    if form.position == 2:
+        numbers &= SHORT - 1
+    values, at, first = [], filled_up(count * form.position), 0
+    for width, some in zip(form.widths, _counts(numbers, form)):
+        values.append((first, message[at : at + some * width].view(BITS[width])))
+        at, first = at + some * width, first + some
+    starts = [place.first for place in places]
+    bounds = torch.searchsorted(numbers, torch.tensor(starts, device=numbers.device)).tolist() + [count]
+    begins = [first for first, _ in values]
+    for place, low, high in zip(places, bounds, bounds[1:]):
+        if low == high:
+            continue
+        # Of several widths without an element the last one begins where the others do.
+        first, its = values[bisect_right(begins, low) - 1]
+        target, wire = targets[place.tensor], wires[place.tensor]
+        if target is None:
+            raise AssertionError("a rank has the targets that it gets something for")
+        new = its[low - first : high - first]
+        _flat(target, place)[_offsets(numbers[low:high] - place.first, place)] = (
+            new if wire is None else new.view(wire).to(target.dtype)
+        )
+
+
+def _flat(target: torch.Tensor, place: Place) -> torch.Tensor:
+    """The target's memory from the first element of a block to its last."""
+    extent = 1 + sum([(size - 1) * stride for size, stride in zip(place.size, place.stride)])
+    return target.as_strided((extent,), (1,), place.offset)
+
+
+def _offsets(numbers: torch.Tensor, place: Place) -> torch.Tensor:
+    """Where elements of a block lie in its memory, from their numbers in row-major order."""
+    dense, offsets = 1, None
+    for size, stride in zip(reversed(place.size), reversed(place.stride)):
+        if stride != dense and size > 1:
+            break
+        dense *= size
+    else:
+        return numbers
+    inner = 1
+    for size, stride in zip(reversed(place.size), reversed(place.stride)):
+        part = (numbers // inner) % size * stride
+        offsets = part if offsets is None else offsets + part
+        inner *= size
+    return numbers if offsets is None else offsets
+
+
+class Sent:
+    """What a sender keeps of one message, and of each other one that carries the same.
+
+    Attributes:
+        bytes: as they were sent last; None before.
+    """
+
+    def __init__(self, form: Form, is_on_cpu: bool) -> None:
+        self.form, self._is_on_cpu = form, is_on_cpu
+        self.bytes: torch.Tensor | None = None
+
+    def whole(self, now: torch.Tensor) -> None:
+        """It is sent whole."""
+        if self.bytes is None:
+            device = "cpu" if self._is_on_cpu else now.device
+            self.bytes = torch.empty(len(now), dtype=torch.uint8, device=device)
+        self.bytes.copy_(now)
+
+    def changes(self, now: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """How many elements changed since it was sent last, and the message that says so; None if it was never sent,
+        or is shorter whole."""
+        if self.bytes is None:
+            return None
+        before = self.bytes.to(now.device)
+        numbers = changed(now, before, self.form)
+        if numbers is None:
+            return None
+        packed = pack(numbers, now, before, self.form)
+        if before is not self.bytes:
+            self.bytes.copy_(before)
+        return len(numbers), packed
+
+
+class Message(NamedTuple):
+    """What goes to, or comes from, one rank in one exchange.
+
+    Attributes:
+        place: of the other rank in the group.
+        at: where it begins in all that goes, or comes, if all of it is whole; in bytes.
+        sent: to what it is compared, of what goes.
+        runs, places: where it is written, of what comes: whole, and by element.
+    """
+
+    place: int
+    at: int
+    form: Form
+    sent: Sent | None
+    runs: list[Run | Spread]
+    places: list[Place]
+
+
+class ChangesOnly(Exchanges):
+    """Exchanges of what changed since the last run.
+
+    Attributes:
+        sent_bytes: what this rank sent to others in the last run, positions included.
+        changed: how many elements it sent in the last run, and of how many.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        count: int,
+        team: Team,
+        wires: Wires | None = None,
+        buffers: Buffers | None = None,
+        is_on_cpu: bool = False,
+    ) -> None:
+        super().__init__(schedule, count, team, wires, buffers, packs_all=True)
+        self._is_on_cpu = is_on_cpu
+        self._sent: list[list[Message]] = []
+        self._comes: list[list[Message]] = []
+        self._known: dict[tuple[int, tuple[Item, ...]], Sent] = {}
+        self._have: set[int] = set()  # places of the ranks that have what was sent last
+        # What other ranks said of the exchange that began last, and of the one that lands: changed elements, or -1 of a
+        # whole message, and its bytes.
+        self._counts: list[list[int]] = []
+        self._landing: list[list[int]] = []
+        self.sent_bytes, self.changed = 0, (0, 0)
+
+    @property
+    def staging(self) -> int:
+        """See `Exchanges`; and messages of changes beside what they are made of, which are shorter."""
+        return super().staging * 3 // 2
+
+    def lose(self, ranks: Iterable[int] | None = None) -> None:
+        """Send everything to these ranks as a whole the next time; to all, and keep nothing, if None."""
+        if ranks is None:
+            self._have = set()
+            for sent in self._known.values():
+                sent.bytes = None
+        else:
+            self._have -= {self._place[rank] for rank in ranks}
+
+    def run(
+        self,
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None] = lambda: None,
+        keeps: bool = False,
+        watch: Watch | None = None,
+    ) -> None:
+        """See `Exchanges.run`."""
+        self.sent_bytes, self.changed = 0, (0, 0)
+        try:
+            super().run(sources, targets, sent, keeps, watch)
+        except Exception:
+            self.lose()
+            raise
+        self._have = {*self._place.values()}
+
+    def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
+        before = self._geometry
+        super()._find_blocks(sources, targets, wires)
+        if self._geometry == before:
+            return
+        self._sent, self._comes = [], []
+        for number in range(self.count):
+            given = self._messages_of(number, self.schedule.sends)
+            self._sent.append([Message(*each[:3], self._sent_of(number, each), [], []) for each in given])
+            came = self._messages_of(number, self.schedule.receives)
+            self._comes.append([Message(*each[:3], None, *_written(each[3], targets, wires)) for each in came])
+
+    def _messages_of(
+        self, number: int, streams: Mapping[int, Stream]
+    ) -> list[tuple[int, int, Form, tuple[Item, ...]]]:
+        found, at = [], 0
+        for peer, stream in streams.items():
+            items = tuple(stream.cut(number, self.count))
+            if items:
+                form = Form.of(items)
+                found.append((self._place[peer], at, form, items))
+                at += form.size
+        return found
+
+    def _sent_of(self, number: int, message: tuple[int, int, Form, tuple[Item, ...]]) -> Sent:
+        _, _, form, items = message
+        return self._known.setdefault((number, items), Sent(form, self._is_on_cpu))
+
+    def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
+        with self._step(number, "compare"):
+            out, counts = self._compared(number, packed)
+        with self._step(number, "say how much changed", waits=True):
+            come = self._say(counts)
+        self._counts = come
+        size, splits = len(self._place), [0] * len(self._place)
+        into = [0] * size
+        for message in self._comes[number]:
+            count, length = come[message.place]
+            into[message.place] = message.form.size if count < 0 else length
+        for place, bytes_ in out.items():
+            splits[place] = len(bytes_)
+        self.sent_bytes += sum(splits)
+        if sum(splits) < len(packed):
+            shorter = self._buffers.take(sum(splits))
+            if out:
+                torch.cat([out[place] for place in sorted(out)], out=shorter)
+            self._buffers.give(packed)  # of which whole messages are views
+            packed = shorter
+        came = self._buffers.take(sum(into))
+        with self._step(number, "send", waits=True):
+            work = self._swap(came, packed, into, splits)
+        return InFlight(work, packed, came, lambda: None)
+
+    def _compared(self, number: int, packed: torch.Tensor) -> tuple[dict[int, torch.Tensor], list[list[int]]]:
+        """The bytes for each place, and how many elements of them changed, -1 if all are sent, and their length."""
+        out: dict[int, torch.Tensor] = {}
+        counts = [[-1, 0] for _ in self._place]
+        made: dict[int, tuple[int, torch.Tensor] | None] = {}
+        elements, of = self.changed
+        for message in self._sent[number]:
+            now, sent = packed[message.at : message.at + message.form.size], message.sent
+            if sent is None:
+                raise AssertionError("what goes is compared")
+            if id(sent) not in made:
+                # Who has what was sent last gets changes; if nobody has it, it isn't compared.
+                some = any(other.sent is sent and other.place in self._have for other in self._sent[number])
+                made[id(sent)] = sent.changes(now) if some else None
+                if made[id(sent)] is None:
+                    sent.whole(now)
+            found = made[id(sent)]
+            if found is None or message.place not in self._have:
+                out[message.place] = now
+                elements += message.form.elements
+            else:
+                counts[message.place] = [found[0], len(found[1])]
+                out[message.place] = found[1]
+                elements += found[0]
+            of += message.form.elements
+        self.changed = elements, of
+        return out, counts
+
+    def _say(self, counts: list[list[int]]) -> list[list[int]]:
+        """What the other ranks say of their messages to this one, by place."""
+        if self.team.is_fake:
+            return [[-1, 0] for _ in counts]
+        given = torch.tensor(counts, device=self.team.device)
+        came = torch.empty_like(given)
+        self.team.call(dist.all_to_all_single)(came, given, group=self.team.group)
+        return came.tolist()  # type: ignore[no-any-return]
+
+    def _came(self, number: int, running: InFlight | None, sent: Callable[[], None]) -> torch.Tensor:
+        self._landing = self._counts  # those of the next exchange are said before this one lands
+        return super()._came(number, running, sent)
+
+    def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
+        messages, counts = self._comes[number], self._landing
+        if all(counts[message.place][0] < 0 for message in messages):
+            super()._land(number, came, targets)
+            return
+        wires = self._wires or [None] * len(targets)
+        at = 0
+        with self._step(number, "unpack"):
+            for message in messages:
+                count, length = counts[message.place]
+                length = message.form.size if count < 0 else length
+                its = came[at : at + length]
+                if count < 0:
+                    for run in message.runs:
+                        run.land(targets, its)
+                else:
+                    land(its, count, message.form, message.places, targets, wires)
+                at += length
+
+
+def _written(
+    items: Iterable[Item], targets: Locals, wires: Wires
+) -> tuple[list[Run | Spread], list[Place]]:
+    """Where a message is written that has these items."""
+    loads, places, at, first = [], [], 0, 0
+    for item in items:
+        found = blocks(item.box, item.first, item.last)
+        for tensor in item.tensors:
+            for box in found:
+                loads.append(Load((tensor,), box, at, 0))
+                view = part(there(targets[tensor]), box)
+                places.append(Place(first, tensor, tuple(view.shape), view.stride(), view.storage_offset()))
+                at, first = at + box.elements * item.itemsize, first + box.elements
+    return runs_of(loads, targets, wires), places
