@@ -2,6 +2,7 @@
 
 import math
 import random
+from unittest import mock
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +14,7 @@ from on_device import DEVICE
 from rank_pieces import Side
 from rank_transfers import FLOATS
 from rank_weights import any_bits, same
+from torch_overlay.transfers import changes
 from transfer_twin import draw
 from width import NIGHTLY
 
@@ -52,20 +54,27 @@ class OnlyChangedCases:
                 source[name], own = sides[0].make(whole, self.rank)
                 target[name], locals_ = sides[1].make(whole.to(after), self.rank, fill=0)
                 parts = [each.get(self.rank, []) for each in (held, wanted)]
-                given[name] = [whole, own, parts[0], locals_, parts[1], after, sides[1], whole.clone()]
+                given[name] = [whole, own, parts[0], locals_, parts[1], after, sides[1], whole.clone(), whole.clone()]
             if not given:
                 continue
             budget = (1 << 20, 12_000)[seed % 2]
             kinds = True if seed % 3 else "cpu"
-            with torch_overlay.Transfer(source, target, budget=budget, changes=kinds, keep=seed % 4 == 0) as transfer:
+            with (
+                # Messages are short here, and would go whole.
+                mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda size, form: False),
+                mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
+                torch_overlay.Transfer(source, target, budget=budget, changes=kinds, keep=seed % 4 == 0) as transfer,
+            ):
                 for turn in range(TURNS):
                     fewer += self._one_turn(transfer, rng, given, turn, f"seed {seed}, turn {turn}")
         return fewer
 
     def _one_turn(self, transfer, rng, given, turn, said):
-        for whole, own, held, *_ in given.values():
+        for whole, own, held, *_, first in given.values():
             count = rng.choice((0, 0, 1, whole.numel() // 10, whole.numel()))
-            if count and turn:
+            if turn and rng.random() < 0.2:
+                whole.copy_(first)  # what was sent before the last run
+            elif count and turn:
                 other = any_bits((count,), whole.dtype, rng.randrange(1 << 20))
                 places = torch.randperm(whole.numel(), generator=torch.Generator().manual_seed(rng.randrange(1 << 20)))
                 whole.view(-1)[places[:count]] = other
@@ -87,7 +96,7 @@ class OnlyChangedCases:
         elif event == 3 and is_it and turn:
             new = {}
             for name, each in given.items():
-                whole, *_, after, side, _ = each
+                whole, *_, after, side, _, _ = each
                 new[name], each[3] = side.make(whole.to(after), self.rank, fill=3)
             transfer.bind(target=new)
         elif event == 4:
@@ -98,7 +107,7 @@ class OnlyChangedCases:
             transfer.run(check=True)
         transfer.run(only=only)
         for name, each in given.items():
-            whole, _, _, locals_, wanted, after, _, last = each
+            whole, _, _, locals_, wanted, after, _, last, _ = each
             if only is None or name in only:
                 last.copy_(whole)
             if only is not None and name not in only and not turn:

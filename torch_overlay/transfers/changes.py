@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .watch import Watch
 
 WORD = 8  # bytes that are compared at once
+FEW = 32  # words, of which at most one differs where it is worth to look for elements in words
 SHORT = 1 << 16  # elements of a message whose positions take 2 bytes
 # Whole numbers in which elements of each width are compared and copied, bit by bit.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -90,27 +91,45 @@ def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor
     Args:
         now, before: the bytes of the message, ``form.size`` of them. Those that fill it up may be anything.
     """
-    # Compared in words, since few differ: what is looked at by element is only what lies in these.
-    words = (now.view(torch.int64) != before.view(torch.int64)).nonzero().flatten()
-    if len(words) * (form.widths[-1] + form.position) >= form.size:
+    differ = now.view(torch.int64) != before.view(torch.int64)
+    count = int(differ.count_nonzero())
+    if is_longer(count * (form.widths[-1] + form.position), form):
         return None
-    found = []
+    # Where few words differ, only those are looked at by element.
+    words = differ.nonzero().flatten() if count * FEW < len(differ) else None
+    found, begin = [], 0
     for width, first, last in form.parts:
-        begin = sum([w * (min(e, first) - b) for w, b, e in form.parts if b < first])  # in bytes, of this width
         end = begin + width * (last - first)
-        some = words[torch.searchsorted(words, begin // WORD) : torch.searchsorted(words, -(-end // WORD))]
-        if width > WORD:
-            numbers = torch.unique_consecutive((some * WORD - begin) // width)
+        if words is None:
+            new, old = (each[begin:end].view(BITS[min(width, WORD)]) for each in (now, before))
+            numbers = (new != old).nonzero().flatten()
+            numbers = numbers if width <= WORD else torch.unique_consecutive(numbers // (width // WORD))
         else:
-            inside = torch.arange(0, WORD, width, device=words.device)
-            numbers = ((some[:, None] * WORD + inside).flatten() - begin) // width
-            numbers = numbers[(numbers >= 0) & (numbers < last - first)]
-            bits = BITS[width]
-            new, old = now[begin:end].view(bits), before[begin:end].view(bits)
-            numbers = numbers[new[numbers] != old[numbers]]
+            some = words[torch.searchsorted(words, begin // WORD) : torch.searchsorted(words, -(-end // WORD))]
+            numbers = _in_words(some, now, before, begin, end, width)
         found.append(numbers + first)
+        begin = end
     numbers = torch.cat(found)
-    return None if size_of(numbers, form) >= form.size else numbers
+    return None if is_longer(size_of(numbers, form), form) else numbers
+
+
+def _in_words(
+    words: torch.Tensor, now: torch.Tensor, before: torch.Tensor, begin: int, end: int, width: int
+) -> torch.Tensor:
+    """Which elements of this width differ, of those that lie in these words, from one byte of the message to another;
+    by their number after the first byte."""
+    if width > WORD:
+        return torch.unique_consecutive((words * WORD - begin) // width)
+    inside = torch.arange(0, WORD, width, device=words.device)
+    numbers = ((words[:, None] * WORD + inside).flatten() - begin) // width
+    numbers = numbers[(numbers >= 0) & (numbers < (end - begin) // width)]
+    new, old = (each[begin:end].view(BITS[width])[numbers] for each in (now, before))
+    return numbers[new != old]
+
+
+def is_longer(size: int, form: Form) -> bool:
+    """Whether a message of changes of so many bytes is no shorter than the whole message."""
+    return size >= form.size
 
 
 def size_of(numbers: torch.Tensor, form: Form) -> int:
@@ -378,7 +397,7 @@ class ChangesOnly(Exchanges):
         for place, bytes_ in out.items():
             splits[place] = len(bytes_)
         self.sent_bytes += sum(splits)
-        if sum(splits) < len(packed):
+        if any(count >= 0 for count, _ in counts):
             shorter = self._buffers.take(sum(splits))
             if out:
                 torch.cat([out[place] for place in sorted(out)], out=shorter)

@@ -339,7 +339,6 @@ class Route:
             if problems:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             self._sources, self._targets = found
-            self._is_lost |= target is not None
 
     def _bound(self, side: str, given: Mapping[str, Given], before: Sequence[Current | None]) -> list[Current | None]:
         found = self._current(side, given)
@@ -557,8 +556,9 @@ class Route:
         for number in numbers:
             current, local = self._targets[number], targets[number]
             if current is not None and local is not None:
-                at = local.data_ptr(), local.untyped_storage()._cdata, local.dtype, local.shape, local.stride()
-                found[number] = at, current.versions
+                # While there is a weak reference to a storage, no other one gets its id.
+                storage = StorageWeakRef(local.untyped_storage())
+                found[number] = storage, local.data_ptr(), local.shape, local.stride(), current.versions
         return found
 
     def _lose(self, word: Word, exchanges: ChangesOnly, lost: frozenset[int]) -> None:
