@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
