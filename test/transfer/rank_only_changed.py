@@ -61,7 +61,7 @@ class OnlyChangedCases:
             kinds = True if seed % 3 else "cpu"
             with (
                 # Messages are short here, and would go whole.
-                mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda size, form: False),
+                mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda *given: False),
                 mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
                 torch_overlay.Transfer(source, target, budget=budget, changes=kinds, keep=seed % 4 == 0) as transfer,
             ):

@@ -367,9 +367,7 @@ class ChangesOnly(Exchanges):
             came = self._messages_of(number, self.schedule.receives)
             self._comes.append([Message(*each[:3], None, *_written(each[3], targets, wires)) for each in came])
 
-    def _messages_of(
-        self, number: int, streams: Mapping[int, Stream]
-    ) -> list[tuple[int, int, Form, tuple[Item, ...]]]:
+    def _messages_of(self, number: int, streams: Mapping[int, Stream]) -> list[tuple[int, int, Form, tuple[Item, ...]]]:
         found, at = [], 0
         for peer, stream in streams.items():
             items = tuple(stream.cut(number, self.count))
@@ -469,9 +467,7 @@ class ChangesOnly(Exchanges):
                 at += length
 
 
-def _written(
-    items: Iterable[Item], targets: Locals, wires: Wires
-) -> tuple[list[Run | Spread], list[Place]]:
+def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[list[Run | Spread], list[Place]]:
     """Where a message is written that has these items."""
     loads, places, at, first = [], [], 0, 0
     for item in items:

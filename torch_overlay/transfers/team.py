@@ -1,8 +1,8 @@
 """The ranks of a transfer with their process groups, and how they tell one another something during a run.
 
-A `Team` is the ranks that exchange, whatever world they are of, with a group that carries their tensors and is used for
-nothing else. What ranks say to one another goes by tagged messages over gloo: in that group if it is gloo's, else in one
-beside it, so that the host never waits for a device to hear whether all ranks have come.
+A `Team` is the ranks that exchange, whatever world they are of, with a group that carries their tensors and is used
+for nothing else. What ranks say to one another goes by tagged messages over gloo: in that group if it is gloo's, else
+in one beside it, so that the host never waits for a device to hear whether all ranks have come.
 """
 
 from __future__ import annotations
