@@ -8,6 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, overload
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
+    from .transfers.checkpoint import Checkpoint
     from .transfers.descriptions import Piece
     from .transfers.landings import Landings
     from .transfers.meeting import Place
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Transfer",
+    "checkpoint",
     "disable",
     "draw",
     "enable",
@@ -312,6 +315,42 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
     from .transfers.descriptions import Piece
 
     return Piece(local, shape, start)
+
+
+def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
+    """A folder of safetensors files, as the source of a `Transfer`: it is read once by all ranks together, each byte by
+    one of them, however the targets are cut.
+
+    The ranks that give it read equal shares, in rounds that take half of the Transfer's budget; ranks that give None
+    read nothing. The files are those that ``model.safetensors.index.json`` lists, else all that end in
+    ``.safetensors``. The headers are read when a Transfer is made; the tensors when it runs, without a memory map. The
+    safetensors package isn't needed.
+
+    Making a Transfer raises a ValueError on all ranks, before anything is written, if the folder, its index or a file
+    isn't what it has to be, or if readers see different files; it names the file, and the tensor. A run raises if a
+    file has another size or time than when its header was read: a ValueError before anything is sent, a RuntimeError,
+    which says whether targets were written, later.
+
+    Args:
+        folder: where the files are, on each rank that gives it. It isn't looked at before a Transfer is made.
+
+    >>> import json, struct, tempfile, torch, torch.distributed as dist, torch_overlay
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    >>> header = json.dumps({"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open(f"{folder}/model.safetensors", "wb") as file:
+    ...         _ = file.write(struct.pack("<Q", len(header)) + header + struct.pack("<4f", 1, 2, 3, 4))
+    ...     state = {"w": torch.zeros(2, 2, dtype=torch.float64)}
+    ...     torch_overlay.Transfer(torch_overlay.checkpoint(folder), state).run()
+    >>> state["w"]
+    tensor([[1., 2.],
+            [3., 4.]], dtype=torch.float64)
+    >>> dist.destroy_process_group()
+    """
+    from .transfers.checkpoint import Checkpoint
+
+    return Checkpoint(folder)
 
 
 def landings(

@@ -26,6 +26,7 @@ from ..distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.memory import Memory, Part, Shared
 from ._planner.sides import Ranks
+from .checkpoint import Checkpoint, Contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from .checkpoint import Files
     from .meeting import Place
 
     Called = str | tuple[str, ...]
@@ -329,6 +331,7 @@ class Description(NamedTuple):
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
         budget, strict, keep, timeout: as it gave them; None if it takes no part, or gave no timeout.
+        checkpoint: its source, as `Files.as_data` has it, if that is a checkpoint.
     """
 
     source: dict[str, Layout]
@@ -340,6 +343,7 @@ class Description(NamedTuple):
     strict: bool | None = None
     keep: bool | None = None
     timeout: float | None = None
+    checkpoint: Data | None = None
 
 
 class Described(NamedTuple):
@@ -347,11 +351,13 @@ class Described(NamedTuple):
 
     Attributes:
         error: because of which it has a problem, if reading them raised one.
+        files: of the checkpoint that is its source.
     """
 
     description: Description
     sides: tuple[dict[str, Given], dict[str, Given]]
     error: Exception | None = None
+    files: Files | None = None
 
 
 class Tensor(NamedTuple):
@@ -382,6 +388,10 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
     """Both sides of a transfer on this rank. Any error becomes the rank's problem, so that all ranks hear of it at
     once: the others would wait in the store until the timeout for a rank that raised."""
     try:
+        files = checkpoint = None
+        if isinstance(source, Checkpoint):
+            files, source = source.read(), None
+            checkpoint = files.as_data(lambda path: names_for(path, names))
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         meshes = Meshes(place)
         layouts = [_layouts(side, meshes) for side in sides]
@@ -403,7 +413,8 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
         digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
-        return Described(Description(layouts[0], layouts[1], problem or None, digests, shared.tied), sides)
+        said = Description(layouts[0], layouts[1], problem or None, digests, shared.tied, checkpoint=checkpoint)
+        return Described(said, sides, files=files)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:  # torch's own, of what has no values, too
         return Described(Description({}, {}, str(error)), ({}, {}), error)
     except Exception as error:  # as names= may raise any; the name of its class says more than its words
@@ -575,6 +586,9 @@ def agreed(
     sides = [_one_side(alike, side, problems, gone) for side in SIDES]
     problems += unlike(alike)
     _stop(problems)
+    contents = contents_of(said)
+    if contents is not None:
+        sides[0] = _of_checkpoint(contents, sides, said)
     both = sorted(sides[0].keys() & sides[1].keys())
     alone = {side: tuple(sorted(found.keys() - set(both))) for side, found in zip(SIDES, sides)}
     if not strict and not both:
@@ -583,6 +597,33 @@ def agreed(
         problems += _differences(name, *[side.get(name) for side in sides])
     _stop(problems)
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def contents_of(said: Mapping[int, Description]) -> Contents | None:
+    """The checkpoint that is the source; None if that are tensors. Raises ValueError if readers see different ones."""
+    return Contents.of({rank: each.checkpoint for rank, each in said.items() if each.checkpoint is not None})
+
+
+def _of_checkpoint(
+    contents: Contents, sides: Sequence[Mapping[str, Layout]], said: Mapping[int, Description]
+) -> dict[str, Layout]:
+    """The layouts of a checkpoint's tensors: each reader can give any part, to the device of the target.
+
+    Raises:
+        ValueError: other ranks give tensors as the source.
+    """
+    if sides[0]:
+        others = sorted(rank for rank, each in said.items() if each.source)
+        raise ValueError(
+            f"The source of a transfer is a checkpoint on {of_ranks(contents.ranks)}, and tensors on "
+            f"{of_ranks(others)}: give the same kind, or None, on all ranks."
+        )
+    found = {}
+    for name, number in contents.numbers.items():
+        entry, target = contents.entries[number], sides[1].get(name)
+        device = "cpu" if target is None else target.device
+        found[name] = _whole(entry.dtype, entry.shape, contents.ranks, device)
+    return found
 
 
 def _check_options(said: Mapping[int, Description]) -> None:
@@ -751,6 +792,7 @@ def as_data(description: Description) -> Data:
         sides.append(rows)
     digests = description.digests or {}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    said["checkpoint"] = description.checkpoint
     said |= {name: getattr(description, name) for name in OPTIONS}
     return {**said, **dict(zip(SIDES, sides))}
 
@@ -761,7 +803,10 @@ def from_data(data: Data) -> Description:
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
     tied = [tuple(names) for names in data["tied"]]
     options = {name: data[name] for name in OPTIONS}
-    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, **options)
+    checkpoint = data["checkpoint"]
+    return Description(
+        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, checkpoint=checkpoint, **options
+    )
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:

@@ -1,0 +1,583 @@
+"""A checkpoint of safetensors files as the source of a `Transfer`.
+
+The ranks that give the checkpoint are its readers. All of them read the headers, and each gets an equal share of the
+bytes, in the order of the files. A share is cut into rounds: in one round a reader fills a buffer of half of the budget,
+and what is in it goes to the targets as pieces of any other source do. So each byte is read once, and no reader has more
+of the checkpoint in memory than a round.
+
+Start reading at `Checkpoint` for the files, at `Contents.shares` for who reads what, and at `Rounds.run` for a run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ..distributed._mesh.text import of_ranks
+from ..distributed._torch import span
+from ..distributed.tensor._planner.regions import Box
+from ._planner.schedule import ALIGNED, blocks
+from .exchanges import Torn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from .exchanges import Exchanges, Locals
+    from .watch import Watch
+
+INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+LONGEST = 100_000_000  # bytes of a header, as the format limits it
+VECTORS = 512  # buffers of one preadv; Linux takes 1,024
+ROWS = 8  # of a round, at least, for cuts to be between rows
+
+# By its name in a header. The types of less than a byte (F4, F6) aren't here: torch has none, or packs them otherwise.
+TYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+
+
+# --- Files and their headers ---
+
+
+class Entry(NamedTuple):
+    """A tensor of a checkpoint.
+
+    Attributes:
+        dtype: as torch calls it.
+        file: the number of its file.
+        begin: of its first byte in the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: int
+    begin: int
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return math.prod(self.shape)
+
+
+class File(NamedTuple):
+    """A file as it was when its header was read.
+
+    Attributes:
+        size: in bytes.
+        time: when it was last written, in nanoseconds; other ranks may see another one.
+        digest: of the header.
+    """
+
+    name: str
+    path: str
+    size: int
+    time: int
+    digest: str
+
+    def check(self, now: os.stat_result) -> None:
+        """RuntimeError if the file isn't as it was."""
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.time):
+            how = f"has {now.st_size} bytes and had {self.size}" if now.st_size != self.size else "was written again"
+            raise RuntimeError(f"{self.path} {how} since its header was read. Make another checkpoint() of the folder")
+
+
+class Files(NamedTuple):
+    """What a rank has read of a checkpoint: its files in order of name, and their tensors in the order of the bytes."""
+
+    files: list[File]
+    entries: list[Entry]
+
+    def changes(self) -> list[str]:
+        """Which files aren't as they were, in words."""
+        found = []
+        for file in self.files:
+            try:
+                file.check(os.stat(file.path))
+            except (OSError, RuntimeError) as error:
+                found.append(str(error))
+        return found
+
+    def as_data(self, names_for: Callable[[str], Sequence[str]]) -> dict[str, Any]:
+        """What all ranks have to know of it, as JSON has it.
+
+        Args:
+            names_for: the names of the target that a tensor goes to.
+
+        Raises:
+            ValueError: two tensors go to one name.
+        """
+        rows, seen = [], set[str]()
+        for entry in self.entries:
+            names = [*names_for(entry.name)]
+            for name in names:
+                if name in seen:
+                    raise ValueError(f"Two tensors of the source are called {name!r}; names maps them to one name.")
+                seen.add(name)
+            rows.append([*entry, names])
+        return {"files": [[file.name, file.size, file.digest] for file in self.files], "tensors": rows}
+
+
+class Checkpoint:
+    """A folder of safetensors files. See `torch_overlay.checkpoint`."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.fspath(folder)
+        self._files: Files | None = None
+
+    def __repr__(self) -> str:
+        return f"checkpoint({self.folder!r})"
+
+    def read(self) -> Files:
+        """The headers, which are read again only if a file has changed.
+
+        Raises:
+            ValueError: the folder, the index or a file isn't what it has to be; names the file, and the tensor.
+        """
+        if self._files is None or self._files.changes():
+            self._files = None
+            self._files = _read_folder(self.folder)
+        return self._files
+
+
+def _read_folder(folder: str) -> Files:
+    files, entries, where = list[File](), list[Entry](), dict[str, str]()
+    names, index = _names(folder)
+    for number, name in enumerate(names):
+        file, found = _read_file(folder, name, number)
+        files.append(file)
+        for entry in found:
+            if entry.name in where:
+                raise ValueError(f"{folder}: {entry.name!r} is in two files, {where[entry.name]} and {name}.")
+            where[entry.name] = name
+        entries += found
+    for key, name in index.items():
+        if where.get(key) != name:
+            actual = f"it is in {where[key]}" if key in where else "it isn't there"
+            raise ValueError(f"{os.path.join(folder, INDEX)} says that {key!r} is in {name}, and {actual}.")
+    return Files(files, entries)
+
+
+def _names(folder: str) -> tuple[list[str], dict[str, str]]:
+    """The names of a folder's files, and, if it has an index, the file of each tensor."""
+    try:
+        listed = os.listdir(folder)
+    except OSError as error:
+        raise ValueError(f"checkpoint({folder!r}): {error.strerror}; it needs a folder of safetensors files.") from error
+    if INDEX not in listed:
+        names = sorted(name for name in listed if name.endswith(SUFFIX))
+        if not names:
+            raise ValueError(f"checkpoint({folder!r}): the folder has no file that ends in {SUFFIX}.")
+        return names, {}
+    path = os.path.join(folder, INDEX)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            index = json.load(stream, object_pairs_hook=_unique)["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is no index of safetensors files: {_reason(error)}.") from error
+    if not isinstance(index, dict) or not index:
+        raise ValueError(f"{path} is no index of safetensors files: its weight_map names no tensor.")
+    for key, name in index.items():
+        # By the name alone: in a cache of Hugging Face's the files are links to files elsewhere.
+        if not isinstance(name, str) or os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError(f"{path} says that {key!r} is in {name!r}, which isn't inside the folder.")
+        if not os.path.isfile(os.path.join(folder, name)):
+            raise ValueError(f"{path} says that {key!r} is in {name}, and there is no such file.")
+    return sorted({*index.values()}), index
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of JSON; Python's own reader would keep the last of two values of one key."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it has {key!r} twice, with {found[key]!r} and {value!r}")
+        found[key] = value
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+
+
+def _read_file(folder: str, name: str, number: int) -> tuple[File, list[Entry]]:
+    """A file, and its tensors in the order of their bytes. Raises ValueError as `Checkpoint.read`."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as stream:
+            stat = os.fstat(stream.fileno())
+            first = stream.read(8)
+            length = int.from_bytes(first, "little")
+            if len(first) < 8 or length > min(LONGEST, stat.st_size - 8):
+                raise ValueError(f"it has {stat.st_size} bytes, and its header would have {length}")
+            raw = stream.read(length)
+            if len(raw) < length:
+                raise ValueError("its header is cut short")
+        header = json.loads(raw, object_pairs_hook=_unique)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no dict")
+        header.pop("__metadata__", None)
+        begin = 8 + length
+        entries = [_entry(key, row, number, begin) for key, row in header.items()]
+        entries.sort(key=lambda entry: (entry.begin, entry.elements))
+        at = begin
+        for entry in entries:
+            if entry.begin != at:
+                what = "overlaps the tensor before it" if entry.begin < at else "leaves a gap before it"
+                raise ValueError(f"{entry.name!r} {what}: it begins at byte {entry.begin - begin}, not {at - begin}")
+            at += entry.elements * entry.itemsize
+        if at != stat.st_size:
+            last = f" with {entries[-1].name!r}" if entries else ""
+            raise ValueError(f"its tensors end{last} at byte {at}, and the file at byte {stat.st_size}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no safetensors file that can be read: {_reason(error)}.") from error
+    return File(name, path, stat.st_size, stat.st_mtime_ns, hashlib.sha256(raw).hexdigest()), entries
+
+
+def _entry(name: str, row: Any, file: int, begin: int) -> Entry:
+    """A tensor, from its row in the header of a file whose bytes begin at `begin`."""
+    try:
+        kind, shape, (first, last) = row["dtype"], row["shape"], row["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{name!r} isn't described by dtype, shape and data_offsets") from error
+    if not isinstance(shape, list) or not all(type(each) is int and each >= 0 for each in (*shape, first, last)):
+        raise ValueError(f"{name!r} has shape {shape} and data_offsets {[first, last]}, which aren't whole numbers")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise ValueError(f"{name!r} has type {kind!r}, which torch doesn't have")
+    if last - first != math.prod(shape) * TYPES[kind].itemsize:
+        raise ValueError(f"{name!r} has shape {shape} and type {kind}, and lies in {last - first} bytes")
+    return Entry(name, str(TYPES[kind]).removeprefix("torch."), tuple(shape), file, begin + first)
+
+
+# --- Who reads what, as all ranks find it ---
+
+
+class Part(NamedTuple):
+    """Elements `first` to before `last` of a tensor, by its number; they lie one after the other in the file."""
+
+    entry: int
+    first: int
+    last: int
+
+
+class Contents:
+    """A checkpoint as all ranks know it.
+
+    Attributes:
+        ranks: the readers, ascending.
+        entries: its tensors, in the order of their bytes.
+        numbers: by name of the target, the number of the tensor that goes there.
+    """
+
+    def __init__(self, data: Mapping[str, Any], ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        rows = data["tensors"]
+        self.entries = [Entry(name, dtype, tuple(shape), *where) for name, dtype, shape, *where, _ in rows]
+        self.numbers = {name: number for number, (*_, names) in enumerate(rows) for name in names}
+
+    @staticmethod
+    def of(said: Mapping[int, Any]) -> Contents | None:
+        """What readers said, by rank; None if there are none.
+
+        Raises:
+            ValueError: they see different files, or give different names; tells the file, and the tensor.
+        """
+        if not said:
+            return None
+        first, *others = sorted(said)
+        for other in others:
+            if said[other] is not said[first] and said[other] != said[first]:
+                raise ValueError(
+                    f"{of_ranks([first, other])} see different checkpoints: {_difference(said[first], said[other])}."
+                )
+        return Contents(said[first], [first, *others])
+
+    def shares(self, names: Iterable[str], room: int) -> list[list[list[Part]]]:
+        """By place of the reader, and by round, what it reads for tensors with these names.
+
+        Each reader gets as many bytes, one after the other in the order of the files, and of them as many in a round
+        as go into `room` bytes where each part begins aligned.
+        """
+        numbers = sorted({self.numbers[name] for name in names})
+        sizes = [self.entries[number].elements * self.entries[number].itemsize for number in numbers]
+        total, found = sum(sizes), []
+        for place in range(len(self.ranks)):
+            low, high = (total * each // len(self.ranks) for each in (place, place + 1))
+            parts, at = [], 0
+            for number, size in zip(numbers, sizes):
+                if at < high and at + size > low or (not size and not place):
+                    first, last = (self._cut(number, edge - at, size, room) for edge in (low, high))
+                    if first < last or not size:
+                        parts.append(Part(number, first, last))
+                at += size
+            found.append(self._rounds(parts, room))
+        return found
+
+    def _cut(self, number: int, at: int, size: int, room: int) -> int:
+        """The element at which a tensor of so many bytes is cut that contains byte `at`: at the begin of a row."""
+        entry = self.entries[number]
+        if at <= 0:
+            return 0
+        return entry.elements if at >= size else _whole_rows(entry, at // entry.itemsize, room)
+
+    def _rounds(self, parts: Iterable[Part], room: int) -> list[list[Part]]:
+        found, left = list[list[Part]]([[]]), room
+        for number, first, last in parts:
+            entry = self.entries[number]
+            if first == last:
+                found[-1].append(Part(number, first, last))
+            while first < last:
+                upto = min(last, first + left // entry.itemsize)
+                if upto < last:
+                    upto = _whole_rows(entry, upto, room)
+                if upto <= first:
+                    found.append([])
+                    left = room
+                    continue
+                found[-1].append(Part(number, first, upto))
+                left -= _aligned((upto - first) * entry.itemsize)
+                first = upto
+        return found
+
+    def boxes(self, part: Part) -> list[Box]:
+        """A part as boxes of its tensor, in the order of its bytes."""
+        shape = self.entries[part.entry].shape
+        whole = Box((0,) * len(shape), shape)
+        return blocks(whole, part.first, part.last) if part.first < part.last else [whole]
+
+
+def _whole_rows(entry: Entry, element: int, room: int) -> int:
+    """The begin of the row of dim 0 that has an element; if several rows fit into a round, so that it is cut into fewer
+    boxes. Else the element."""
+    row = entry.elements // entry.shape[0] if entry.shape else 1
+    return element // row * row if row * entry.itemsize * ROWS <= room else element
+
+
+def _aligned(size: int) -> int:
+    return size + -size % ALIGNED
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The first thing in which two checkpoints differ, in words."""
+    for kind in ("tensors", "files"):
+        rows = [{row[0]: row[1:] for row in each[kind]} for each in (one, other)]
+        for name in sorted({*rows[0], *rows[1]}):
+            row, another = (each.get(name) for each in rows)
+            if row == another:
+                continue
+            file = (one if row else other)["files"][(row or another)[2]][0] if kind == "tensors" else name
+            what = f"{name!r} of {file}" if kind == "tensors" else name
+            if row is None or another is None:
+                return f"only one of them has {what}"
+            if kind == "files":
+                return f"{what} has {row[0]} bytes and {another[0]}, or another header"
+            return f"{what} is {row[0]} of shape {row[1]} at byte {row[3]} for {row[4]}, and {another[0]} of shape " + (
+                f"{another[1]} at byte {another[3]} for {another[4]}"
+            )
+    return "their tensors come in another order"
+
+
+# --- A run ---
+
+
+class Local(NamedTuple):
+    """A box of a part, which is the local tensor of a piece.
+
+    Attributes:
+        begin: of its first element in the part.
+        shape: of the box.
+    """
+
+    part: Part
+    begin: int
+    shape: tuple[int, ...]
+
+
+class Round(NamedTuple):
+    """What is moved in one round of a plan.
+
+    Attributes:
+        places: of its tensors in the plan.
+        locals: by place in `places`, what this rank has of the source.
+        exchanges: how it is moved.
+    """
+
+    places: list[int]
+    locals: dict[int, Local]
+    exchanges: Exchanges
+
+    def parts(self) -> list[Part]:
+        """What is read: what goes somewhere, in the order of the bytes."""
+        return sorted({local.part for place, local in self.locals.items() if place in self.exchanges.reads})
+
+
+class Rounds:
+    """The rounds of a plan, one after the other, with what a run asks of `Exchanges`.
+
+    Args:
+        files: what this rank reads from; None if it reads nothing.
+
+    Attributes:
+        reads: none: what is read is no tensor of the program's.
+        written: as of `Exchanges`, by place in the plan.
+    """
+
+    def __init__(
+        self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device
+    ) -> None:
+        self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
+        self.reads, self.written = frozenset[int](), frozenset[int]()
+
+    @property
+    def staging(self) -> int:
+        """The most bytes that buffers take at one time, those that are read into among them."""
+        return max([self._room(each.parts()) + each.exchanges.staging for each in self._rounds], default=0)
+
+    def _size(self, part: Part) -> int:
+        return (part.last - part.first) * self._contents.entries[part.entry].itemsize
+
+    def _room(self, parts: Iterable[Part]) -> int:
+        return sum([_aligned(self._size(part)) for part in parts])
+
+    def run(
+        self,
+        sources: Locals,
+        targets: Locals,
+        sent: Callable[[], None] = lambda: None,
+        keeps: bool = False,
+        watch: Watch | None = None,
+    ) -> None:
+        """Read and move all rounds. Raises as `Exchanges.run`; what an earlier round wrote is torn, too."""
+        self.written = frozenset()
+        for number, each in enumerate(self._rounds):
+            text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
+            try:
+                if watch is not None:
+                    watch.enter(f"{text}, reading the checkpoint")
+                with span(f"{text}, read"):
+                    own = self._read(each)
+                written = frozenset([each.places[place] for place in each.exchanges.schedule.writes])
+                is_last = number + 1 == len(self._rounds)
+                each.exchanges.run(own, [targets[n] for n in each.places], sent if is_last else _nothing, False, watch)
+                del own  # its buffer is free before the next one is made
+            except Exception as error:
+                was_written, self.written = bool(self.written), self.written | written
+                if was_written and not isinstance(error, Torn):
+                    raise Torn(f"{text}: {error}") from error
+                raise
+            self.written |= {each.places[place] for place in each.exchanges.written}
+        if not self._rounds:
+            sent()
+
+    def _read(self, each: Round) -> list[torch.Tensor | None]:
+        """The round's sources of this rank, in a buffer that they share."""
+        found: list[torch.Tensor | None] = [None] * len(each.places)
+        parts = each.parts()
+        if not parts or self._files is None:
+            return found
+        buffer = torch.empty(self._room(parts), dtype=torch.uint8, device="cpu")
+        begins, at = dict[Part, int](), 0
+        for part in parts:
+            begins[part] = at
+            at += _aligned(self._size(part))
+        memory = memoryview((ctypes.c_char * at).from_address(buffer.data_ptr())).cast("B")
+        for file, some in self._stretches(parts):
+            self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in some])
+        del memory
+        buffer = buffer.to(self._device)
+        for place, (part, begin, shape) in each.locals.items():
+            if part in begins:
+                flat = buffer.narrow(0, begins[part], self._size(part))
+                whole = flat.view(getattr(torch, self._contents.entries[part.entry].dtype))
+                found[place] = whole.narrow(0, begin, math.prod(shape)).view(shape)
+        return found
+
+    def _begin(self, part: Part) -> int:
+        """The byte of the file at which a part begins."""
+        entry = self._contents.entries[part.entry]
+        return entry.begin + part.first * entry.itemsize
+
+    def _stretches(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
+        """Parts that follow one another in a file, and its number."""
+        some: list[Part] = []
+        for part, after in zip(parts, [*parts[1:], None]):
+            some.append(part)
+            file = self._contents.entries[part.entry].file
+            follows = after is not None and (file, self._begin(part) + self._size(part)) == (
+                self._contents.entries[after.entry].file,
+                self._begin(after),
+            )
+            if not follows or len(some) == VECTORS:
+                yield file, some
+                some = []
+
+    def _fill(self, number: int, parts: Sequence[tuple[Part, memoryview]]) -> None:
+        """Read parts that follow one another in a file into their places in memory, each of them aligned, however they
+        lie in the file.
+
+        Raises:
+            RuntimeError: the file is shorter than it was, or was changed; names it, and the tensor.
+        """
+        if self._files is None:
+            raise AssertionError("only readers read")
+        file = self._files.files[number]
+        part, at = parts[0][0], self._begin(parts[0][0])
+        views = [view for _, view in parts]
+        try:
+            descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                file.check(os.fstat(descriptor))
+                while views:
+                    count = os.preadv(descriptor, views, at)
+                    at += count
+                    part = parts[-len(views)][0]
+                    if not count:
+                        raise RuntimeError(f"{file.path} ends at byte {at}")
+                    while views and count >= len(views[0]):
+                        count -= len(views.pop(0))
+                    if count:
+                        views[0] = views[0][count:]
+                file.check(os.fstat(descriptor))  # written meanwhile
+            finally:
+                os.close(descriptor)
+        except (OSError, RuntimeError) as error:
+            raise RuntimeError(f"reading {self._contents.entries[part.entry].name!r}: {error}") from error
+
+    def forget(self) -> None:
+        """Keep no view."""
+        for each in self._rounds:
+            each.exchanges.forget()
+
+
+def _nothing() -> None:
+    """What is called when an earlier round has read its sources: the program has none of them."""
