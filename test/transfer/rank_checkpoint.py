@@ -1,6 +1,7 @@
 """A checkpoint as the source of a transfer on real ranks: whose bits come, who reads what, and what stops a run."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -17,7 +18,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import torch_overlay
 from mesh_ranks import WORLD, make_root
 from on_device import from_host
+from rank_transfers import allocated
 from rank_weights import same
+from vllm_stand_in import SPARSE, Model
 from width import NIGHTLY
 
 KINDS = {
@@ -189,3 +192,206 @@ class CheckpointCases:
                         self.assertEqual(self.total(sum(sizes)), size, f"{seed} {readers}")
                         share = -(-size // len(readers)) + 2 * 30 * 8  # rows
                         self.assertTrue(sum(sizes) <= share if source else not sizes, (sum(sizes), share))
+
+    def test_a_run_stays_within_its_budget(self):
+        """Also where each rank wants all of it, many times what is read at a time."""
+        tensors = {f"w{n}": drawn((512, 1024 + n), torch.float32, n) for n in range(8)}
+        mesh, budget = make_root(range(WORLD), (WORLD,), ("dp",)), 1 << 20
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        with self.folder() as folder:
+            self.write(folder, tensors, 2)
+            for placement in (Shard(0), Replicate()):
+                sides = {name: self.loaded(whole, mesh, [placement]) for name, whole in tensors.items()}
+                target = {name: side[0] for name, side in sides.items()}
+                source = torch_overlay.checkpoint(folder)
+                with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+                    self.assertTrue(transfer.staging <= budget)
+                    with self.counted_reads() as sizes:
+                        (memory,) = allocated([transfer.run])  # runs twice
+                    self.assertTrue(memory.peak <= 2 * budget < size // WORLD, (memory, budget, size))
+                    self.assertEqual((memory.kept, self.total(sum(sizes))), (0, 2 * size))
+                for name, (got, want) in sides.items():
+                    self.assertTrue(equal(got._local_tensor, want._local_tensor), name)
+
+    def test_four_ranks_load_what_other_loaders_load(self):
+        """Beside `safetensors.torch.load_file`, where it is installed, on a group of four ranks."""
+        tensors = weights(7)
+        with self.folder() as folder:
+            self.write(folder, tensors)
+            whole = tensors
+            with contextlib.suppress(ImportError):
+                from safetensors.torch import load_file
+
+                whole = load_file(f"{folder}/model.safetensors")
+            mesh = make_root(range(4), (2, 2), ("dp", "tp"))
+            if self.rank < 4:
+                target = {
+                    name: self.loaded(each, mesh, [Shard(0), Shard(each.ndim - 1)])[0]
+                    if each.ndim
+                    else torch.ones_like(each)
+                    for name, each in whole.items()
+                }
+                source = torch_overlay.checkpoint(folder)
+                with torch_overlay.Transfer(source, target, group=[0, 1, 2, 3], budget=1 << 13) as transfer:
+                    transfer.run()
+                for name, each in whole.items():
+                    got, want = target[name], each
+                    if each.ndim:
+                        got = got._local_tensor
+                        want = distribute_tensor(each, mesh, target[name].placements, src_data_rank=None)._local_tensor
+                    self.assertTrue(equal(got, want), name)
+
+    def test_options_of_any_transfer(self):
+        """Two names for one tensor, which is read once; a name that only one side has; parts; the background; bind."""
+        tensors = {f"w{n}": drawn((24, 8), torch.float32, n) for n in range(4)}
+        names = {"w0": ("a", "b"), "w1": "c"}
+        wanted = {"a": tensors["w0"], "b": tensors["w0"], "c": tensors["w1"], "w2": tensors["w2"]}
+        mesh = make_root(range(WORLD), (4, 2), ("dp", "tp"))
+        with self.folder() as folder:
+            self.write(folder, tensors, 2)
+            source = torch_overlay.checkpoint(folder)
+
+            def fresh():
+                found = {name: self.loaded(whole, mesh, [Shard(0), Shard(1)])[0] for name, whole in wanted.items()}
+                found["c"] = (
+                    tuple(torch_overlay.piece(torch.ones(24, 4), (24, 8), (0, at)) for at in (0, 4) if self.rank < 2)
+                    or None
+                )
+                return found
+
+            def check(target, moved):
+                for name, whole in wanted.items():
+                    if name == "c":
+                        for piece in target["c"] or ():
+                            want = whole[:, piece.start[1] :][:, :4] if name in moved else torch.ones(24, 4)
+                            self.assertTrue(equal(piece._local_tensor, want), name)
+                    else:
+                        local = target[name]._local_tensor
+                        want = distribute_tensor(whole, mesh, [Shard(0), Shard(1)], src_data_rank=None)._local_tensor
+                        self.assertTrue(equal(local, want if name in moved else torch.ones_like(want)), name)
+
+            target = fresh()
+            with self.assertRaisesRegex(ValueError, "the source has 'w3', and the target doesn't"):
+                torch_overlay.Transfer(source, target, names=names)
+            with torch_overlay.Transfer(source, target, names=names, strict=False, budget=1 << 12) as transfer:
+                self.assertEqual(transfer.left_out, {"source": ("w3",), "target": ()})
+                with self.counted_reads() as sizes:
+                    transfer.run(only=["b", "w2"])
+                self.assertTrue(self.total(sum(sizes)) == 2 * 24 * 8 * 4)
+                check(target, ("b", "w2"))
+                with self.counted_reads() as sizes:
+                    transfer.run(async_op=True).wait()
+                self.assertEqual(self.total(sum(sizes)), 3 * 24 * 8 * 4)
+                check(target, wanted)
+                target = fresh()
+                transfer.bind(target=target)
+                transfer.run(async_op=True, snapshot=True).wait()
+                check(target, wanted)
+                with self.assertRaisesRegex(TypeError, "is a Checkpoint"):
+                    transfer.bind(source=source)
+
+    def test_a_loader_of_fused_weights(self):
+        """The landings of a server's own loader, on two servers of four ranks."""
+        model, wanted = (Model(SPARSE, 4, self.rank % 4) for _ in range(2))
+        tensors = {}
+        for number, (name, (shape, _)) in enumerate(model.checkpoint().items()):
+            tensors[name] = drawn(shape, torch.float32, number).nan_to_num()
+        wanted.load_weights([*tensors.items()])
+        with self.folder() as folder:
+            self.write(folder, tensors, 3)
+            found = torch_overlay.landings(model.load_weights, model, tensors)
+            source = torch_overlay.checkpoint(folder)
+            with torch_overlay.Transfer(source, found.target(), strict=False, budget=1 << 13) as transfer:
+                transfer.run()
+            found.load_whole()
+            for (name, got), want in zip(model.named_parameters(), wanted.parameters(), strict=True):
+                self.assertTrue(same(got, want) and got.any(), name)
+
+    def test_what_is_wrong_is_said_on_all_ranks_before_anything_is_written(self):
+        tensors = {"w": drawn((16, 8), torch.float32, 0), "v": drawn((16, 8), torch.float32, 1)}
+        target = {name: torch.ones(16, 8) for name in tensors}
+        with self.folder() as folder:
+            self.write(folder, tensors)
+            path = f"{folder}/model.safetensors"
+            with self.assertRaisesRegex(ValueError, "rank 2: checkpoint.'/nowhere'.: No such file or directory"):
+                torch_overlay.Transfer(torch_overlay.checkpoint("/nowhere" if self.rank == 2 else folder), target)
+            with self.assertRaisesRegex(ValueError, "is a checkpoint on ranks 0-6, and tensors on rank 7"):
+                torch_overlay.Transfer(target if self.rank == 7 else torch_overlay.checkpoint(folder), target)
+            block = torch.ones(16, 8)
+            with self.assertRaisesRegex(ValueError, "'v', 'w' are one block.*the checkpoint has 'w' and 'v' for them"):
+                torch_overlay.Transfer(torch_overlay.checkpoint(folder), {"w": block, "v": block})
+            with torch_overlay.Transfer(
+                torch_overlay.checkpoint(folder),
+                {"a": block, "b": block},
+                names={"w": ("a", "b"), "v": "c"},
+                strict=False,
+            ) as transfer:
+                transfer.run()
+            self.assertTrue(equal(block, tensors["w"]))
+            with self.assertRaisesRegex(ValueError, "'w' is float32 in the source and int32 in the target"):
+                torch_overlay.Transfer(torch_overlay.checkpoint(folder), {**target, "w": torch.ones(16, 8).int()})
+            with self.assertRaisesRegex(ValueError, "'w' has shape .16, 8. in the source and .8, 16. in the target"):
+                torch_overlay.Transfer(torch_overlay.checkpoint(folder), {**target, "w": torch.ones(8, 16)})
+            with self.assertRaisesRegex(ValueError, "checkpoint is read into one half, and 64 are left.*Give at least"):
+                torch_overlay.Transfer(torch_overlay.checkpoint(folder), target, budget=128)
+            own = f"{folder}/own"
+            if self.rank == 3:
+                os.mkdir(own)
+                write(f"{own}/model.safetensors", {**tensors, "v": torch.ones(8, 16)})
+            where = own if self.rank == 3 else folder
+            with self.assertRaisesRegex(
+                ValueError, r"ranks 0, 3 see different.*'v' of model.safetensors is float32 of shape \[16, 8\]"
+            ):
+                torch_overlay.Transfer(torch_overlay.checkpoint(where), target)
+            with torch_overlay.Transfer(torch_overlay.checkpoint(folder), target) as transfer:
+                dist.barrier()
+                if self.rank == 0:
+                    write(path, {"v": tensors["w"], "w": tensors["v"]})
+                    os.utime(path, (1, 1))
+                dist.barrier()
+                with self.assertRaisesRegex(ValueError, "nothing was sent.*model.safetensors was written again since"):
+                    transfer.run()
+            self.assertTrue(all((tensor == 1).all() for tensor in target.values()))
+            source = torch_overlay.checkpoint(folder)
+            for _ in range(2):  # the second one reads the headers of files that have changed
+                with torch_overlay.Transfer(source, target) as transfer:
+                    transfer.run()
+                self.assertTrue(equal(target["v"], tensors["w"]))
+                dist.barrier()
+                if self.rank == 0:
+                    write(path, {**tensors, "v": tensors["w"]})
+                dist.barrier()
+
+    def test_a_file_that_changes_while_it_is_read_tears_the_targets(self):
+        """One rank finds the end of its file, or an error, or another file, in a later round."""
+        tensors = {"first": drawn((2048,), torch.float32, 0), "last": drawn((2048,), torch.float32, 1)}
+        with self.folder() as folder:
+            path = f"{folder}/model.safetensors"
+            for kind, said in (
+                ("end", "'last': .*model.safetensors ends at byte"),
+                ("error", "'last': .*Input/output error"),
+                ("short", "model.safetensors has 100 bytes and had|model.safetensors ends at byte"),
+            ):
+                self.write(folder, tensors)
+                target = {name: torch.ones(2048) for name in tensors}
+                source = torch_overlay.checkpoint(folder) if self.rank in (1, 6) else None
+                transfer = torch_overlay.Transfer(source, target, budget=1 << 13)
+                preadv, calls = os.preadv, []
+
+                def read(*args, preadv=preadv, calls=calls, kind=kind):
+                    calls.append(args)
+                    if self.rank == 6 and len(calls) == 2:
+                        if kind == "end":
+                            return 0
+                        if kind == "error":
+                            raise OSError(errno.EIO, os.strerror(errno.EIO))
+                        os.truncate(path, 100)
+                    return preadv(*args)
+
+                with (
+                    mock.patch("os.preadv", read),
+                    self.assertRaisesRegex(RuntimeError, f"some targets are new and others not.*(?s:.*)({said})"),
+                ):
+                    transfer.run()
+                transfer.close()
+                dist.barrier()

@@ -1,9 +1,9 @@
 """A checkpoint of safetensors files as the source of a `Transfer`.
 
 The ranks that give the checkpoint are its readers. All of them read the headers, and each gets an equal share of the
-bytes, in the order of the files. A share is cut into rounds: in one round a reader fills a buffer of half of the budget,
-and what is in it goes to the targets as pieces of any other source do. So each byte is read once, and no reader has more
-of the checkpoint in memory than a round.
+bytes, in the order of the files. A share is cut into rounds: in one round a reader fills a buffer of half of the
+budget, and what is in it goes to the targets as pieces of any other source do. So each byte is read once, and no reader
+has more of the checkpoint in memory than a round.
 
 Start reading at `Checkpoint` for the files, at `Contents.shares` for who reads what, and at `Rounds.run` for a run.
 """
@@ -193,7 +193,9 @@ def _names(folder: str) -> tuple[list[str], dict[str, str]]:
     try:
         listed = os.listdir(folder)
     except OSError as error:
-        raise ValueError(f"checkpoint({folder!r}): {error.strerror}; it needs a folder of safetensors files.") from error
+        raise ValueError(
+            f"checkpoint({folder!r}): {error.strerror}; it needs a folder of safetensors files."
+        ) from error
     if INDEX not in listed:
         names = sorted(name for name in listed if name.endswith(SUFFIX))
         if not names:
@@ -330,18 +332,24 @@ class Contents:
         """
         numbers = sorted({self.numbers[name] for name in names})
         sizes = [self.entries[number].elements * self.entries[number].itemsize for number in numbers]
-        total, found = sum(sizes), []
-        for place in range(len(self.ranks)):
-            low, high = (total * each // len(self.ranks) for each in (place, place + 1))
-            parts, at = [], 0
-            for number, size in zip(numbers, sizes):
-                if at < high and at + size > low or (not size and not place):
-                    first, last = (self._cut(number, edge - at, size, room) for edge in (low, high))
-                    if first < last or not size:
-                        parts.append(Part(number, first, last))
-                at += size
-            found.append(self._rounds(parts, room))
-        return found
+        readers = len(self.ranks)
+        edges = [sum(sizes) * place // readers for place in range(readers + 1)]
+        parts: list[list[Part]] = [[] for _ in self.ranks]
+        begin = place = 0
+        for number, size in zip(numbers, sizes):
+            if not size:
+                parts[0].append(Part(number, 0, 0))  # nobody reads it, and its name is known
+                continue
+            while edges[place + 1] <= begin:
+                place += 1
+            reader = place
+            while reader < readers and edges[reader] < begin + size:
+                first, last = (self._cut(number, edge - begin, size, room) for edge in edges[reader : reader + 2])
+                if first < last:
+                    parts[reader].append(Part(number, first, last))
+                reader += 1
+            begin += size
+        return [self._rounds(some, room) for some in parts]
 
     def _cut(self, number: int, at: int, size: int, room: int) -> int:
         """The element at which a tensor of so many bytes is cut that contains byte `at`: at the begin of a row."""
@@ -389,22 +397,26 @@ def _aligned(size: int) -> int:
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The first thing in which two checkpoints differ, in words."""
-    for kind in ("tensors", "files"):
-        rows = [{row[0]: row[1:] for row in each[kind]} for each in (one, other)]
-        for name in sorted({*rows[0], *rows[1]}):
-            row, another = (each.get(name) for each in rows)
-            if row == another:
-                continue
-            file = (one if row else other)["files"][(row or another)[2]][0] if kind == "tensors" else name
-            what = f"{name!r} of {file}" if kind == "tensors" else name
-            if row is None or another is None:
-                return f"only one of them has {what}"
-            if kind == "files":
-                return f"{what} has {row[0]} bytes and {another[0]}, or another header"
-            return f"{what} is {row[0]} of shape {row[1]} at byte {row[3]} for {row[4]}, and {another[0]} of shape " + (
-                f"{another[1]} at byte {another[3]} for {another[4]}"
-            )
+    for name, row, another in _differing(one["tensors"], other["tensors"]):
+        if row is None or another is None:
+            file = one["files"][row[2]][0] if row is not None else other["files"][another[2]][0]
+            return f"only one of them has {name!r}, of {file}"
+        said = [f"{dtype} of shape {shape} at byte {at} for {names}" for dtype, shape, _, at, names in (row, another)]
+        if said[0] != said[1]:
+            return f"{name!r} of {one['files'][row[2]][0]} is {said[0]}, and {said[1]}"
+    for name, row, another in _differing(one["files"], other["files"]):
+        if row is None or another is None:
+            return f"only one of them has the file {name}"
+        return f"{name} has {row[0]} bytes, and {another[0]}, or another header"
     return "their tensors come in another order"
+
+
+def _differing(rows: Sequence[Any], others: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """By the name with which rows begin, those that differ: the rest of both, None where there is none."""
+    one, other = ({name: rest for name, *rest in some} for some in (rows, others))
+    for name in sorted({*one, *other}):
+        if one.get(name) != other.get(name):
+            yield name, one.get(name), other.get(name)
 
 
 # --- A run ---
@@ -452,9 +464,7 @@ class Rounds:
         written: as of `Exchanges`, by place in the plan.
     """
 
-    def __init__(
-        self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device
-    ) -> None:
+    def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
         self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
         self.reads, self.written = frozenset[int](), frozenset[int]()
 

@@ -463,13 +463,11 @@ class Route:
                 count, traffic = agreed_count(schedule, rest, team)
             except ValueError as error:
                 raise ValueError(
-                    f"Of the budget of {self._budget} bytes a checkpoint is read into one half, and {rest} are left for "
-                    f"buffers. {error}"
+                    f"Of the budget of {self._budget} bytes a checkpoint is read into one half, and {rest} are left "
+                    f"for buffers. {error}"
                 ) from error
             locals_ = {n: local for n, number in enumerate(some) if (local := self.legs[number].local) is not None}
-            rounds.append(
-                Round(places, locals_, Exchanges(schedule, count, team, self._wires(some), self._buffers))
-            )
+            rounds.append(Round(places, locals_, Exchanges(schedule, count, team, self._wires(some), self._buffers)))
             total += count
             traffics.append(traffic)
         if None not in self._plans:
