@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.device_mesh import DeviceMesh
 
     from .checkpoint import Files
@@ -157,6 +158,97 @@ class Piece(Plain):
         return f"piece({tuple(self._local_tensor.shape)}, {self.shape}, {self.start})"
 
 
+class Chunk(Piece):
+    """A box of a tensor whose chunk list, as `torch.distributed.checkpoint` asks for it, says what this rank holds.
+
+    Megatron-FSDP attaches one to the local tensors of its DTensors, whose rows it cuts where no placement does. The
+    chunk list and the local tensor are asked for anew in each run, as a DTensor is for its local tensor.
+
+    Args:
+        owner: the DTensor, or the tensor that has the chunk list.
+        name: as errors and the owner call it.
+        number: of the chunk.
+        shape: of the whole.
+    """
+
+    def __init__(self, owner: torch.Tensor, name: str, number: int, shape: Sequence[int]) -> None:
+        self.owner, self._name, self._number = owner, name, number
+        chunk = _chunks(owner)[number]
+        self.start = tuple(chunk.offsets)
+        local = self._local_tensor
+        if tuple(local.shape) != tuple(chunk.sizes):
+            raise ValueError(
+                f"{name!r} has a chunk list, which says that a part of shape {tuple(chunk.sizes)} begins at "
+                f"{self.start}, and the local tensor has shape {tuple(local.shape)}. Say with piece() what it holds."
+            )
+        self.shape = Piece(local, shape, self.start).shape
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
+        local = _chunked(self.owner)
+        find = getattr(local, "__get_tensor_shard__", None)
+        if find is None:
+            return local
+        from torch.distributed.checkpoint.metadata import MetadataIndex  # imports all of it, in 0.1 s
+
+        found: torch.Tensor = find(MetadataIndex(self._name, self.start, self._number))
+        return found
+
+    @property
+    def now(self) -> str | None:
+        """Where it begins by the chunk list of now, in words; None if that is where it began."""
+        chunks = _chunks(self.owner) if hasattr(_chunked(self.owner), "__create_chunk_list__") else []
+        start = tuple(chunks[self._number].offsets) if self._number < len(chunks) else None
+        if start is None:
+            return f"is in no chunk list and was the one that begins at {self.start}"
+        return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
+
+
+def _chunked(tensor: torch.Tensor) -> torch.Tensor:
+    """What has the chunk list: a DTensor's local tensor, since each DTensor has one itself, of its placements."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _chunks(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
+    found: list[ChunkStorageMetadata] = _chunked(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
+    return found
+
+
+def _has_chunks(tensor: torch.Tensor) -> bool:
+    """Whether it is read by its chunk list. One with a pending reduction isn't: its chunks hold terms, no values."""
+    is_pending = isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements)
+    return not is_pending and hasattr(_chunked(tensor), "__create_chunk_list__")
+
+
+def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
+    """What a chunk list says of this rank.
+
+    Raises:
+        ValueError: it doesn't fit the local tensor, or doesn't say which whole it is of.
+    """
+    chunks = _chunks(tensor)
+    if not chunks:
+        return ()
+    if isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+    else:
+        items = tensor.__create_write_items__(name, tensor) if hasattr(tensor, "__create_write_items__") else []
+        sizes = {tuple(item.tensor_data.size) for item in items if item.tensor_data is not None}
+        if len(sizes) != 1:
+            # Its own shape may be that of the part or of the whole.
+            raise ValueError(
+                f"{name!r} is no DTensor, and has a chunk list, and no write items that say the shape of the whole. Say "
+                "with piece() what it holds."
+            )
+        (shape,) = sizes
+    if len(chunks) > 1 and not hasattr(_chunked(tensor), "__get_tensor_shard__"):
+        raise ValueError(
+            f"{name!r} has a chunk list of {len(chunks)} chunks, and no __get_tensor_shard__ that gives them. Say with "
+            "piece() what it holds."
+        )
+    return tuple([Chunk(tensor, name, number, shape) for number in range(len(chunks))])
+
+
 class Pieces:
     """All pieces that a rank gives of one tensor."""
 
@@ -180,7 +272,9 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
         for name in names_for(path, names):
             if name in found:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
-            found[name] = _given(name, leaf, side)
+            given = _given(name, leaf, side)
+            if not isinstance(given, Pieces) or given.pieces:  # no chunks: nothing of it is here
+                found[name] = given
     return found
 
 
@@ -203,6 +297,8 @@ def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
 
 
 def _given(name: str, leaf: Any, side: str) -> Given:
+    if isinstance(leaf, torch.Tensor) and _has_chunks(leaf):
+        leaf = _pieces_of_chunks(name, leaf)
     if isinstance(leaf, torch.Tensor):
         problem = _immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
         if problem is not None:
@@ -520,7 +616,10 @@ def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str 
     wanted = held if here is None else regions.box(here).length
     if wanted == held:
         return None
-    return f"{name!r} has shape {tuple(held)} on rank {meshes.rank}, where {tensor.placements} say {wanted}"
+    return (
+        f"{name!r} has shape {tuple(held)} on rank {meshes.rank}, where {tensor.placements} say {wanted}: say with "
+        "piece() what it holds"
+    )
 
 
 def layout_of(name: str, tensor: DTensor, meshes: Meshes) -> Layout:
