@@ -417,6 +417,11 @@ class Route:
                 raise ValueError(f"The {side} to bind {problem}. Nothing was bound.")
         return found
 
+    @property
+    def _for_buffers(self) -> int:
+        """The bytes of the budget that buffers of exchanges take."""
+        return self._budget - (0 if self._contents is None else _room(self._budget))
+
     def flow(self) -> Flow:
         """Who sends what to whom, of all ranks."""
         return Flow.of(self._moves, self._budget, self._gone)
@@ -454,7 +459,7 @@ class Route:
         by_round: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
             by_round.setdefault(self.legs[number].round, []).append(place)
-        team, rest, rounds = self._member, self._budget - _room(self._budget), []
+        team, rest, rounds = self._member, self._for_buffers, list[Round]()
         total, traffics = 0, list[Traffic]()
         for _, places in sorted(by_round.items()):
             some = [numbers[place] for place in places]
@@ -548,7 +553,7 @@ class Route:
             problems += full
         has_copies = snapshot or bool(shared.overwritten)
         if self._keeps:
-            self._buffers.keep(self.staging if has_copies else self._budget)
+            self._buffers.keep(self.staging if has_copies else self._for_buffers)
         watched = numbers if async_op and not snapshot else ()
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         word = Word(problems, names, version, check, async_op)
