@@ -334,19 +334,17 @@ def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     Args:
         folder: where the files are, on each rank that gives it. It isn't looked at before a Transfer is made.
 
-    >>> import json, struct, tempfile, torch, torch.distributed as dist, torch_overlay
-    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
-    >>> dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    >>> import json, struct, tempfile, torch, torch_overlay
     >>> header = json.dumps({"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with open(f"{folder}/model.safetensors", "wb") as file:
     ...         _ = file.write(struct.pack("<Q", len(header)) + header + struct.pack("<4f", 1, 2, 3, 4))
     ...     state = {"w": torch.zeros(2, 2, dtype=torch.float64)}
-    ...     torch_overlay.Transfer(torch_overlay.checkpoint(folder), state).run()
+    ...     with torch_overlay.meet("tcp://127.0.0.1:29625", rank=0, world_size=1) as place:  # or in a process group
+    ...         torch_overlay.Transfer(torch_overlay.checkpoint(folder), state, group=place).run()
     >>> state["w"]
     tensor([[1., 2.],
             [3., 4.]], dtype=torch.float64)
-    >>> dist.destroy_process_group()
     """
     from .transfers.checkpoint import Checkpoint
 

@@ -141,7 +141,10 @@ class ChunkCases:
         target = {"w": torch.zeros(SHAPE)}
         for given, said in (
             (wrong([(0, 0)], [(99, 6)]), "a part of shape .99, 6. begins at .0, 0., and the local tensor has.*piece()"),
-            (wrong([(0, 0), (1, 0)], [(1, 6), (1, 6)]), "a chunk list of 2 chunks, and no __get_tensor_shard__.*piece()"),
+            (
+                wrong([(0, 0), (1, 0)], [(1, 6), (1, 6)]),
+                "a chunk list of 2 chunks, and no __get_tensor_shard__.*piece()",
+            ),
             (wrong([(36, 3)], None), "isn't inside a whole of shape"),
             (wrong([(0, 0)], None, Partial()), "'w' has shape .* where .Partial.sum.,. say|has a pending reduction"),
         ):

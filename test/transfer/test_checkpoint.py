@@ -107,7 +107,7 @@ def test_links_are_followed(tmp_path):
 @pytest.mark.parametrize("readers", (1, 2, 7, 64))
 @pytest.mark.parametrize("room", (16, 48, 1024, 1 << 20))
 def test_shares_are_all_bytes_once_in_order(tmp_path, readers, room):
-    """Each element of each tensor belongs to one part, rounds fit, readers get equal shares, and boxes make the part."""
+    """Each element of each tensor belongs to one part, rounds fit, shares are equal, and boxes make the part."""
     write_folder(tmp_path, weights(readers), 2)
     data = torch_overlay.checkpoint(tmp_path).read().as_data(lambda name: [name])
     contents = Contents(data, range(readers))

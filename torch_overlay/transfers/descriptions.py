@@ -237,8 +237,8 @@ def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
         if len(sizes) != 1:
             # Its own shape may be that of the part or of the whole.
             raise ValueError(
-                f"{name!r} is no DTensor, and has a chunk list, and no write items that say the shape of the whole. Say "
-                "with piece() what it holds."
+                f"{name!r} is no DTensor, and has a chunk list, and no write items that say the shape of the whole. "
+                "Say with piece() what it holds."
             )
         (shape,) = sizes
     if len(chunks) > 1 and not hasattr(_chunked(tensor), "__get_tensor_shard__"):
