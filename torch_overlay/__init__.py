@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from .show.explanation import Explanation
     from .show.flow import FlowExplanation
     from .transfer import Transfer as Transfer
-    from .transfers.checkpoint import Checkpoint
     from .transfers.descriptions import Piece
     from .transfers.landings import Landings
     from .transfers.meeting import Place
+    from .transfers.tensor_files import Checkpoint
     from .typing import Options
     from .version import __version__ as __version__
 
@@ -346,7 +346,7 @@ def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     tensor([[1., 2.],
             [3., 4.]], dtype=torch.float64)
     """
-    from .transfers.checkpoint import Checkpoint
+    from .transfers.tensor_files import Checkpoint
 
     return Checkpoint(folder)
 

@@ -383,6 +383,7 @@ class CheckpointCases:
         with self.folder() as folder:
             path = f"{folder}/model.safetensors"
             for kind, said in (
+                ("first", "'last': .*Input/output error"),
                 ("end", "'last': .*model.safetensors ends at byte"),
                 ("error", "'last': .*Input/output error"),
                 ("short", "model.safetensors has 100 bytes and had|model.safetensors ends at byte"),
@@ -395,17 +396,18 @@ class CheckpointCases:
 
                 def read(*args, preadv=preadv, calls=calls, kind=kind):
                     calls.append(args)
-                    if self.rank == 6 and len(calls) == 2:
+                    if self.rank == 6 and len(calls) == (1 if kind == "first" else 2):
                         if kind == "end":
                             return 0
-                        if kind == "error":
+                        if kind in ("first", "error"):
                             raise OSError(errno.EIO, os.strerror(errno.EIO))
                         os.truncate(path, 100)
                     return preadv(*args)
 
+                state = "no target was written" if kind == "first" else "some targets are new and others not"
                 with (
                     mock.patch("os.preadv", read),
-                    self.assertRaisesRegex(RuntimeError, f"some targets are new and others not.*(?s:.*)({said})"),
+                    self.assertRaisesRegex(RuntimeError, f"{state}(?s:.*)({said})"),
                 ):
                     transfer.run()
                 transfer.close()

@@ -10,7 +10,8 @@ from torch.testing._internal.common_utils import run_tests
 import torch_overlay
 from mesh_ranks import EightRanks
 from rank_checkpoint import KINDS, CheckpointCases, drawn, equal, weights, write, write_folder
-from torch_overlay.transfers.checkpoint import INDEX, Contents
+from torch_overlay.transfers.checkpoint import Contents
+from torch_overlay.transfers.tensor_files import INDEX
 from way import needs_package
 
 pytestmark = needs_package

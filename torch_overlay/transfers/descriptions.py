@@ -26,7 +26,8 @@ from ..distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.memory import Memory, Part, Shared
 from ._planner.sides import Ranks
-from .checkpoint import Checkpoint, Contents
+from .checkpoint import Contents
+from .tensor_files import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.device_mesh import DeviceMesh
 
-    from .checkpoint import Files
     from .meeting import Place
+    from .tensor_files import Files
 
     Called = str | tuple[str, ...]
     Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
