@@ -53,9 +53,12 @@ def test_headers_that_do_not_fit_their_file(tmp_path, kind):
     source = torch_overlay.checkpoint(tmp_path)
     with pytest.raises(ValueError, match=f"(?s)model.safetensors is no safetensors file that can be read: .*{said}"):
         source.read()
-    safetensors = pytest.importorskip("safetensors.torch")
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        return  # a skip would hide what was tested
     with pytest.raises(Exception):  # noqa: B017
-        safetensors.load_file(tmp_path / "model.safetensors")
+        load_file(tmp_path / "model.safetensors")
 
 
 def test_names_that_come_twice_and_files_that_are_not_there(tmp_path):
