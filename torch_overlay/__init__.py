@@ -8,6 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not typing's: every Python process under `run` imports this file, and should pay nothing
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, overload
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from .transfers.descriptions import Piece
     from .transfers.landings import Landings
     from .transfers.meeting import Place
+    from .transfers.tensor_files import Checkpoint
     from .typing import Options
     from .version import __version__ as __version__
 
 __all__ = [
     "Transfer",
+    "checkpoint",
     "disable",
     "draw",
     "enable",
@@ -312,6 +315,40 @@ def piece(local: Tensor, shape: Sequence[int], start: Sequence[int]) -> Piece:
     from .transfers.descriptions import Piece
 
     return Piece(local, shape, start)
+
+
+def checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
+    """A folder of safetensors files, as the source of a `Transfer`: it is read once by all ranks together, each byte by
+    one of them, however the targets are cut.
+
+    The ranks that give it read equal shares, in rounds that take half of the Transfer's budget; ranks that give None
+    read nothing. The files are those that ``model.safetensors.index.json`` lists, else all that end in
+    ``.safetensors``. The headers are read when a Transfer is made; the tensors when it runs, without a memory map. The
+    safetensors package isn't needed.
+
+    Making a Transfer raises a ValueError on all ranks, before anything is written, if the folder, its index or a file
+    isn't what it has to be, or if readers see different files; it names the file, and the tensor. A run raises if a
+    file has another size or time than when its header was read: a ValueError before anything is sent, a RuntimeError,
+    which says whether targets were written, later.
+
+    Args:
+        folder: where the files are, on each rank that gives it. It isn't looked at before a Transfer is made.
+
+    >>> import json, struct, tempfile, torch, torch_overlay
+    >>> header = json.dumps({"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open(f"{folder}/model.safetensors", "wb") as file:
+    ...         _ = file.write(struct.pack("<Q", len(header)) + header + struct.pack("<4f", 1, 2, 3, 4))
+    ...     state = {"w": torch.zeros(2, 2, dtype=torch.float64)}
+    ...     with torch_overlay.meet("tcp://127.0.0.1:29625", rank=0, world_size=1) as place:  # or in a process group
+    ...         torch_overlay.Transfer(torch_overlay.checkpoint(folder), state, group=place).run()
+    >>> state["w"]
+    tensor([[1., 2.],
+            [3., 4.]], dtype=torch.float64)
+    """
+    from .transfers.tensor_files import Checkpoint
+
+    return Checkpoint(folder)
 
 
 def landings(

@@ -31,9 +31,9 @@ class Transfer:
     Both trees are dicts, lists and tuples of tensors, nested as they come; tensors with the same path belong together.
     A rank gives the tensors that it has a part in, and None, for a tensor or for a whole side, where it has none: ranks
     of the source's meshes send, ranks of the target's receive, ranks of both do both. The targets may be any views. A
-    plain tensor is a replica on each rank that gives it; a `piece`, or a tuple of pieces, is a part of a whole. Of two
-    types among float64, float32, float16 and bfloat16 the target's is what comes, cast as `copy_` does it; the narrower
-    one travels.
+    plain tensor is a replica on each rank that gives it; a `piece`, or a tuple of pieces, is a part of a whole. The
+    source may be a `checkpoint` in place of a tree. Of two types among float64, float32, float16 and bfloat16 the
+    target's is what comes, cast as `copy_` does it; the narrower one travels.
 
     Making one is collective over `group` and plans everything; it compares what the ranks say of both sides. It has a
     process group of its own, over the ranks of both sides, until `close` or the end of a `with`. `run` is collective
@@ -46,7 +46,7 @@ class Transfer:
     budget.
 
     Args:
-        source, target: what is read, and what is written.
+        source, target: what is read, and what is written. Of a checkpoint, a rank that gives None reads nothing.
         budget: the bytes that buffers and copies may take on a rank. If ranks give different ones, all use the least.
         group: whose ranks make the Transfer, those of both sides among them; a list of these ranks, or a place where
             several worlds met (`meet`). All ranks of the world if not given.

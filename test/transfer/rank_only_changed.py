@@ -65,6 +65,7 @@ class OnlyChangedCases:
                 mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
                 torch_overlay.Transfer(source, target, budget=budget, changes=kinds, keep=seed % 4 == 0) as transfer,
             ):
+                self._moved = set()
                 for turn in range(TURNS):
                     fewer += self._one_turn(transfer, rng, given, turn, f"seed {seed}, turn {turn}")
         return fewer
@@ -106,9 +107,10 @@ class OnlyChangedCases:
         transfer.run(only=only)
         for name, each in given.items():
             whole, _, _, locals_, wanted, after, _, last, _ = each
-            if only is None or name in only:
+            if only is None or name in only or event == 4:
                 last.copy_(whole)
-            if only is not None and name not in only and not turn:
+                self._moved.add(name)
+            if name not in self._moved:
                 continue
             values = last.to(after).flatten()
             for local, elements in zip(locals_, wanted, strict=True):

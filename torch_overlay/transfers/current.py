@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ..distributed.tensor._planner.regions import NotPlanned
-from .descriptions import Meshes, Piece, Plain, by_sentence, layout_of, part_of, settled
+from .descriptions import Chunk, Meshes, Piece, Plain, by_sentence, layout_of, part_of, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -183,14 +183,21 @@ class Current:
     def versions(self) -> tuple[int | None, ...]:
         """How often it was changed in place: by itself, and as the local tensor of a DTensor."""
         local = self._tensor._local_tensor
-        whole = self._tensor if isinstance(self._tensor, torch.Tensor) else local
-        return version_of(whole), version_of(local)
+        whole = self._whole
+        return version_of(local if whole is None else whole), version_of(local)
 
     @property
     def counting(self) -> list[torch.Tensor]:
         """The tensors whose version counters show that it was written: as for `versions`."""
-        every = (self._tensor, self._tensor._local_tensor)
-        return [each for each in every if isinstance(each, torch.Tensor) and not each.is_inference()]
+        every = (self._whole, self._tensor._local_tensor)
+        return [each for each in every if each is not None and not each.is_inference()]
+
+    @property
+    def _whole(self) -> torch.Tensor | None:
+        """The program's own tensor, of which the local one is a part; None if they are the same."""
+        if isinstance(self._tensor, Chunk):
+            return self._tensor.owner
+        return self._tensor if isinstance(self._tensor, torch.Tensor) else None
 
     @property
     def changed(self) -> str:
@@ -232,7 +239,7 @@ class Current:
         return None if unusable is None else f"the {self._side} {self.name!r} {unusable}"
 
     def _changed(self, tensor: DTensor | Plain, local: torch.Tensor) -> str | None:
-        changed = None
+        changed = tensor.now if isinstance(tensor, Chunk) else None
         if tensor._spec is not self._spec:
             changed = self._other_layout(tensor)
         if changed is None and local.shape != self._shape:

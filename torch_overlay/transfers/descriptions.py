@@ -26,14 +26,18 @@ from ..distributed.tensor._planner.regions import Box, NotPlanned, Regions
 from ..distributed.tensor._runner.specs import read_cuts
 from ._planner.memory import Memory, Part, Shared
 from ._planner.sides import Ranks
+from .checkpoint import Contents
+from .tensor_files import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.device_mesh import DeviceMesh
 
     from .meeting import Place
+    from .tensor_files import Files
 
     Called = str | tuple[str, ...]
     Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
@@ -155,6 +159,97 @@ class Piece(Plain):
         return f"piece({tuple(self._local_tensor.shape)}, {self.shape}, {self.start})"
 
 
+class Chunk(Piece):
+    """A box of a tensor whose chunk list, as `torch.distributed.checkpoint` asks for it, says what this rank holds.
+
+    Megatron-FSDP attaches one to the local tensors of its DTensors, whose rows it cuts where no placement does. The
+    chunk list and the local tensor are asked for anew in each run, as a DTensor is for its local tensor.
+
+    Args:
+        owner: the DTensor, or the tensor that has the chunk list.
+        name: as errors and the owner call it.
+        number: of the chunk.
+        shape: of the whole.
+    """
+
+    def __init__(self, owner: torch.Tensor, name: str, number: int, shape: Sequence[int]) -> None:
+        self.owner, self._name, self._number = owner, name, number
+        chunk = _chunks(owner)[number]
+        self.start = tuple(chunk.offsets)
+        local = self._local_tensor
+        if tuple(local.shape) != tuple(chunk.sizes):
+            raise ValueError(
+                f"{name!r} has a chunk list, which says that a part of shape {tuple(chunk.sizes)} begins at "
+                f"{self.start}, and the local tensor has shape {tuple(local.shape)}. Say with piece() what it holds."
+            )
+        self.shape = Piece(local, shape, self.start).shape
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:  # type: ignore[override]
+        local = _chunked(self.owner)
+        find = getattr(local, "__get_tensor_shard__", None)
+        if find is None:
+            return local
+        from torch.distributed.checkpoint.metadata import MetadataIndex  # imports all of it, in 0.1 s
+
+        found: torch.Tensor = find(MetadataIndex(self._name, self.start, self._number))
+        return found
+
+    @property
+    def now(self) -> str | None:
+        """Where it begins by the chunk list of now, in words; None if that is where it began."""
+        chunks = _chunks(self.owner) if hasattr(_chunked(self.owner), "__create_chunk_list__") else []
+        start = tuple(chunks[self._number].offsets) if self._number < len(chunks) else None
+        if start is None:
+            return f"is in no chunk list and was the one that begins at {self.start}"
+        return None if start == self.start else f"is a chunk that begins at {start}, and that began at {self.start}"
+
+
+def _chunked(tensor: torch.Tensor) -> torch.Tensor:
+    """What has the chunk list: a DTensor's local tensor, since each DTensor has one itself, of its placements."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _chunks(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
+    found: list[ChunkStorageMetadata] = _chunked(tensor).__create_chunk_list__()  # type: ignore[attr-defined]
+    return found
+
+
+def _has_chunks(tensor: torch.Tensor) -> bool:
+    """Whether it is read by its chunk list. One with a pending reduction isn't: its chunks hold terms, no values."""
+    is_pending = isinstance(tensor, DTensor) and any(each.is_partial() for each in tensor.placements)
+    return not is_pending and hasattr(_chunked(tensor), "__create_chunk_list__")
+
+
+def _pieces_of_chunks(name: str, tensor: torch.Tensor) -> tuple[Chunk, ...]:
+    """What a chunk list says of this rank.
+
+    Raises:
+        ValueError: it doesn't fit the local tensor, or doesn't say which whole it is of.
+    """
+    chunks = _chunks(tensor)
+    if not chunks:
+        return ()
+    if isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+    else:
+        items = tensor.__create_write_items__(name, tensor) if hasattr(tensor, "__create_write_items__") else []
+        sizes = {tuple(item.tensor_data.size) for item in items if item.tensor_data is not None}
+        if len(sizes) != 1:
+            # Its own shape may be that of the part or of the whole.
+            raise ValueError(
+                f"{name!r} is no DTensor, and has a chunk list, and no write items that say the shape of the whole. "
+                "Say with piece() what it holds."
+            )
+        (shape,) = sizes
+    if len(chunks) > 1 and not hasattr(_chunked(tensor), "__get_tensor_shard__"):
+        raise ValueError(
+            f"{name!r} has a chunk list of {len(chunks)} chunks, and no __get_tensor_shard__ that gives them. Say with "
+            "piece() what it holds."
+        )
+    return tuple([Chunk(tensor, name, number, shape) for number in range(len(chunks))])
+
+
 class Pieces:
     """All pieces that a rank gives of one tensor."""
 
@@ -178,7 +273,9 @@ def own_tensors(tree: Any, side: str, names: Names = None) -> dict[str, Given]:
         for name in names_for(path, names):
             if name in found:
                 raise ValueError(f"Two tensors of the {side} are called {name!r}; names maps them to one name.")
-            found[name] = _given(name, leaf, side)
+            given = _given(name, leaf, side)
+            if not isinstance(given, Pieces) or given.pieces:  # no chunks: nothing of it is here
+                found[name] = given
     return found
 
 
@@ -201,6 +298,8 @@ def names_for(path: str, names: Any, may_skip: bool = False) -> Sequence[str]:
 
 
 def _given(name: str, leaf: Any, side: str) -> Given:
+    if isinstance(leaf, torch.Tensor) and _has_chunks(leaf):
+        leaf = _pieces_of_chunks(name, leaf)
     if isinstance(leaf, torch.Tensor):
         problem = _immovable(leaf._local_tensor if isinstance(leaf, DTensor) else leaf)
         if problem is not None:
@@ -329,6 +428,7 @@ class Description(NamedTuple):
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
         budget, strict, keep, timeout, changes: as it gave them; None if it takes no part, or gave no timeout.
+        checkpoint: its source, as `Files.as_data` has it, if that is a checkpoint.
     """
 
     source: dict[str, Layout]
@@ -341,6 +441,7 @@ class Description(NamedTuple):
     keep: bool | None = None
     timeout: float | None = None
     changes: bool | str | None = None
+    checkpoint: Data | None = None
 
 
 class Described(NamedTuple):
@@ -348,11 +449,13 @@ class Described(NamedTuple):
 
     Attributes:
         error: because of which it has a problem, if reading them raised one.
+        files: of the checkpoint that is its source.
     """
 
     description: Description
     sides: tuple[dict[str, Given], dict[str, Given]]
     error: Exception | None = None
+    files: Files | None = None
 
 
 class Tensor(NamedTuple):
@@ -383,6 +486,10 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
     """Both sides of a transfer on this rank. Any error becomes the rank's problem, so that all ranks hear of it at
     once: the others would wait in the store until the timeout for a rank that raised."""
     try:
+        files = checkpoint = None
+        if isinstance(source, Checkpoint):
+            files, source = source.read(), None
+            checkpoint = files.as_data(lambda path: names_for(path, names))
         sides = own_tensors(source, SIDES[0], names), own_tensors(target, SIDES[1])
         meshes = Meshes(place)
         layouts = [_layouts(side, meshes) for side in sides]
@@ -404,7 +511,8 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
         digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
-        return Described(Description(layouts[0], layouts[1], problem or None, digests, shared.tied), sides)
+        said = Description(layouts[0], layouts[1], problem or None, digests, shared.tied, checkpoint=checkpoint)
+        return Described(said, sides, files=files)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:  # torch's own, of what has no values, too
         return Described(Description({}, {}, str(error)), ({}, {}), error)
     except Exception as error:  # as names= may raise any; the name of its class says more than its words
@@ -510,7 +618,10 @@ def misfit(name: str, tensor: DTensor, regions: Regions, meshes: Meshes) -> str 
     wanted = held if here is None else regions.box(here).length
     if wanted == held:
         return None
-    return f"{name!r} has shape {tuple(held)} on rank {meshes.rank}, where {tensor.placements} say {wanted}"
+    return (
+        f"{name!r} has shape {tuple(held)} on rank {meshes.rank}, where {tensor.placements} say {wanted}: say with "
+        "piece() what it holds"
+    )
 
 
 def layout_of(name: str, tensor: DTensor, meshes: Meshes) -> Layout:
@@ -576,6 +687,9 @@ def agreed(
     sides = [_one_side(alike, side, problems, gone) for side in SIDES]
     problems += unlike(alike)
     _stop(problems)
+    contents = contents_of(said)
+    if contents is not None:
+        sides[0] = _of_checkpoint(contents, sides, said)
     both = sorted(sides[0].keys() & sides[1].keys())
     alone = {side: tuple(sorted(found.keys() - set(both))) for side, found in zip(SIDES, sides)}
     if not strict and not both:
@@ -584,6 +698,33 @@ def agreed(
         problems += _differences(name, *[side.get(name) for side in sides])
     _stop(problems)
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def contents_of(said: Mapping[int, Description]) -> Contents | None:
+    """The checkpoint that is the source; None if that are tensors. Raises ValueError if readers see different ones."""
+    return Contents.of({rank: each.checkpoint for rank, each in said.items() if each.checkpoint is not None})
+
+
+def _of_checkpoint(
+    contents: Contents, sides: Sequence[Mapping[str, Layout]], said: Mapping[int, Description]
+) -> dict[str, Layout]:
+    """The layouts of a checkpoint's tensors: each reader can give any part, to the device of the target.
+
+    Raises:
+        ValueError: other ranks give tensors as the source.
+    """
+    if sides[0]:
+        others = sorted(rank for rank, each in said.items() if each.source)
+        raise ValueError(
+            f"The source of a transfer is a checkpoint on {of_ranks(contents.ranks)}, and tensors on "
+            f"{of_ranks(others)}: give the same kind, or None, on all ranks."
+        )
+    found = {}
+    for name, number in contents.numbers.items():
+        entry, target = contents.entries[number], sides[1].get(name)
+        device = "cpu" if target is None else target.device
+        found[name] = _whole(entry.dtype, entry.shape, contents.ranks, device)
+    return found
 
 
 def _check_options(said: Mapping[int, Description]) -> None:
@@ -752,6 +893,7 @@ def as_data(description: Description) -> Data:
         sides.append(rows)
     digests = description.digests or {}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
+    said["checkpoint"] = description.checkpoint
     said |= {name: getattr(description, name) for name in OPTIONS}
     return {**said, **dict(zip(SIDES, sides))}
 
@@ -762,7 +904,10 @@ def from_data(data: Data) -> Description:
     sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
     tied = [tuple(names) for names in data["tied"]]
     options = {name: data[name] for name in OPTIONS}
-    return Description(sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, **options)
+    checkpoint = data["checkpoint"]
+    return Description(
+        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, checkpoint=checkpoint, **options
+    )
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:

@@ -22,9 +22,10 @@ from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
 from ._planner.pieces import Listed, OnMesh, Pieced, PieceMove
 from ._planner.routes import Move
-from ._planner.schedule import Flow, Schedule
+from ._planner.schedule import ALIGNED, Flow, Schedule
 from ._planner.sides import Ranks, Side
 from .changes import ChangesOnly
+from .checkpoint import Local, Round, Rounds
 from .current import Current, Running, Word, copies, keep_for_this_stream, locals_of, names_of, size_of, whole_number
 from .descriptions import (
     SIDES,
@@ -34,6 +35,7 @@ from .descriptions import (
     all_from_data,
     as_data,
     boxed,
+    contents_of,
     describe,
     digest,
     own_tensors,
@@ -55,12 +57,13 @@ if TYPE_CHECKING:
     from ._planner.memory import Part
     from ._planner.pieces import End
     from ._planner.schedule import AnyMove
+    from .checkpoint import Contents
     from .current import Job
     from .descriptions import Given, Layout, Names, Tensor
     from .exchanges import Locals
     from .meeting import Meeting
 
-    Plan = tuple[Sequence[int], Exchanges]  # the numbers of the legs that are moved, and how
+    Plan = tuple[Sequence[int], Exchanges | Rounds]  # the numbers of the legs that are moved, and how
 
 
 class Leg(NamedTuple):
@@ -68,11 +71,15 @@ class Leg(NamedTuple):
 
     Attributes:
         numbers: of the pieces of its source and of its target that belong to it; 0 where it isn't in pieces.
+        round: of a checkpoint, in which its source is read.
+        local: of a checkpoint, what this rank reads for it.
     """
 
     tensor: Tensor
     numbers: tuple[int, int]
     move: AnyMove
+    round: int = 0
+    local: Local | None = None
 
 
 def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
@@ -100,6 +107,45 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
             legs.append(Leg(tensor, numbers, PieceMove(pieces, numbers, tensor.wire.itemsize, members)))
     if problems:
         raise ValueError(f"The source of a transfer isn't whole: {'; '.join(problems)}.")
+    return legs
+
+
+def legs_of_checkpoint(tensors: Sequence[Tensor], contents: Contents, room: int, rank: int) -> list[Leg]:
+    """All legs where a checkpoint is the source, those of a round together; the same on every rank but for `local`.
+
+    Args:
+        room: the bytes that a rank reads in a round.
+    """
+    shares = contents.shares([tensor.name for tensor in tensors], room)
+    by_entry: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        by_entry.setdefault(contents.numbers[tensor.name], []).append(tensor)
+    legs = []
+    for number in range(max(map(len, shares))):
+        parts = {
+            (part.entry, reader): part
+            for reader, share in zip(contents.ranks, shares)
+            for part in (share[number] if number < len(share) else ())
+        }
+        readers: dict[int, list[int]] = {}
+        for entry, reader in sorted(parts):
+            readers.setdefault(entry, []).append(reader)
+        for entry, ranks in readers.items():
+            boxes = {reader: contents.boxes(parts[entry, reader]) for reader in ranks}
+            own = boxes.get(rank, [])
+            begins = [0, *itertools.accumulate([box.elements for box in own])]
+            for tensor in by_entry[entry]:
+                source = tensor.source._replace(
+                    ranks=tuple(ranks), pieces=tuple([tuple(boxes[reader]) for reader in ranks])
+                )
+                pieces = _in_pieces(source, tensor.target, frozenset())
+                members = source.ranks + tensor.target.ranks
+                for piece, target in _numbers(tensor._replace(source=source), pieces):
+                    move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
+                    local = None
+                    if piece < len(own):
+                        local = Local(parts[entry, rank], begins[piece], own[piece].length)
+                    legs.append(Leg(tensor, (piece, target), move, number, local))
     return legs
 
 
@@ -193,7 +239,13 @@ class Route:
         self._tied = {names for each in descriptions.values() for names in each.tied}
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
-        self.legs = legs_of(self.tensors, left)
+        self._contents, self._files = contents_of(descriptions), own.files
+        if self._contents is None:
+            self.legs = legs_of(self.tensors, left)
+        else:
+            if changes:
+                raise ValueError("changes= compares tensors of two runs, and the source is a checkpoint. Leave it out.")
+            self.legs = legs_of_checkpoint(self.tensors, self._contents, _room(budget), meeting.rank)
         self._moves, self._budget, self._gone = [leg.move for leg in self.legs], budget, left
         self._plans: dict[tuple[str, ...] | None, Plan] = {}  # by the names that are moved alone; None is all
         self.version: int | None = None
@@ -223,11 +275,30 @@ class Route:
     def _check_tied(self, meeting: Meeting) -> None:
         """ValueError, on all ranks, if targets are one block of memory whose sources' values differ."""
         names = {name for names in self._tied for name in names}
+        if self._contents is not None:
+            self._check_tied_to_one()
+            return
         sources, _ = locals_of(self._sources, range(len(self.legs)))
         digests = self._digests(sources, lambda current: current.name in names)
         problems = untied(sorted(self._tied), {rank: boxed(each) for rank, each in meeting.say(digests).items()})
         if problems:
             raise ValueError(f"A Transfer can't write to what its target is: {'; '.join(problems)}.")
+
+    def _check_tied_to_one(self) -> None:
+        """ValueError, on all ranks, if targets are one block of memory and the checkpoint has a tensor for each of
+        them: whether they are equal isn't known before they are read."""
+        if self._contents is None:
+            raise AssertionError("only a checkpoint is asked for its tensors")
+        moved = {tensor.name for tensor in self.tensors}
+        for names in sorted(self._tied):
+            given = [name for name in names if name in moved]
+            entries = sorted({self._contents.numbers[name] for name in given})
+            if len(entries) > 1:
+                both = " and ".join([repr(self._contents.entries[number].name) for number in entries])
+                raise ValueError(
+                    f"The targets {', '.join(map(repr, given))} are one block of memory, as tied weights are, and the "
+                    f"checkpoint has {both} for them: leave all but one out of the target, with strict=False."
+                )
 
     def _make(self, meeting: Meeting) -> None:
         """The group and the plans, which ranks make together.
@@ -355,6 +426,11 @@ class Route:
                 raise ValueError(f"The {side} to bind {problem}. Nothing was bound.")
         return found
 
+    @property
+    def _for_buffers(self) -> int:
+        """The bytes of the budget that buffers of exchanges take."""
+        return self._budget - (0 if self._contents is None else _room(self._budget))
+
     def flow(self) -> Flow:
         """Who sends what to whom, of all ranks."""
         return Flow.of(self._moves, self._budget, self._gone)
@@ -364,6 +440,8 @@ class Route:
 
         What a run copies before, since it would overwrite it, leaves less of the budget for buffers.
         """
+        if self._contents is not None:
+            return numbers, self._planned_rounds(numbers, self._contents)
         team = self._member
         schedule = Schedule.of([self._moves[number] for number in numbers], team.rank, self._gone)
         read = {numbers[place] for place in schedule.reads}
@@ -381,11 +459,43 @@ class Route:
             ) from error
         if None not in self._plans:  # else of a part: the whole is what is told of
             self.count, self.traffic = count, traffic
-        tensors = [self.legs[number].tensor for number in numbers]
-        wires = [tensor.wire if tensor.is_cast else None for tensor in tensors]
+        wires = self._wires(numbers)
         if self._changes:
             return numbers, ChangesOnly(schedule, count, team, wires, self._buffers, self._changes == "cpu")
         return numbers, Exchanges(schedule, count, team, wires, self._buffers)
+
+    def _wires(self, numbers: Iterable[int]) -> list[torch.dtype | None]:
+        tensors = [self.legs[number].tensor for number in numbers]
+        return [tensor.wire if tensor.is_cast else None for tensor in tensors]
+
+    def _planned_rounds(self, numbers: Sequence[int], contents: Contents) -> Rounds:
+        """The rounds of these tensors, each with exchanges of its own within what reading leaves of the budget."""
+        by_round: dict[int, list[int]] = {}
+        for place, number in enumerate(numbers):
+            by_round.setdefault(self.legs[number].round, []).append(place)
+        team, rest, rounds = self._member, self._for_buffers, list[Round]()
+        total, traffics = 0, list[Traffic]()
+        for _, places in sorted(by_round.items()):
+            some = [numbers[place] for place in places]
+            schedule = Schedule.of([self._moves[number] for number in some], team.rank, self._gone)
+            try:
+                count, traffic = agreed_count(schedule, rest, team)
+            except ValueError as error:
+                raise ValueError(
+                    f"Of the budget of {self._budget} bytes a checkpoint is read into one half, and {rest} are left "
+                    f"for buffers. {error}"
+                ) from error
+            locals_ = {n: local for n, number in enumerate(some) if (local := self.legs[number].local) is not None}
+            rounds.append(Round(places, locals_, Exchanges(schedule, count, team, self._wires(some), self._buffers)))
+            total += count
+            traffics.append(traffic)
+        if None not in self._plans:
+            self.count = total
+            self.traffic = {
+                rank: tuple(map(sum, zip(*[traffic[rank] for traffic in traffics])))  # type: ignore[misc]
+                for rank in team.ranks
+            }
+        return Rounds(rounds, contents, self._files, self._device)
 
     def run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
@@ -442,6 +552,7 @@ class Route:
         problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
         shared = NOTHING_SHARED if problems else self._look(names, numbers, sources, targets)
         problems += self._problems(shared)
+        problems += [] if self._files is None else self._files.changes()
         plan = self._plans.get(names)
         staging = 0 if plan is None else plan[1].staging  # the first run of a part plans it beside the copies
         if snapshot:
@@ -456,7 +567,7 @@ class Route:
             problems += full
         has_copies = snapshot or bool(shared.overwritten)
         if self._keeps:
-            self._buffers.keep(self.staging if has_copies else self._budget)
+            self._buffers.keep(self.staging if has_copies else self._for_buffers)
         watched = numbers if async_op and not snapshot else ()
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         lie = self._lie(numbers, targets)
@@ -744,6 +855,11 @@ def _close_all() -> None:
     end_threads()
 
 
+def _room(budget: int) -> int:
+    """The bytes of a budget into which a checkpoint is read; buffers take the others."""
+    return max(budget // 2, ALIGNED)
+
+
 def _is_fake(place: Place | None) -> bool:
     """Whether the world's backend sends nothing, so that nobody is ever waited for."""
     return place is None and dist.get_backend() in ("fake", "threaded")
@@ -776,7 +892,7 @@ def _meeting(
 def _check_nothing_is_lost(legs: Sequence[Leg], gone: frozenset[int]) -> None:
     """ValueError, on all ranks: names the tensors of which ranks that are gone had what nobody else has."""
     lost, wanted = {}, {}  # in order, each once
-    for tensor, _, move in legs:
+    for tensor, _, move, *_ in legs:
         if not gone.isdisjoint(tensor.source.ranks) and move.lost(gone):
             lost[repr(tensor.name)] = True
         if not gone.isdisjoint(tensor.target.ranks):
