@@ -43,7 +43,16 @@ def description(url: str) -> str:
 URL = home()
 PAGES = {"Documentation": "/tree/HEAD/docs", "Issues": "/issues", "Source": ""}
 DEMO, PLOT = ["rich"], ["matplotlib"]
-TEST = ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis>=6.100", "expecttest", "numpy", "sybil>=8"]
+TEST = [
+    "pytest>=8",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis>=6.100",
+    "expecttest",
+    "numpy",
+    "safetensors",
+    "sybil>=8",
+]
 
 setup(
     name="torch-overlay",

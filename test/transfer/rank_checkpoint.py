@@ -332,6 +332,8 @@ class CheckpointCases:
                 torch_overlay.Transfer(torch_overlay.checkpoint("/nowhere" if self.rank == 2 else folder), target)
             with self.assertRaisesRegex(ValueError, "is a checkpoint on ranks 0-6, and tensors on rank 7"):
                 torch_overlay.Transfer(target if self.rank == 7 else torch_overlay.checkpoint(folder), target)
+            with self.assertRaisesRegex(ValueError, "changes= compares tensors of two runs, and the source is a check"):
+                torch_overlay.Transfer(torch_overlay.checkpoint(folder), target, changes=True)
             block = torch.ones(16, 8)
             with self.assertRaisesRegex(ValueError, "'v', 'w' are one block.*the checkpoint has 'w' and 'v' for them"):
                 torch_overlay.Transfer(torch_overlay.checkpoint(folder), {"w": block, "v": block})
