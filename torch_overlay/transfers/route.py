@@ -640,7 +640,8 @@ class Route:
                     if isinstance(exchanges, ChangesOnly):
                         self._lose(word, exchanges, lost)
                     exchanges.run(*own, sent, keeps, self._watch)
-                    self._note_sent(exchanges)
+                    if isinstance(exchanges, ChangesOnly):
+                        self._note_sent(exchanges)
                 except Torn:
                     self._count_writes(plan)
                     raise
@@ -685,13 +686,12 @@ class Route:
         if self._is_lost and self._member.rank in lost:
             self._is_lost = False
 
-    def _note_sent(self, exchanges: Exchanges) -> None:
-        if isinstance(exchanges, ChangesOnly):
-            self.sent_bytes, self.changed = exchanges.sent_bytes, exchanges.changed
-            logger.debug(
-                "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
-                *(of_ranks(self.ranks), self.sent_bytes, *self.changed),
-            )
+    def _note_sent(self, exchanges: ChangesOnly) -> None:
+        self.sent_bytes, self.changed = exchanges.sent_bytes, exchanges.changed
+        logger.debug(
+            "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
+            *(of_ranks(self.ranks), self.sent_bytes, *self.changed),
+        )
 
     def _end_run(self) -> None:
         if self._watch is not None:
