@@ -5,6 +5,7 @@
     python tools/bench.py plans                  collectives and bytes of all pairs of placements: counts, no times
     python tools/bench.py redistribute           1 KB to 64 MB on 8 gloo ranks, every result checked
     python tools/bench.py weights                a trainer's weights into its servers, beside what people write by hand
+    python tools/bench.py wire                   a Transfer beside a bare all-to-all of the same bytes
     python tools/bench.py full_state             a model's full state dict by an unmodified program, on stock and by run
     python tools/bench.py memory                 peak memory of all pairs of placements on a (2, 2, 2) mesh
     python tools/bench.py overhead               time per redistribute call where nothing moves
@@ -34,6 +35,7 @@ BENCHES = (
     "plans",
     "redistribute",
     "weights",
+    "wire",
     "full_state",
     "memory",
     "overhead",
