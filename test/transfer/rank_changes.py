@@ -106,7 +106,7 @@ class ChangeCases:
         """Some runs; before some of them a tensor of one rank changes so that nothing may be sent."""
         rng, own = random.Random(seed), random.Random(seed * WORLD + self.rank)
         source, target = self.two_sides(rng)
-        with torch_overlay.Transfer(source, target, budget=(1 << 20, 3000)[seed % 2]) as transfer:
+        with torch_overlay.Transfer(source, target, budget=(1 << 20, 3000)[seed % 2], keep=seed % 4 > 1) as transfer:
             for step in range(1, 6):
                 self.set_values(source, step, own)
                 if rng.random() < 0.7:

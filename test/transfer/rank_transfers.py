@@ -4,6 +4,7 @@ import itertools
 import math
 import pathlib
 import sys
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from unittest import mock
@@ -14,6 +15,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_overlay
 from mesh_ranks import SHUFFLED, WORLD, make_root
@@ -116,6 +118,18 @@ def placed(end, mesh, whole, rank, fill=None):
 
 def same_bits(one, other):
     return one.shape == other.shape and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (one, other)))
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations of a block, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 class TransferCases:
@@ -280,6 +294,35 @@ class TransferCases:
             for found, whole in zip(target, wholes, strict=True):
                 self.assertTrue(torch.equal(found.to_local(), whole.chunk(WORLD, 1)[self.rank]))
                 found.to_local().zero_()
+
+    def test_a_run_copies_all_its_blocks_by_one_call_a_direction(self):
+        """However many tensors there are, of whatever types and strides: what is sent, what comes, what is in place.
+        With keep=True the next run makes no view."""
+        mesh = make_root(range(WORLD), (8,), ("dp",))
+        types = ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16), (torch.int64, torch.int64))
+        for count in (2, 9):
+            source, target, wanted = [], [], []
+            for number in range(count):
+                before, after = types[number % 3]
+                whole = (torch.arange(16 * 24).reshape(16, 24) + number).to(before)
+                at, to = (S(0), S(0 if number % 2 else 1))
+                source.append(distribute_tensor(whole, mesh, [at], src_data_rank=None))
+                target.append(distribute_tensor(whole.to(after) * 0, mesh, [to], src_data_rank=None))
+                wanted.append(distribute_tensor(whole.to(after), mesh, [to], src_data_rank=None))
+            for keep in (False, True):
+                with torch_overlay.Transfer(source, target, keep=keep) as transfer:
+                    transfer.run()
+                    for each in target:
+                        each.to_local().zero_()
+                    with Counted() as counted:
+                        transfer.run()
+                if DEVICE == "cpu":
+                    self.assertEqual(counted.names["_foreach_copy_"], 3)
+                    if keep:
+                        views = {name: counted.names[name] for name in ("as_strided", "copy_", "view", "slice")}
+                        self.assertTrue(sum(views.values()) < 20, (count, views))
+                for found, want in zip(target, wanted, strict=True):
+                    self.assertTrue(same_bits(found.to_local(), want.to_local()))
 
     def test_kept_views_follow_the_tensors(self):
         """Values that change in place, another tensor, memory that is let go and taken again; and what was replaced is

@@ -19,13 +19,13 @@ import torch.distributed as dist
 
 from ..distributed.tensor._runner.exchange import part
 from ._planner.schedule import ALIGNED, Load, blocks
-from .exchanges import Exchanges, InFlight, runs_of, there
+from .exchanges import Copies, Exchanges, InFlight, runs_of, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ._planner.schedule import Item, Schedule, Stream
-    from .exchanges import Buffers, Locals, Run, Spread, Wires
+    from .exchanges import Buffers, Locals, Wires
     from .team import Team
     from .watch import Watch
 
@@ -284,14 +284,14 @@ class Message(NamedTuple):
         place: of the other rank in the group.
         at: where it begins in all that goes, or comes, if all of it is whole; in bytes.
         sent: to what it is compared, of what goes.
-        runs, places: where it is written, of what comes: whole, and by element.
+        copies, places: where it is written, of what comes: whole, and by element.
     """
 
     place: int
     at: int
     form: Form
     sent: Sent | None
-    runs: list[Run | Spread]
+    copies: Copies | None
     places: list[Place]
 
 
@@ -345,11 +345,12 @@ class ChangesOnly(Exchanges):
         sent: Callable[[], None] = lambda: None,
         keeps: bool = False,
         watch: Watch | None = None,
+        state: object = None,
     ) -> None:
         """See `Exchanges.run`."""
         self.sent_bytes, self.changed = 0, (0, 0)
         try:
-            super().run(sources, targets, sent, keeps, watch)
+            super().run(sources, targets, sent, keeps, watch, state)
         except Exception:
             self.lose()
             raise
@@ -363,7 +364,7 @@ class ChangesOnly(Exchanges):
         self._sent, self._comes = [], []
         for number in range(self.count):
             given = self._messages_of(number, self.schedule.sends)
-            self._sent.append([Message(*each[:3], self._sent_of(number, each), [], []) for each in given])
+            self._sent.append([Message(*each[:3], self._sent_of(number, each), None, []) for each in given])
             came = self._messages_of(number, self.schedule.receives)
             self._comes.append([Message(*each[:3], None, *_written(each[3], targets, wires)) for each in came])
 
@@ -459,15 +460,14 @@ class ChangesOnly(Exchanges):
                 count, length = counts[message.place]
                 length = message.form.size if count < 0 else length
                 its = came[at : at + length]
-                if count < 0:
-                    for run in message.runs:
-                        run.land(targets, its)
-                else:
+                if count >= 0:
                     land(its, count, message.form, message.places, targets, wires)
+                elif message.copies is not None:
+                    message.copies.land(targets, its)
                 at += length
 
 
-def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[list[Run | Spread], list[Place]]:
+def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:
     """Where a message is written that has these items."""
     loads, places, at, first = [], [], 0, 0
     for item in items:
@@ -478,4 +478,4 @@ def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[list
                 view = part(there(targets[tensor]), box)
                 places.append(Place(first, tensor, tuple(view.shape), view.stride(), view.storage_offset()))
                 at, first = at + box.elements * item.itemsize, first + box.elements
-    return runs_of(loads, targets, wires), places
+    return Copies(runs_of(loads, targets, wires)), places

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from ..distributed.tensor._planner.regions import NotPlanned
 from .descriptions import Chunk, Meshes, Piece, Plain, by_sentence, layout_of, part_of, settled
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from ..distributed.tensor._planner.regions import Box
-    from ._planner.memory import Part
+    from ._planner.memory import Part, Shared
     from .descriptions import Layout
     from .meeting import Place
     from .team import Team
@@ -328,6 +329,89 @@ def locals_of(tensors: Sequence[Current | None], numbers: Sequence[int]) -> tupl
             found[number] = local = tensor.local
             problems.append(tensor.problem(local))
     return found, [problem for problem in problems if problem is not None]
+
+
+class _Seen(NamedTuple):
+    """One tensor as a run found it: all by which the next run could tell that it changed."""
+
+    tensor: DTensor | Plain
+    local: torch.Tensor
+    spec: object
+    storage: torch.UntypedStorage
+    address: int
+    size: int  # of the storage: memory that was offloaded may come back smaller, at the same address
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class LastRun:
+    """The tensors of a run that passed every check, by which the next run sees that none of them has changed since.
+
+    It compares what `Current.problem` and the views of `exchanges` look at. It keeps the tensors and their storages, so
+    it is for runs that keep views: a storage that isn't kept may be followed by another one at its address.
+
+    Attributes:
+        sources, targets: the local tensors, as `locals_of` gives them.
+        shared: what is known of their memory.
+    """
+
+    def __init__(
+        self,
+        currents: Iterable[Current | None],
+        sources: Sequence[torch.Tensor | None],
+        targets: Sequence[torch.Tensor | None],
+        shared: Shared,
+    ) -> None:
+        self.sources, self.targets, self.shared = sources, targets, shared
+        tensors = [current._tensor for current in currents if current is not None]
+        locals_ = [tensor._local_tensor for tensor in tensors]
+        # Equal values are one object here: what a run reads is out of the processor's cache, and costs more than work.
+        known: dict[Any, Any] = {}
+        self._seen = []
+        for tensor, local in zip(tensors, locals_):
+            storage = local.untyped_storage()
+            lies = [known.setdefault((type(one), one), one) for one in (storage.nbytes(), local.shape, local.stride())]
+            self._seen.append(
+                _Seen(tensor, local, tensor._spec, storage, local.data_ptr(), lies[0], lies[1], lies[2], local.dtype)
+            )
+        # A view of p isn't a part of p any more after `p.data = other`, though nothing of the view changed.
+        bases = [base for local in locals_ if (base := local._base) is not None]
+        self._bases = [(base, base.untyped_storage()) for base in bases]
+        self._complex = [local for local in locals_ if local.is_complex()]
+        # What a collective still brings is waited for in each run; what stands conjugated is copied; a chunk list is
+        # asked for anew.
+        self._is_known = not any(type(each) is Chunk for each in tensors) and not any(
+            type(t) is AsyncCollectiveTensor or t.is_conj() or t.is_neg() for t in locals_
+        )
+        self._written: tuple[frozenset[int], list[torch.Tensor]] | None = None
+
+    def is_unchanged(self) -> bool:
+        """Whether all tensors are what they were, where they were; false if that can't be known."""
+        if not self._is_known:
+            return False
+        for tensor, local, spec, storage, address, size, shape, stride, dtype in self._seen:
+            if (
+                tensor._local_tensor is not local
+                or tensor._spec is not spec
+                or local.data_ptr() != address
+                or local.untyped_storage() is not storage
+                or storage.nbytes() != size
+                or local.dtype is not dtype
+                or local.shape != shape
+                or local.stride() != stride
+                or local.is_neg()
+            ):
+                return False
+        # After `t.data = t.conj()` all of the above is equal.
+        is_conj = any(local.is_conj() for local in self._complex)
+        return not is_conj and all(base.untyped_storage() is storage for base, storage in self._bases)
+
+    def written(self, numbers: frozenset[int], find: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """The tensors whose version counters show that the targets of these numbers were written; found once."""
+        if self._written is None or self._written[0] != numbers:
+            self._written = numbers, find()
+        return self._written[1]
 
 
 class Agreed(NamedTuple):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 Locals = Sequence["torch.Tensor | None"]  # by the number of the tensor; None where this rank has no part
 Wires = Sequence["torch.dtype | None"]  # the types in which tensors travel that change theirs; None: it stays
-Copied = tuple[list["torch.Tensor"], list["torch.Tensor"]]  # views of tensors, and of a buffer
+Copied = tuple[list["torch.Tensor"], list["torch.Tensor"]]  # views of tensors, and of where they are copied
 
 # A type that is copied as it is, for each width of elements.
 _BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -92,17 +92,27 @@ class Views:
 
     def __init__(self) -> None:
         self.keeps = False  # what this run makes
+        self._state: object = None
         self._lay: list[list[object]] = [[], []]  # by side and number of the tensor
         self._whole: list[list[torch.Tensor | None]] = [[], []]  # as `numbers` gives them
         self.changed: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
-        self._of: dict[int, tuple[list[torch.Tensor], torch.Tensor | None, list[torch.Tensor]]] = {}
+        self._of: dict[int, tuple[Copied, torch.Tensor, list[Copied]]] = {}
 
-    def begin(self, sources: Locals, targets: Locals, wires: Wires, keeps: bool) -> tuple[Locals, Locals]:
-        """The tensors as whole numbers; notes which of them lie otherwise than in the last run."""
+    def begin(
+        self, sources: Locals, targets: Locals, wires: Wires, keeps: bool, state: object = None
+    ) -> tuple[Locals, Locals]:
+        """The tensors as whole numbers; notes which of them lie otherwise than in the last run.
+
+        Args:
+            state: the object of the last run, if the caller knows that all tensors lie as they did then.
+        """
         self.keeps = keeps
         if not keeps:
             self.forget()
             return numbers(sources, wires), numbers(targets, wires)
+        if state is not None and state is self._state:
+            self.changed = frozenset(), frozenset()
+            return self._whole[0], self._whole[1]
         found, changed = [], []
         for side, locals_ in enumerate((sources, targets)):
             lay = [None if local is None else _lies(local) for local in locals_]
@@ -114,33 +124,36 @@ class Views:
             self._lay[side], self._whole[side] = lay, whole
             found.append(whole)
             changed.append(frozenset(other))
-        self.changed = changed[0], changed[1]
+        self.changed, self._state = (changed[0], changed[1]), state
         return found[0], found[1]
 
-    def drop_runs(self) -> None:
-        """Let go of the views of runs, whose places are found anew."""
+    def drop_blocks(self) -> None:
+        """Let go of the views of blocks, whose places are found anew."""
         self._of = {}
 
     def forget(self) -> None:
         """Let go of all of them."""
-        self._of = {}
+        self._of, self._state = {}, None
         self._lay, self._whole, self.changed = [[], []], [[], []], (frozenset(), frozenset())
 
-    def of(self, run: _Copies, side: int, locals_: Locals, buffer: torch.Tensor) -> Copied:
-        """The views of a run's blocks, and those of their places in the buffer."""
+    def of(self, copies: Copies, side: int, locals_: Locals, buffer: torch.Tensor) -> list[Copied]:
+        """The views of the blocks and of their places in the buffer, as `Copies.views` gives them."""
         if not self.keeps:
-            return run.views(locals_, buffer)
-        views, known, inside = self._of.get(id(run), ([], None, []))
-        if not views:
-            views = [block.of(locals_) for block in run.blocks]
-        elif changed := self.changed[side]:
-            for number, block in enumerate(run.blocks):
-                if block.tensor in changed:
-                    views[number] = block.of(locals_)
-        if known is not buffer:  # the tensor itself: one that is free again has no memory, whatever its address was
-            inside = run.inside(buffer, views)
-        self._of[id(run)] = views, buffer, inside
-        return views, inside
+            return copies.views(locals_, buffer)
+        kept, changed = self._of.get(id(copies)), self.changed[side]
+        # The buffer itself is compared: one that is free again has no memory, whatever its address was.
+        if kept is not None and kept[1] is buffer and not changed:
+            return kept[2]
+        if kept is None:
+            own = [block.of(locals_) for block in copies.blocks]
+        else:
+            own = [
+                block.of(locals_) if block.tensor in changed else view for block, view in zip(copies.blocks, kept[0][0])
+            ]
+        inside = kept[0][1] if kept is not None and kept[1] is buffer else copies.inside(buffer, own)
+        groups = in_groups(copies.blocks, own, inside)
+        self._of[id(copies)] = (own, inside), buffer, groups
+        return groups
 
 
 _UNKNOWN = object()  # of what may be another copy in each run
@@ -152,33 +165,8 @@ def _lies(local: torch.Tensor) -> object:
     return local.data_ptr(), local.untyped_storage()._cdata, local.dtype, local.shape, local.stride()
 
 
-class _Copies:
-    """Blocks that one call copies, and where they lie in a buffer of bytes."""
-
-    __slots__ = ()
-    blocks: list[Block]
-
-    def pack(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
-        """Copy the blocks into the buffer."""
-        given, inside = self.views(locals_, buffer) if views is None else views.of(self, 0, locals_, buffer)
-        copy_all(inside, given, self.blocks)
-
-    def land(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
-        """Copy the blocks out of the buffer."""
-        given, inside = self.views(locals_, buffer) if views is None else views.of(self, 1, locals_, buffer)
-        copy_all(given, inside, self.blocks)
-
-    def views(self, locals_: Locals, buffer: torch.Tensor) -> Copied:
-        """The views of the blocks, and those of their places in the buffer."""
-        made = [block.of(locals_) for block in self.blocks]
-        return made, self.inside(buffer, made)
-
-    def inside(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> list[torch.Tensor]:
-        raise NotImplementedError
-
-
 @dataclass(slots=True)
-class Run(_Copies):
+class Run:
     """Blocks of one width that follow one another in a buffer.
 
     Attributes:
@@ -197,7 +185,7 @@ class Run(_Copies):
 
 
 @dataclass(slots=True)
-class Spread(_Copies):
+class Spread:
     """Blocks of one width whose parts lie in several messages.
 
     Attributes:
@@ -239,15 +227,51 @@ def _in_parts(load: Load) -> tuple[int, ...]:
     return load.parts, *size
 
 
-def copy_all(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor], blocks: Sequence[Block]) -> None:
-    """Copy each tensor; on a GPU dense ones by a call of their own: it copies a list by one kernel if all of it is
-    dense, with equal strides, and tensor by tensor else, as the CPU does always."""
-    dense = [] if to[0].is_cpu else [number for number, block in enumerate(blocks) if block.is_dense]
-    if not dense or len(dense) == len(blocks):
-        torch._foreach_copy_(to, given)
-        return
-    for some in (dense, [number for number, block in enumerate(blocks) if not block.is_dense]):
-        torch._foreach_copy_([to[number] for number in some], [given[number] for number in some])
+class Copies:
+    """All blocks of one direction of an exchange, or of one direct message, copied by as few calls as go."""
+
+    def __init__(self, runs: Sequence[Run | Spread]) -> None:
+        self._runs = runs
+        self.blocks = [block for run in runs for block in run.blocks]
+
+    def pack(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
+        """Copy the blocks into the buffer."""
+        for own, inside in self.views(locals_, buffer) if views is None else views.of(self, 0, locals_, buffer):
+            torch._foreach_copy_(inside, own)
+
+    def land(self, locals_: Locals, buffer: torch.Tensor, views: Views | None = None) -> None:
+        """Copy the blocks out of the buffer."""
+        for own, inside in self.views(locals_, buffer) if views is None else views.of(self, 1, locals_, buffer):
+            torch._foreach_copy_(own, inside)
+
+    def views(self, locals_: Locals, buffer: torch.Tensor) -> list[Copied]:
+        """The views of the blocks, and those of their places in the buffer: a pair of lists for each call."""
+        own = [block.of(locals_) for block in self.blocks]
+        return in_groups(self.blocks, own, self.inside(buffer, own))
+
+    def inside(self, buffer: torch.Tensor, own: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Views of the places of the blocks in the buffer."""
+        found: list[torch.Tensor] = []
+        for run in self._runs:
+            found += run.inside(buffer, own[len(found) : len(found) + len(run.blocks)])
+        return found
+
+
+def in_groups(blocks: Sequence[Block], own: list[torch.Tensor], other: list[torch.Tensor]) -> list[Copied]:
+    """Views of blocks and of where they are copied, in lists for `torch._foreach_copy_`.
+
+    A GPU copies a list by one kernel if all its tensors are dense, and each side is of one type; it copies tensor by
+    tensor if a single one is not. So dense blocks are grouped by their types there, and the rest is one list. The CPU
+    always copies tensor by tensor, and all is one list.
+    """
+    if not own or own[0].is_cpu:
+        return [(own, other)] if own else []
+    found: dict[object, Copied] = {}
+    for block, one, two in zip(blocks, own, other):
+        group = found.setdefault((one.dtype, two.dtype) if block.is_dense else None, ([], []))
+        group[0].append(one)
+        group[1].append(two)
+    return [*found.values()]
 
 
 def there(local: torch.Tensor | None) -> torch.Tensor:
@@ -332,22 +356,23 @@ class Letter(NamedTuple):
         place: of the other rank in the group.
         key: equal if the same elements of one tensor are sent.
         flat: where its bytes lie, one after the other; None if they don't.
-        runs: else where they lie.
+        copies: else where they lie.
     """
 
     place: int
     tag: int
     size: int
+    itemsize: int
     key: object
     flat: Block | None
-    runs: list[Run | Spread]
+    copies: Copies | None
 
     @staticmethod
     def of(message: Direct, locals_: Locals, wires: Wires, place: int) -> Letter:
         """The letter for a message, of tensors as `numbers` gives them."""
         (tensor,), itemsize, box, first, last = message.item
         view = part(there(locals_[tensor]), box)
-        flat, runs = None, []
+        flat = copies = None
         if view.is_contiguous() and wires[tensor] in (None, view.dtype):
             # Not the strides that it says: of one element they may be any.
             flat = Block(tensor, (last - first,), (1,), view.storage_offset() + first)
@@ -356,20 +381,8 @@ class Letter(NamedTuple):
             for block in blocks(box, first, last):
                 loads.append(Load((tensor,), block, at, 0))
                 at += block.elements * itemsize
-            runs = runs_of(loads, locals_, wires)
-        return Letter(place, TAGS + message.tag, message.size, (tensor, box, first, last), flat, runs)
-
-    def copied_out(self, locals_: Locals) -> torch.Tensor:
-        """The bytes, in a buffer."""
-        buffer = _buffer(self.size)
-        for run in self.runs:
-            run.pack(locals_, buffer)
-        return buffer
-
-
-def _buffer(size: int) -> torch.Tensor:
-    """Bytes in the memory of the host, also where the program makes its tensors elsewhere by default."""
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
+            copies = Copies(runs_of(loads, locals_, wires))
+        return Letter(place, TAGS + message.tag, message.size, itemsize, (tensor, box, first, last), flat, copies)
 
 
 class Mail:
@@ -377,7 +390,6 @@ class Mail:
 
     Attributes:
         writes: whether some target is written as soon as it has begun.
-        staged: the bytes of the copies that are sent, and of the window.
     """
 
     def __init__(self, out: Sequence[Letter], into: Sequence[Letter]) -> None:
@@ -385,10 +397,10 @@ class Mail:
         self._straight = [(letter, letter.flat) for letter in into if letter.flat is not None]
         self._through = [letter for letter in into if letter.flat is None]
         self.writes = bool(self._straight)
-        copied = {letter.key: letter.size for letter in out if letter.flat is None}
-        self.staged = sum(copied.values()) + sum(self._window)
+        copied = {letter.key: letter for letter in out if letter.copies is not None}
+        self._copied = sorted(copied.values(), key=lambda letter: -letter.itemsize)  # so that each lies aligned
 
-    def start(self, team: Team, sources: Locals, targets: Locals) -> Callable[[], None]:
+    def start(self, team: Team, buffers: Buffers, sources: Locals, targets: Locals) -> Callable[[], None]:
         """Begin with all of them, of tensors of whole numbers; returns what waits for their end."""
         if not self._out and not self._straight and not self._through:
             return lambda: None
@@ -397,21 +409,27 @@ class Mail:
             raise AssertionError("messages go by a group")
         for letter, flat in self._straight:
             straight.append(group.recv([flat.of(targets).view(torch.uint8)], letter.place, letter.tag))
-        through = self._receive_through_window(team, group, targets)
-        sent, copied = [], {}
+        through = self._receive_through_window(team, group, buffers, targets)
+        sizes = [letter.size for letter in self._copied]
+        buffer = buffers.take(sum(sizes))
+        places = buffer.split(sizes)
+        copied = {letter.key: place for letter, place in zip(self._copied, places)}
+        copies = {letter.key: letter.copies for letter in self._copied}
+        sent = []
         for letter in self._out:
             if letter.flat is not None:
                 data = letter.flat.of(sources).view(torch.uint8)
             else:
-                if letter.key not in copied:
-                    copied[letter.key] = letter.copied_out(sources)
                 data = copied[letter.key]
+                if (copy := copies.pop(letter.key, None)) is not None:  # just before it is sent: others wait for it
+                    copy.pack(sources, data)
             sent.append(group.send([data], letter.place, letter.tag))
 
         def finish() -> None:
             through()
             for message in (*straight, *sent):
                 team.wait(message)
+            buffers.give(buffer)
 
         return finish
 
@@ -421,11 +439,13 @@ class Mail:
         most = max([letter.size for letter in self._through], default=0)
         return [most + -most % ALIGNED] * min(IN_FLIGHT, len(self._through))  # where each slot begins
 
-    def _receive_through_window(self, team: Team, group: ProcessGroup, targets: Locals) -> Callable[[], None]:
+    def _receive_through_window(
+        self, team: Team, group: ProcessGroup, buffers: Buffers, targets: Locals
+    ) -> Callable[[], None]:
         if not self._through:
             return lambda: None
         slots = self._window
-        window = _buffer(sum(slots)).split(slots)
+        window = buffers.take(sum(slots))
         begun: deque[tuple[Letter, torch.Tensor, Work]] = deque()
         waiting = iter(self._through)
 
@@ -435,16 +455,17 @@ class Mail:
                 data = slot[: letter.size]
                 begun.append((letter, slot, group.recv([data], letter.place, letter.tag)))
 
-        for slot in window:
+        for slot in window.split(slots):
             begin(slot)
 
         def finish() -> None:
             while begun:
                 letter, slot, message = begun.popleft()
                 team.wait(message)
-                for run in letter.runs:
-                    run.land(targets, slot[: letter.size])
+                if letter.copies is not None:
+                    letter.copies.land(targets, slot[: letter.size])
                 begin(slot)
+            buffers.give(window)
 
         return finish
 
@@ -459,7 +480,7 @@ class Way(NamedTuple):
     """One direction of an exchange, ready to run: bytes for each rank of the group, and blocks; what goes by itself."""
 
     splits: list[int]
-    runs: list[Run | Spread]
+    copies: Copies
     letters: list[Letter]
 
 
@@ -498,11 +519,6 @@ class Buffers:
             self.kept = [each for each in self.kept if each is not fit]
         self._used += size
         return fit
-
-    def reserve(self, size: int) -> None:
-        """So many bytes more are in use, which come from elsewhere; fewer if it is negative."""
-        self._make_room(size)
-        self._used += size
 
     def _make_room(self, size: int) -> None:
         while self.kept and self._used + self._idle + size > self._limit:
@@ -563,6 +579,7 @@ class Exchanges:
             (schedule.packed(number, count, large), schedule.landed(number, count, large)) for number in range(count)
         ]
         self.reads, self.written = frozenset(schedule.reads), frozenset[int]()
+        self._writes = frozenset(schedule.writes)
         self._wires = wires
         self._landed, self._is_written = 0, False
         self._geometry: object = None
@@ -572,7 +589,7 @@ class Exchanges:
         self._views = Views()
         self._watch: Watch | None = None
         self._ends: list[torch.Event] = []
-        self._kept_views: list[tuple[torch.Tensor, torch.Tensor, Block]] | None = None
+        self._kept_views: tuple[frozenset[int], list[Copied]] | None = None
 
     @property
     def staging(self) -> int:
@@ -591,6 +608,7 @@ class Exchanges:
         sent: Callable[[], None] = lambda: None,
         keeps: bool = False,
         watch: Watch | None = None,
+        state: object = None,
     ) -> None:
         """Write what the targets lack, and copy what they have in their sources.
 
@@ -598,6 +616,8 @@ class Exchanges:
             keeps: keep the views for the next run, and with them the memory of these tensors.
             sent: called as soon as no source is read any more.
             watch: hears of each step.
+            state: the object of the last run, if all tensors are known to lie as they did then. With another one, or
+                none, each is looked at.
 
         Raises:
             Torn: an exchange failed when something was written.
@@ -605,12 +625,12 @@ class Exchanges:
         """
         self._watch = watch
         wires = self._wires or [None] * len(sources)
-        sources, targets = self._views.begin(sources, targets, wires, keeps)
+        sources, targets = self._views.begin(sources, targets, wires, keeps, state)
         if self._geometry is None or not keeps or any(self._views.changed):
             self._find_blocks(sources, targets, wires)
             self._kept_views = None
         self._landed, self._is_written = 0, False
-        self.written = frozenset(self.schedule.writes)
+        self.written = self._writes
         try:
             self._exchange(sources, targets, sent)
             self._copy_kept(sources, targets)
@@ -646,17 +666,15 @@ class Exchanges:
         way = self._ways[number][0]
         with self._step(number, "pack"):
             buffer = self._buffers.take(sum(way.splits))
-            for run in way.runs:
-                run.pack(sources, buffer, self._views)
+            way.copies.pack(sources, buffer, self._views)
         return buffer
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         out, into = self._ways[number]
         self._is_written |= self._mail[number].writes
-        self._buffers.reserve(self._mail[number].staged)
         came = self._buffers.take(sum(into.splits))
         with self._step(number, "send", waits=True):  # it fails where a connection broke
-            finish = self._mail[number].start(self.team, sources, targets)
+            finish = self._mail[number].start(self.team, self._buffers, sources, targets)
             work = self._swap(came, packed, into.splits, out.splits)
         return InFlight(work, packed, came, finish)
 
@@ -680,14 +698,12 @@ class Exchanges:
             running.work.wait()
             if self.team.device.type != "cpu" and self._watch is not None:
                 self._ends.append(torch.accelerator.current_stream(self.team.device).record_event())
-        self._buffers.reserve(-self._mail[number].staged)
         self._buffers.give(running.sent)
         return running.came
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         with self._step(number, "unpack"):
-            for run in self._ways[number][1].runs:
-                run.land(targets, came, self._views)
+            self._ways[number][1].copies.land(targets, came, self._views)
 
     @contextmanager
     def _step(self, number: int, what: str, waits: bool = False) -> Iterator[None]:
@@ -713,22 +729,21 @@ class Exchanges:
             self._watch.enter("the end")  # raises if it was aborted
 
     def _copy_kept(self, sources: Locals, targets: Locals) -> None:
-        found = self._kept_views
-        if found is None:
-            found = []
+        if self._kept_views is None:
+            moved = []
             for before, after in self._kept:
                 old, new = before.of(sources), after.of(targets)
                 # One address isn't enough: a transposed view, or one of another type, begins there, too.
                 if (new.data_ptr(), new.stride(), new.dtype) != (old.data_ptr(), old.stride(), old.dtype):
-                    found.append((new, old, after))
-            self._kept_views = found if self._views.keeps else None
-        by_width: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor, Block]]] = {}
-        for each in found:
-            by_width.setdefault(each[1].dtype, []).append(each)
-        self.written |= {after.tensor for _, _, after in found}
-        for some in by_width.values():
+                    moved.append((after, new, old))
+            blocks, to, given = ([*column] for column in zip(*moved)) if moved else ([], [], [])
+            self._kept_views = self._writes.union(block.tensor for block in blocks), in_groups(blocks, to, given)
+        self.written, groups = self._kept_views
+        for to, given in groups:
             self._is_written = True
-            copy_all(*map(list, zip(*some)))
+            torch._foreach_copy_(to, given)
+        if not self._views.keeps:
+            self._kept_views = None
 
     def forget(self) -> None:
         """Keep no view."""
@@ -740,7 +755,7 @@ class Exchanges:
         geometry = [None if t is None else (t.shape, t.stride(), t.storage_offset()) for t in (*sources, *targets)]
         if geometry == self._geometry:
             return
-        self._views.drop_runs()
+        self._views.drop_blocks()
         self._ways = [(self._way(out, sources, wires), self._way(into, targets, wires)) for out, into in self._messages]
         self._mail = [Mail(out.letters, into.letters) for out, into in self._ways]
         self._kept = []
@@ -758,7 +773,7 @@ class Exchanges:
         own = self._place[self.team.rank]
         direct = in_turns(messages.direct, own, self._place)
         letters = [Letter.of(message, locals_, wires, self._place[message.peer]) for message in direct]
-        return Way(splits, runs_of(messages.loads, locals_, wires), letters)
+        return Way(splits, Copies(runs_of(messages.loads, locals_, wires)), letters)
 
 
 # --- How many exchanges there are, and what is logged of a plan ---

@@ -26,7 +26,18 @@ from ._planner.schedule import ALIGNED, Flow, Schedule
 from ._planner.sides import Ranks, Side
 from .changes import ChangesOnly
 from .checkpoint import Local, Round, Rounds
-from .current import Current, Running, Word, copies, keep_for_this_stream, locals_of, names_of, size_of, whole_number
+from .current import (
+    Current,
+    LastRun,
+    Running,
+    Word,
+    copies,
+    keep_for_this_stream,
+    locals_of,
+    names_of,
+    size_of,
+    whole_number,
+)
 from .descriptions import (
     SIDES,
     Description,
@@ -264,6 +275,7 @@ class Route:
         self._is_lost = False  # whether this rank asks for everything as a whole
         self._wrote: dict[int, object] = {}  # by number, where targets lay when the last run wrote them
         self.sent_bytes, self.changed = 0, (0, 0)
+        self._last_runs: dict[tuple[str, ...] | None, LastRun] = {}  # as for plans
         if not self.tensors:
             return
         self._sources, self._targets = map(self._current, SIDES, own.sides)
@@ -411,6 +423,7 @@ class Route:
             if problems:
                 raise ValueError(f"The target to bind can't be written: {'; '.join(problems)}. Nothing was bound.")
             self._sources, self._targets = found
+            self._last_runs = {}
 
     def _bound(self, side: str, given: Mapping[str, Given], before: Sequence[Current | None]) -> list[Current | None]:
         found = self._current(side, given)
@@ -548,11 +561,22 @@ class Route:
         names, problems = names_of(only)
         version, odd = whole_number(version)
         numbers, unknown = self._numbers(names)
-        (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
-        problems += [*odd, *unknown, *wrong, *more, *(last.unheard() if last is not None else [])]
-        shared = NOTHING_SHARED if problems else self._look(names, numbers, sources, targets)
-        problems += self._problems(shared)
+        problems += [*odd, *unknown, *(last.unheard() if last is not None else [])]
+        state = self._last_runs.pop(names, None)
+        if state is not None and not problems and state.is_unchanged():
+            sources, targets, shared = state.sources, state.targets, state.shared
+        else:
+            state = None  # it keeps what tensors gave up
+            (sources, wrong), (targets, more) = (locals_of(each, numbers) for each in (self._sources, self._targets))
+            problems += [*wrong, *more]
+            shared = NOTHING_SHARED if problems else self._look(names, numbers, sources, targets)
+            problems += self._problems(shared)
+            if self._keeps and self._contents is None and not problems:
+                currents = [side[number] for side in (self._sources, self._targets) for number in numbers]
+                state = LastRun(currents, sources, targets, shared)
         problems += [] if self._files is None else self._files.changes()
+        if state is not None:
+            self._last_runs[names] = state
         plan = self._plans.get(names)
         staging = 0 if plan is None else plan[1].staging  # the first run of a part plans it beside the copies
         if snapshot:
@@ -586,7 +610,7 @@ class Route:
             if async_op:
                 keep_for_this_stream((*sources, *targets))
             with span(f"Transfer of {counted(len(numbers), 'tensor')}"):
-                is_background = self._run(word, numbers, sources, targets, are_read, shared, has_copies)
+                is_background = self._run(word, numbers, sources, targets, are_read, shared, has_copies, state)
             if is_background:
                 self._check_unchanged(changed)
 
@@ -616,6 +640,7 @@ class Route:
         sent: Callable[[], None],
         shared: Shared,
         has_copies: bool,
+        state: LastRun | None = None,
     ) -> bool:
         """Whether some rank runs in the background. Calls `sent` when no source is read any more."""
         problems: list[str] = []
@@ -639,13 +664,16 @@ class Route:
                     own = [sources[n] for n in places], [targets[n] for n in places]
                     if isinstance(exchanges, ChangesOnly):
                         self._lose(word, exchanges, lost)
-                    exchanges.run(*own, sent, keeps, self._watch)
+                    if isinstance(exchanges, Rounds):
+                        exchanges.run(*own, sent, keeps, self._watch)
+                    else:
+                        exchanges.run(*own, sent, keeps, self._watch, state)
                     if isinstance(exchanges, ChangesOnly):
                         self._note_sent(exchanges)
                 except Torn:
-                    self._count_writes(plan)
+                    self._count_writes(plan, state)
                     raise
-                self._count_writes(plan)
+                self._count_writes(plan, state)
                 self._wrote |= self._lie(numbers, targets)
                 self.version = said
         except Exception as error:
@@ -697,16 +725,19 @@ class Route:
         if self._watch is not None:
             self._watch.end()
 
-    def _count_writes(self, plan: Plan) -> None:
+    def _count_writes(self, plan: Plan, state: LastRun | None) -> None:
         """Let autograd know which targets changed: backward of what was computed before raises then, as after copy_.
 
         After the sources' last look, since views of one storage share a counter: a background run that writes beside
         its sources would take them for changed by the program.
         """
         numbers, exchanges = plan
-        written = [self._targets[numbers[place]] for place in exchanges.written]
-        targets = [current for current in written if current is not None]
-        torch.autograd.graph.increment_version([each for target in targets for each in target.counting])
+
+        def find() -> list[torch.Tensor]:
+            targets = [self._targets[numbers[place]] for place in exchanges.written]
+            return [each for target in targets if target is not None for each in target.counting]
+
+        torch.autograd.graph.increment_version(find() if state is None else state.written(exchanges.written, find))
 
     def _failed(self, error: Exception) -> RuntimeError:
         """What to say of an error in a run: whether something was written, and who is missing."""
@@ -805,6 +836,7 @@ class Route:
         with self._running:
             if self.traffic and not self._is_closed:
                 self._buffers.forget()
+                self._last_runs = {}
                 for _, exchanges in self._plans.values():
                     exchanges.forget()
                     if isinstance(exchanges, ChangesOnly):
@@ -839,7 +871,7 @@ class Route:
             self._buffers.forget()
         self._is_closed, self._team = True, None
         self._sources, self._targets, self._plans = [], [], {}
-        self._last = None
+        self._last, self._last_runs = None, {}
 
 
 @atexit.register
