@@ -12,28 +12,25 @@ the same order; filled up again. A position is the number of an element in the w
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ..distributed.tensor._runner.exchange import part
-from ._planner.schedule import ALIGNED, Load, blocks
-from .exchanges import Copies, Exchanges, InFlight, runs_of, there
+from ._planner.schedule import aligned, loads_of
+from .exchanges import BY_WIDTH, Block, Copies, Exchanges, InFlight, runs_of, there
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ._planner.schedule import Item, Schedule, Stream
-    from .exchanges import Buffers, Locals, Wires
-    from .team import Team
-    from .watch import Watch
+    from ._planner.schedule import Item, Load, Stream
+    from .exchanges import Locals, Wires
 
 WORD = 8  # bytes that are compared at once
 FEW = 32  # words, of which at most one differs where it is worth to look for elements in words
+WHOLE = -1  # in place of how many elements of a message changed
 SHORT = 1 << 16  # elements of a message whose positions take 2 bytes
-# Whole numbers in which elements of each width are compared and copied, bit by bit.
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class Form(NamedTuple):
@@ -67,7 +64,7 @@ class Form(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the whole message, with what fills it up."""
-        return filled_up(sum([width * (end - begin) for width, begin, end in self.parts]))
+        return aligned(sum([width * (end - begin) for width, begin, end in self.parts]))
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
@@ -78,11 +75,6 @@ class Form(NamedTuple):
     def position(self) -> int:
         """Bytes of a position."""
         return 2 if self.elements <= SHORT else 4
-
-
-def filled_up(size: int) -> int:
-    """Bytes up to where the next message begins."""
-    return size + -size % ALIGNED
 
 
 def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor | None:
@@ -101,7 +93,7 @@ def changed(now: torch.Tensor, before: torch.Tensor, form: Form) -> torch.Tensor
     for width, first, last in form.parts:
         end = begin + width * (last - first)
         if words is None:
-            new, old = (each[begin:end].view(BITS[min(width, WORD)]) for each in (now, before))
+            new, old = (each[begin:end].view(BY_WIDTH[min(width, WORD)]) for each in (now, before))
             numbers = (new != old).nonzero().flatten()
             numbers = numbers if width <= WORD else torch.unique_consecutive(numbers // (width // WORD))
         else:
@@ -123,7 +115,7 @@ def _in_words(
     inside = torch.arange(0, WORD, width, device=words.device)
     numbers = ((words[:, None] * WORD + inside).flatten() - begin) // width
     numbers = numbers[(numbers >= 0) & (numbers < (end - begin) // width)]
-    new, old = (each[begin:end].view(BITS[width])[numbers] for each in (now, before))
+    new, old = (each[begin:end].view(BY_WIDTH[width])[numbers] for each in (now, before))
     return numbers[new != old]
 
 
@@ -135,7 +127,7 @@ def is_longer(size: int, form: Form) -> bool:
 def size_of(numbers: torch.Tensor, form: Form) -> int:
     """The bytes of a message of changes of these elements."""
     values = [width * count for width, count in zip(form.widths, _counts(numbers, form))]
-    return filled_up(len(numbers) * form.position) + filled_up(sum(values))
+    return aligned(len(numbers) * form.position) + aligned(sum(values))
 
 
 def _counts(numbers: torch.Tensor, form: Form) -> list[int]:
@@ -151,9 +143,9 @@ def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: F
     made = now.new_empty(size_of(numbers, form))
     kind = torch.int16 if form.position == 2 else torch.int32
     made[: len(numbers) * form.position].view(kind).copy_(numbers)  # of 16 bits the upper half are negative
-    at, begin, first = filled_up(len(numbers) * form.position), 0, 0
+    at, begin, first = aligned(len(numbers) * form.position), 0, 0
     for (width, low, high), count in zip(form.parts, _counts(numbers, form)):
-        bits, end = BITS[width], begin + width * (high - low)
+        bits, end = BY_WIDTH[width], begin + width * (high - low)
         some = numbers[first : first + count] - low
         values = now[begin:end].view(bits)[some]
         made[at : at + width * count].view(bits).copy_(values)
@@ -163,19 +155,10 @@ def pack(numbers: torch.Tensor, now: torch.Tensor, before: torch.Tensor, form: F
 
 
 class Place(NamedTuple):
-    """Where some elements of a message lie on the receiver.
-
-    Attributes:
-        first: the number of the first one in the message.
-        tensor: the number of the local tensor.
-        size, stride, offset: as `as_strided` takes them.
-    """
+    """Where some elements of a message lie on the receiver; `first` is the number of the first one in the message."""
 
     first: int
-    tensor: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    block: Block
 
 
 def land(
@@ -200,9 +183,9 @@ def land(
     numbers = message[: count * form.position].view(kind).to(torch.int64)
     if form.position == 2:
         numbers &= SHORT - 1
-    values, at, first = [], filled_up(count * form.position), 0
+    values, at, first = [], aligned(count * form.position), 0
     for width, some in zip(form.widths, _counts(numbers, form)):
-        values.append((first, message[at : at + some * width].view(BITS[width])))
+        values.append((first, message[at : at + some * width].view(BY_WIDTH[width])))
         at, first = at + some * width, first + some
     starts = [place.first for place in places]
     bounds = torch.searchsorted(numbers, torch.tensor(starts, device=numbers.device)).tolist() + [count]
@@ -212,32 +195,30 @@ def land(
             continue
         # Of several widths without an element the last one begins where the others do.
         first, its = values[bisect_right(begins, low) - 1]
-        target, wire = targets[place.tensor], wires[place.tensor]
-        if target is None:
-            raise AssertionError("a rank has the targets that it gets something for")
+        target, wire = there(targets[place.block.tensor]), wires[place.block.tensor]
         new = its[low - first : high - first]
-        _flat(target, place)[_offsets(numbers[low:high] - place.first, place)] = (
+        _flat(target, place.block)[_offsets(numbers[low:high] - place.first, place.block)] = (
             new if wire is None else new.view(wire).to(target.dtype)
         )
 
 
-def _flat(target: torch.Tensor, place: Place) -> torch.Tensor:
+def _flat(target: torch.Tensor, block: Block) -> torch.Tensor:
     """The target's memory from the first element of a block to its last."""
-    extent = 1 + sum([(size - 1) * stride for size, stride in zip(place.size, place.stride)])
-    return target.as_strided((extent,), (1,), place.offset)
+    extent = 1 + sum([(size - 1) * stride for size, stride in zip(block.size, block.stride)])
+    return target.as_strided((extent,), (1,), block.offset)
 
 
-def _offsets(numbers: torch.Tensor, place: Place) -> torch.Tensor:
+def _offsets(numbers: torch.Tensor, block: Block) -> torch.Tensor:
     """Where elements of a block lie in its memory, from their numbers in row-major order."""
     dense, offsets = 1, None
-    for size, stride in zip(reversed(place.size), reversed(place.stride)):
+    for size, stride in zip(reversed(block.size), reversed(block.stride)):
         if stride != dense and size > 1:
             break
         dense *= size
     else:
         return numbers
     inner = 1
-    for size, stride in zip(reversed(place.size), reversed(place.stride)):
+    for size, stride in zip(reversed(block.size), reversed(block.stride)):
         part = (numbers // inner) % size * stride
         offsets = part if offsets is None else offsets + part
         inner *= size
@@ -277,21 +258,30 @@ class Sent:
         return len(numbers), packed
 
 
-class Message(NamedTuple):
-    """What goes to, or comes from, one rank in one exchange.
+class Going(NamedTuple):
+    """What goes to the rank at a place of the group, in one exchange.
 
     Attributes:
-        place: of the other rank in the group.
-        at: where it begins in all that goes, or comes, if all of it is whole; in bytes.
-        sent: to what it is compared, of what goes.
-        copies, places: where it is written, of what comes: whole, and by element.
+        at: where it begins in the packed bytes of all messages.
+        sent: to what it is compared.
     """
 
     place: int
     at: int
     form: Form
-    sent: Sent | None
-    copies: Copies | None
+    sent: Sent
+
+
+class Coming(NamedTuple):
+    """What comes from the rank at a place of the group, in one exchange.
+
+    Attributes:
+        copies, places: where it is written: whole, and by element.
+    """
+
+    place: int
+    form: Form
+    copies: Copies
     places: list[Place]
 
 
@@ -303,23 +293,17 @@ class ChangesOnly(Exchanges):
         changed: how many elements it sent in the last run, and of how many.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        count: int,
-        team: Team,
-        wires: Wires | None = None,
-        buffers: Buffers | None = None,
-        is_on_cpu: bool = False,
-    ) -> None:
-        super().__init__(schedule, count, team, wires, buffers, packs_all=True)
+    packs_all = True
+
+    def __init__(self, *given: Any, is_on_cpu: bool = False) -> None:
+        super().__init__(*given)
         self._is_on_cpu = is_on_cpu
-        self._sent: list[list[Message]] = []
-        self._comes: list[list[Message]] = []
+        self._goes: list[list[Going]] = []  # by exchange
+        self._comes: list[list[Coming]] = []
         self._known: dict[tuple[int, tuple[Item, ...]], Sent] = {}
         self._have: set[int] = set()  # places of the ranks that have what was sent last
-        # What other ranks said of the exchange that began last, and of the one that lands: changed elements, or -1 of a
-        # whole message, and its bytes.
+        # What other ranks said of the exchange that began last, and of the one that lands: how many elements of a
+        # message changed, or WHOLE, and its bytes.
         self._counts: list[list[int]] = []
         self._landing: list[list[int]] = []
         self.sent_bytes, self.changed = 0, (0, 0)
@@ -338,22 +322,14 @@ class ChangesOnly(Exchanges):
         else:
             self._have -= {self._place[rank] for rank in ranks}
 
-    def run(
-        self,
-        sources: Locals,
-        targets: Locals,
-        sent: Callable[[], None] = lambda: None,
-        keeps: bool = False,
-        watch: Watch | None = None,
-        state: object = None,
-    ) -> None:
-        """See `Exchanges.run`."""
+    def forget(self) -> None:
+        """Keep no view, and nothing of what was sent."""
+        super().forget()
+        self.lose()
+
+    def _exchange(self, sources: Locals, targets: Locals, sent: Callable[[], None]) -> None:
         self.sent_bytes, self.changed = 0, (0, 0)
-        try:
-            super().run(sources, targets, sent, keeps, watch, state)
-        except Exception:
-            self.lose()
-            raise
+        super()._exchange(sources, targets, sent)
         self._have = {*self._place.values()}
 
     def _find_blocks(self, sources: Locals, targets: Locals, wires: Wires) -> None:
@@ -361,42 +337,35 @@ class ChangesOnly(Exchanges):
         super()._find_blocks(sources, targets, wires)
         if self._geometry == before:
             return
-        self._sent, self._comes = [], []
+        self._goes, self._comes = [], []
         for number in range(self.count):
-            given = self._messages_of(number, self.schedule.sends)
-            self._sent.append([Message(*each[:3], self._sent_of(number, each), None, []) for each in given])
-            came = self._messages_of(number, self.schedule.receives)
-            self._comes.append([Message(*each[:3], None, *_written(each[3], targets, wires)) for each in came])
+            goes, at = list[Going](), 0
+            for place, items in self._messages_of(number, self.schedule.sends):
+                form = Form.of(items)
+                sent = self._known.setdefault((number, items), Sent(form, self._is_on_cpu))
+                goes.append(Going(place, at, form, sent))
+                at += form.size
+            self._goes.append(goes)
+            comes = self._messages_of(number, self.schedule.receives)
+            self._comes.append(
+                [Coming(place, Form.of(items), *_written(items, targets, wires)) for place, items in comes]
+            )
 
-    def _messages_of(self, number: int, streams: Mapping[int, Stream]) -> list[tuple[int, int, Form, tuple[Item, ...]]]:
-        found, at = [], 0
+    def _messages_of(self, number: int, streams: Mapping[int, Stream]) -> Iterator[tuple[int, tuple[Item, ...]]]:
+        """By place of the other rank, what is in its message."""
         for peer, stream in streams.items():
             items = tuple(stream.cut(number, self.count))
             if items:
-                form = Form.of(items)
-                found.append((self._place[peer], at, form, items))
-                at += form.size
-        return found
-
-    def _sent_of(self, number: int, message: tuple[int, int, Form, tuple[Item, ...]]) -> Sent:
-        _, _, form, items = message
-        return self._known.setdefault((number, items), Sent(form, self._is_on_cpu))
+                yield self._place[peer], items
 
     def _start(self, number: int, packed: torch.Tensor, sources: Locals, targets: Locals) -> InFlight:
         with self._step(number, "compare"):
             out, counts = self._compared(number, packed)
         with self._step(number, "say how much changed", waits=True):
-            come = self._say(counts)
-        self._counts = come
-        size, splits = len(self._place), [0] * len(self._place)
-        into = [0] * size
-        for message in self._comes[number]:
-            count, length = come[message.place]
-            into[message.place] = message.form.size if count < 0 else length
-        for place, bytes_ in out.items():
-            splits[place] = len(bytes_)
+            self._counts = self._say(number, counts)
+        splits, into = ([length for _, length in each] for each in (counts, self._counts))
         self.sent_bytes += sum(splits)
-        if any(count >= 0 for count, _ in counts):
+        if any(count != WHOLE for count, _ in counts):
             shorter = self._buffers.take(sum(splits))
             if out:
                 torch.cat([out[place] for place in sorted(out)], out=shorter)
@@ -408,37 +377,36 @@ class ChangesOnly(Exchanges):
         return InFlight(work, packed, came, lambda: None)
 
     def _compared(self, number: int, packed: torch.Tensor) -> tuple[dict[int, torch.Tensor], list[list[int]]]:
-        """The bytes for each place, and how many elements of them changed, -1 if all are sent, and their length."""
+        """The bytes for each place; and of each how many elements changed, WHOLE if all are sent, and the length."""
         out: dict[int, torch.Tensor] = {}
-        counts = [[-1, 0] for _ in self._place]
+        counts = [[WHOLE, 0] for _ in self._place]
         made: dict[int, tuple[int, torch.Tensor] | None] = {}
         elements, of = self.changed
-        for message in self._sent[number]:
+        for message in self._goes[number]:
             now, sent = packed[message.at : message.at + message.form.size], message.sent
-            if sent is None:
-                raise AssertionError("what goes is compared")
             if id(sent) not in made:
                 # Who has what was sent last gets changes; if nobody has it, it isn't compared.
-                some = any(other.sent is sent and other.place in self._have for other in self._sent[number])
+                some = any(other.sent is sent and other.place in self._have for other in self._goes[number])
                 made[id(sent)] = sent.changes(now) if some else None
                 if made[id(sent)] is None:
                     sent.whole(now)
             found = made[id(sent)]
             if found is None or message.place not in self._have:
-                out[message.place] = now
+                count, bytes_ = WHOLE, now
                 elements += message.form.elements
             else:
-                counts[message.place] = [found[0], len(found[1])]
-                out[message.place] = found[1]
-                elements += found[0]
+                count, bytes_ = found
+                elements += count
+            out[message.place], counts[message.place] = bytes_, [count, len(bytes_)]
             of += message.form.elements
         self.changed = elements, of
         return out, counts
 
-    def _say(self, counts: list[list[int]]) -> list[list[int]]:
+    def _say(self, number: int, counts: list[list[int]]) -> list[list[int]]:
         """What the other ranks say of their messages to this one, by place."""
         if self.team.is_fake:
-            return [[-1, 0] for _ in counts]
+            sizes = {message.place: message.form.size for message in self._comes[number]}
+            return [[WHOLE, sizes.get(place, 0)] for place in range(len(counts))]
         given = torch.tensor(counts, device=self.team.device)
         came = torch.empty_like(given)
         self.team.call(dist.all_to_all_single)(came, given, group=self.team.group)
@@ -450,7 +418,7 @@ class ChangesOnly(Exchanges):
 
     def _land(self, number: int, came: torch.Tensor, targets: Locals) -> None:
         messages, counts = self._comes[number], self._landing
-        if all(counts[message.place][0] < 0 for message in messages):
+        if all(counts[message.place][0] == WHOLE for message in messages):
             super()._land(number, came, targets)
             return
         wires = self._wires or [None] * len(targets)
@@ -458,24 +426,24 @@ class ChangesOnly(Exchanges):
         with self._step(number, "unpack"):
             for message in messages:
                 count, length = counts[message.place]
-                length = message.form.size if count < 0 else length
                 its = came[at : at + length]
-                if count >= 0:
-                    land(its, count, message.form, message.places, targets, wires)
-                elif message.copies is not None:
+                if count == WHOLE:
                     message.copies.land(targets, its)
+                else:
+                    land(its, count, message.form, message.places, targets, wires)
                 at += length
 
 
 def _written(items: Iterable[Item], targets: Locals, wires: Wires) -> tuple[Copies, list[Place]]:
     """Where a message is written that has these items."""
-    loads, places, at, first = [], [], 0, 0
+    loads: list[Load] = []
+    places: list[Place] = []
+    at = first = 0
     for item in items:
-        found = blocks(item.box, item.first, item.last)
-        for tensor in item.tensors:
-            for box in found:
-                loads.append(Load((tensor,), box, at, 0))
-                view = part(there(targets[tensor]), box)
-                places.append(Place(first, tensor, tuple(view.shape), view.stride(), view.storage_offset()))
-                at, first = at + box.elements * item.itemsize, first + box.elements
+        for load in loads_of(item, at):
+            loads.append(load)
+            for tensor in load.tensors:
+                places.append(Place(first, Block.at(tensor, part(there(targets[tensor]), load.box))))
+                first += load.box.elements
+        at += item.step * len(item.tensors)
     return Copies(runs_of(loads, targets, wires)), places

@@ -20,7 +20,7 @@ import torch
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._planner.regions import Box
-from ._planner.schedule import ALIGNED, blocks
+from ._planner.schedule import aligned, blocks
 from .exchanges import Torn
 from .tensor_files import Entry
 
@@ -127,7 +127,7 @@ class Contents:
                     left = room
                     continue
                 found[-1].append(Part(number, first, upto))
-                left -= _aligned((upto - first) * entry.itemsize)
+                left -= aligned((upto - first) * entry.itemsize)
                 first = upto
         return found
 
@@ -143,10 +143,6 @@ def _whole_rows(entry: Entry, element: int, room: int) -> int:
     boxes. Else the element."""
     row = entry.elements // entry.shape[0] if entry.shape else 1
     return element // row * row if row * entry.itemsize * ROWS <= room else element
-
-
-def _aligned(size: int) -> int:
-    return size + -size % ALIGNED
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -231,7 +227,7 @@ class Rounds:
         return (part.last - part.first) * self._contents.entries[part.entry].itemsize
 
     def _room(self, parts: Iterable[Part]) -> int:
-        return sum([_aligned(self._size(part)) for part in parts])
+        return sum([aligned(self._size(part)) for part in parts])
 
     def run(
         self,
@@ -240,8 +236,10 @@ class Rounds:
         sent: Callable[[], None] = lambda: None,
         keeps: bool = False,
         watch: Watch | None = None,
+        state: object = None,
     ) -> None:
-        """Read and move all rounds. Raises as `Exchanges.run`; what an earlier round wrote is torn, too."""
+        """Read and move all rounds. Raises as `Exchanges.run`; what an earlier round wrote is torn, too. No view is
+        kept, since the sources lie elsewhere in each run."""
         self.written = frozenset()
         for number, each in enumerate(self._rounds):
             text, written = f"round {number + 1} of {len(self._rounds)}", frozenset[int]()
@@ -273,7 +271,7 @@ class Rounds:
         begins, at = dict[Part, int](), 0
         for part in parts:
             begins[part] = at
-            at += _aligned(self._size(part))
+            at += aligned(self._size(part))
         memory = memoryview((ctypes.c_char * at).from_address(buffer.data_ptr())).cast("B")
         for file, some in self._stretches(parts):
             self._fill(file, [(part, memory[begins[part] : begins[part] + self._size(part)]) for part in some])

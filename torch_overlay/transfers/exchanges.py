@@ -24,7 +24,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..distributed.tensor._runner.exchange import part
-from ._planner.schedule import ALIGNED, ROUNDED, Direct, Large, Load, blocks
+from ._planner.schedule import ROUNDED, Direct, Large, Load, aligned, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ Wires = Sequence["torch.dtype | None"]  # the types in which tensors travel that
 Copied = tuple[list["torch.Tensor"], list["torch.Tensor"]]  # views of tensors, and of where they are copied
 
 # A type that is copied as it is, for each width of elements.
-_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class Block(NamedTuple):
@@ -290,7 +290,7 @@ def as_whole_numbers(local: torch.Tensor) -> torch.Tensor:
     """A view of the same memory with a type that is copied bit by bit; what is still coming is waited for."""
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
-    width = _BY_WIDTH[local.element_size()]
+    width = BY_WIDTH[local.element_size()]
     plain = local.data  # unlike detach(), with a version counter of its own: the run counts its writes when it ends
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
@@ -437,7 +437,7 @@ class Mail:
     def _window(self) -> list[int]:
         """The length of each slot."""
         most = max([letter.size for letter in self._through], default=0)
-        return [most + -most % ALIGNED] * min(IN_FLIGHT, len(self._through))  # where each slot begins
+        return [aligned(most)] * min(IN_FLIGHT, len(self._through))  # where each slot begins
 
     def _receive_through_window(
         self, team: Team, group: ProcessGroup, buffers: Buffers, targets: Locals
@@ -553,13 +553,15 @@ class Exchanges:
     Args:
         wires: the types in which tensors travel that change theirs, by the number of the tensor; none do if not given.
         buffers: where its buffers come from; none is kept if not given.
-        packs_all: whether large pieces are packed with others, too.
 
     Attributes:
         count: how many there are, the same on every rank.
         reads: numbers of the tensors whose sources this rank sends or copies.
         written: numbers of those whose targets the last run wrote, or began to write.
+        packs_all: whether large pieces are packed with others, too.
     """
+
+    packs_all = False
 
     def __init__(
         self,
@@ -568,11 +570,10 @@ class Exchanges:
         team: Team,
         wires: Wires | None = None,
         buffers: Buffers | None = None,
-        packs_all: bool = False,
     ) -> None:
         self.count, self.team = count, team
         self._buffers = Buffers(team.device) if buffers is None else buffers
-        large = None if packs_all else large_on(team)
+        large = None if self.packs_all else large_on(team)
         self._place = {rank: place for place, rank in enumerate(team.ranks)}
         self.schedule = schedule = schedule.in_order(self._place)
         self._messages = [

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from ..distributed._torch import original
 from ..patching.trampoline import swap_code
-from ._planner.schedule import ALIGNED
+from ._planner.schedule import aligned
 from .descriptions import Meshes, misfit
 from .mesh_moves import Change, batches, change_together, read_change
 from .strided import scattered, uneven_strides
@@ -209,7 +209,7 @@ def _offloaded(wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     staged = [whole for whole in wholes if not _is_on_host(whole) and 0 < whole.nbytes <= WHOLE]
     if not staged or sum([whole.nbytes for whole in staged]) > WHOLE:
         return [whole.cpu() for whole in wholes]
-    sizes = [whole.nbytes + -whole.nbytes % ALIGNED for whole in staged]
+    sizes = [aligned(whole.nbytes) for whole in staged]
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=True)
     inside = {}
     for whole, part in zip(staged, buffer.split(sizes)):

@@ -227,7 +227,8 @@ class Route:
     ) -> None:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
-        meeting = _meeting(group, left, timeout)
+        meeting = _meeting(group, left)
+        meeting.timeout = timeout or meeting.timeout
         own = describe(source, target, names, place)
         descriptions = all_from_data(
             meeting.say(
@@ -474,7 +475,7 @@ class Route:
             self.count, self.traffic = count, traffic
         wires = self._wires(numbers)
         if self._changes:
-            return numbers, ChangesOnly(schedule, count, team, wires, self._buffers, self._changes == "cpu")
+            return numbers, ChangesOnly(schedule, count, team, wires, self._buffers, is_on_cpu=self._changes == "cpu")
         return numbers, Exchanges(schedule, count, team, wires, self._buffers)
 
     def _wires(self, numbers: Iterable[int]) -> list[torch.dtype | None]:
@@ -596,7 +597,7 @@ class Route:
         read = [(each, each.versions) for each in map(self._sources.__getitem__, watched) if each is not None]
         lie = self._lie(numbers, targets)
         lost = self._is_lost or any(self._wrote.get(number, where) != where for number, where in lie.items())
-        word = Word(problems, names, version, check, async_op, bool(self._changes) and lost)
+        word = Word(problems, names, version, check, async_op, lost)
 
         def job(sent: Callable[[], None]) -> None:
             changed: list[str] = []
@@ -664,10 +665,7 @@ class Route:
                     own = [sources[n] for n in places], [targets[n] for n in places]
                     if isinstance(exchanges, ChangesOnly):
                         self._lose(word, exchanges, lost)
-                    if isinstance(exchanges, Rounds):
-                        exchanges.run(*own, sent, keeps, self._watch)
-                    else:
-                        exchanges.run(*own, sent, keeps, self._watch, state)
+                    exchanges.run(*own, sent, keeps, self._watch, state)
                     if isinstance(exchanges, ChangesOnly):
                         self._note_sent(exchanges)
                 except Torn:
@@ -839,9 +837,7 @@ class Route:
                 self._last_runs = {}
                 for _, exchanges in self._plans.values():
                     exchanges.forget()
-                    if isinstance(exchanges, ChangesOnly):
-                        exchanges.lose()
-                self._is_lost = True
+                self._is_lost = bool(self._changes)
 
     def close(self) -> None:
         """Destroy the process group, and keep no tensor; again does nothing. Waits for a run in another thread."""
@@ -897,22 +893,17 @@ def _is_fake(place: Place | None) -> bool:
     return place is None and dist.get_backend() in ("fake", "threaded")
 
 
-def _meeting(
-    group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int], timeout: timedelta | None = None
-) -> Meeting:
+def _meeting(group: ProcessGroup | Sequence[int] | Place | None, left: frozenset[int]) -> Meeting:
     """Of all that make a Transfer, without those that left.
 
     Raises:
         ValueError: the group has some that left.
     """
     if isinstance(group, Place):
-        found = group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in left])
-        found.timeout = timeout or found.timeout
-        return found
+        return group.meeting("A Transfer", [rank for rank in range(group.size) if rank not in left])
     if left and group is None:
         group = [rank for rank in range(dist.get_world_size()) if rank not in left]
     meeting = in_world(group, "A Transfer")
-    meeting.timeout = timeout or meeting.timeout
     if not left.isdisjoint(meeting.ranks):
         both = of_ranks(sorted(left.intersection(meeting.ranks)))
         raise ValueError(

@@ -38,6 +38,11 @@ ROUNDED = (
 KEPT = 1 << 15  # pieces, or fewer, of a schedule that is remembered
 
 
+def aligned(size: int) -> int:
+    """Bytes up to where the next message can begin."""
+    return size + -size % ALIGNED
+
+
 class Load(NamedTuple):
     """Blocks of local tensors that lie alike, each in one message, or in equal parts in several.
 
@@ -298,15 +303,16 @@ def _messages(streams: dict[int, Stream], number: int, count: int, large: Large 
                         direct.append(Direct(peer, alone, message))
                         alone += 1
                 continue
-            loads += _loads(item, at)
+            loads += loads_of(item, at)
             at += item.step * len(item.tensors)
-        at += -at % ALIGNED
+        at = aligned(at)
         if at > begin:
             sizes[peer] = at - begin
     return Messages(sizes, joined(loads), direct)
 
 
-def _loads(item: Item, at: int) -> Iterator[Load]:
+def loads_of(item: Item, at: int) -> Iterator[Load]:
+    """An item that begins at this byte of what is sent, or comes."""
     found = blocks(item.box, item.first, item.last)
     if len(found) == 1:
         yield Load(item.tensors, found[0], at, item.step)
