@@ -157,6 +157,24 @@ class RelayCases:
         if target is not None:
             self.assertEqual([int(each[-1]) for each in target], [*range(24)])
 
+    def test_two_worlds(self):
+        """Trainers of one world, servers of another, one of which is in none; each run passes on what changed."""
+        source, whole = None, torch.arange(64 * 1024.0).view(64, 1024)
+        target = torch.zeros_like(whole)
+        with self.worlds(3, 4) as (world, rank, address):
+            if world == 0:
+                at = slice(rank * 22, rank * 22 + 22)
+                source, target = piece(whole[at], whole.shape, (at.start, 0)), None
+            with self.meet(address, self.rank) as place:
+                with torch_overlay.Transfer([source], [target], group=place, relay=True, changes=True) as transfer:
+                    for step in range(3):
+                        transfer.run(version=step if world == 0 else None)
+                        self.assertTrue(transfer.version == step)
+                        self.assertTrue(target is None or torch.equal(target, whole), f"step {step}")
+                        whole.view(-1)[step :: 1000] += 1
+                    sent = sum(size for (one, _), size in transfer._route.flow().sent.items() if one < 3)
+        self.assertEqual(sent, whole.nbytes)
+
     def test_bad_options(self):
         """Ranks differ in relay=; a host without it, or one that is no name."""
         source, target = torch.zeros(4), torch.ones(4)
