@@ -131,7 +131,9 @@ class RelayCases:
         """Two hosts of three replicas: each gets from elsewhere what it wants once."""
         host = f"host {(self.rank - 2) // 3}" if self.rank > 1 else None
         whole = torch.arange(48 * 4096, dtype=torch.int32).view(48, 4096)
-        source = piece(whole[self.rank * 24 :][:24].clone(), whole.shape, (self.rank * 24, 0)) if self.rank < 2 else None
+        source = (
+            piece(whole[self.rank * 24 :][:24].clone(), whole.shape, (self.rank * 24, 0)) if self.rank < 2 else None
+        )
         target = torch.zeros_like(whole) if self.rank > 1 else None
         with torch_overlay.Transfer([source], [target], relay=True, host=host) as transfer:
             transfer.run()
@@ -171,7 +173,7 @@ class RelayCases:
                         transfer.run(version=step if world == 0 else None)
                         self.assertTrue(transfer.version == step)
                         self.assertTrue(target is None or torch.equal(target, whole), f"step {step}")
-                        whole.view(-1)[step :: 1000] += 1
+                        whole.view(-1)[step::1000] += 1
                     sent = sum(size for (one, _), size in transfer._route.flow().sent.items() if one < 3)
         self.assertEqual(sent, whole.nbytes)
 
