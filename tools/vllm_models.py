@@ -90,11 +90,26 @@ MODELS = {
     ),
     "deepseek_v2": Model(
         "DeepseekV2ForCausalLM",
-        {"model_type": "deepseek_v2", **MLA, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
+        {
+            "model_type": "deepseek_v2",
+            **MLA,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_group": 1,
+            "topk_group": 1,
+        },
         SPARSE_LAYOUTS,
     ),
     "deepseek_v3": Model(
-        "DeepseekV3ForCausalLM", {"model_type": "deepseek_v3", **MLA, "q_lora_rank": 32, "topk_method": "noaux_tc", "n_group": 2, "topk_group": 1},
+        "DeepseekV3ForCausalLM",
+        {
+            "model_type": "deepseek_v3",
+            **MLA,
+            "q_lora_rank": 32,
+            "topk_method": "noaux_tc",
+            "n_group": 2,
+            "topk_group": 1,
+        },
         SPARSE_LAYOUTS,
     ),
     "gpt_oss": Model(
@@ -149,7 +164,9 @@ def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
     for rank in range(size):
         given = dict(name=name, folder=folder, rank=rank, size=size, port=port, by_experts=layout.startswith("ep"))
         command = [sys.executable, __file__, "--rank", json.dumps(given)]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
+        processes.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        )
     told, is_right = [], True
     for process in processes:
         try:
@@ -160,7 +177,9 @@ def tried(name: str, layout: str, folder: str) -> tuple[str, bool]:
         found = re.search(r"^(RIGHT|WRONG) (.*)$", text, re.MULTILINE)
         is_right &= found is not None and found[1] == "RIGHT"
         last = text.strip().splitlines()[-1:] or ["nothing said"]
-        told.append(found[2] if found and found[1] == "RIGHT" else f"WRONG {found[2]}" if found else f"FAILED {last[0][:200]}")
+        told.append(
+            found[2] if found and found[1] == "RIGHT" else f"WRONG {found[2]}" if found else f"FAILED {last[0][:200]}"
+        )
     return "; ".join(dict.fromkeys(told)), is_right
 
 
@@ -211,7 +230,9 @@ def worker(name: str, folder: str, rank: int, size: int, port: int, by_experts: 
     os._exit(int(bool(problems)))  # vLLM's threads outlive it
 
 
-def built(name: str, folder: str, rank: int, size: int, port: int, by_experts: bool) -> tuple[Any, dict[str, list[int]]]:
+def built(
+    name: str, folder: str, rank: int, size: int, port: int, by_experts: bool
+) -> tuple[Any, dict[str, list[int]]]:
     """The model of this worker, and the shapes of a checkpoint's tensors by name."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     import torch
