@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_overlay
 
-from .panels import WEIGHTS
+from .panels import EVERY, NO_GPU, TIMEOUT, WEIGHTS
 
 LOOPBACK = "127.0.0.1"
 SHAPE = (128, 64)
@@ -77,7 +77,7 @@ class Rank:
         """Choose this rank's GPU. Returns the backend: NCCL, which needs a GPU for each rank, or else gloo."""
         count = torch.cuda.device_count()
         if not count:
-            raise RuntimeError("--device cuda needs a GPU, and torch finds none")
+            raise RuntimeError(NO_GPU)
         torch.cuda.set_device(self.rank % count)
         torch.set_default_device(f"cuda:{self.rank % count}")
         return "nccl" if count >= self.ranks else "gloo"
@@ -116,10 +116,10 @@ class WeightsRank(Rank):
     """A trainer on ranks 0 to 3, two servers on ranks 4 and 5, and two ways to bring the weights over."""
 
     def build(self) -> float:
-        """Make the weights of both sides, and a Transfer. Returns the seconds that the Transfer took to plan."""
+        """Make the weights of both sides, and two Transfers. Returns the seconds that the first took to plan."""
         trainer = DeviceMesh(self.device, [[0, 1], [2, 3]], mesh_dim_names=("fsdp", "tp"))
         server = DeviceMesh(self.device, [4, 5])
-        self.trains, self.step = self.rank < 4, 0
+        self.trains, self.step, self.late = self.rank < 4, 0, 0.0
         cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
         names = [f"w{number}" for number in range(WEIGHTS)]
         mesh = trainer if self.trains else server
@@ -133,18 +133,30 @@ class WeightsRank(Rank):
         sides = (self.state, None) if self.trains else (None, self.state)
         start = time.perf_counter()
         self.sync = torch_overlay.Transfer(*sides)
-        return time.perf_counter() - start
+        planned = time.perf_counter() - start
+        self.changes = torch_overlay.Transfer(*sides, changes=True)
+        return planned
 
     def train(self) -> None:
         """Set the trainer's weights. The values differ for each element, weight and step, so a mix-up would be seen."""
-        self.step += 1
+        self.step, self.late = self.step + 1, 0.0
+        self._set()
+
+    def train_few(self) -> None:
+        """Change one element in a hundred of each of the trainer's weights."""
+        self.late = 0.5  # exact in float32 beside all of these values
+        self._set()
+
+    def _set(self) -> None:
         if self.trains:
             for number, (name, weight) in enumerate(self.state.items()):
                 new = distribute_tensor(self._whole(number), weight.device_mesh, weight.placements, src_data_rank=None)
                 self.state[name].to_local().copy_(new.to_local())
 
     def _whole(self, number: int) -> torch.Tensor:
-        return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE) + 10_000 * number + self.step
+        values = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32) + 10_000 * number + self.step
+        values[::EVERY] += self.late
+        return values.view(SHAPE)
 
     def loop(self) -> None:
         """Send the weights by hand: gather each weight, broadcast it, and let each server cut its part."""
@@ -156,6 +168,12 @@ class WeightsRank(Rank):
 
     def transfer(self) -> None:
         self.sync.run()
+
+    def changed(self) -> tuple[int, int, int]:
+        """Send what changed since the last call. Returns the bytes and elements that this rank sent, and of how many
+        elements."""
+        self.changes.run()
+        return self.changes.sent_bytes, *self.changes.changed
 
     def time(self, way: str) -> tuple[float, int | None]:
         """The seconds, and the bytes that this rank wrote to sockets; None if the kernel doesn't count them."""
@@ -183,6 +201,26 @@ def written() -> int | None:
             return next(int(line.split()[1]) for line in file if line.startswith("wchar"))
     except (OSError, StopIteration):
         return None
+
+
+class KilledRank(Rank):
+    """Rank 0 trains and the others serve; one of them is killed between two runs."""
+
+    def build(self) -> None:
+        """Make the weights and the Transfer, and bring them over once."""
+        weights = {"w": torch.full(SHAPE, float(self.rank))}
+        sides = (weights, None) if self.rank == 0 else (None, weights)
+        self.sync = torch_overlay.Transfer(*sides, timeout=TIMEOUT)
+        self.sync.run()
+
+    def run(self) -> tuple[float, str]:
+        """Bring the weights over again. Returns the seconds, and the error; empty if there was none."""
+        start, message = time.perf_counter(), ""
+        try:
+            self.sync.run()
+        except RuntimeError as error:
+            message = str(error)
+        return time.perf_counter() - start, message
 
 
 class MeshRank(Rank):
