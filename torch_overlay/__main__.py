@@ -34,7 +34,7 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
     Args:
         chosen: the command whose arguments are added. Modules of other commands aren't imported.
     """
-    console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"
+    console = pathlib.Path(sys.argv[0]).stem == "torch-overlay"  # so that usage shows what the user typed
     whole = argparse.ArgumentParser(
         prog="torch-overlay" if console else "python -m torch_overlay",
         description="A better DeviceMesh and DTensor redistribute for a released PyTorch, in place.",
@@ -101,6 +101,7 @@ def _act(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader stopped reading, as in `explain ... | head`
+        # Python flushes again when it ends, and would print a traceback for the same pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,4 +1,4 @@
-"""Named meshes from degrees of parallelism, which trainers otherwise work out by hand.
+"""Named meshes from degrees of parallelism, which trainers otherwise compute by hand.
 
 `ParallelDims` holds degrees and checks that they fit a world. `ParallelDims.build` makes the meshes of a run, a
 `ParallelMeshes`. They are made by torch's mesh calls (``init_device_mesh``, unflatten, flatten, slicing), so this works
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ParallelDims", "ParallelMeshes"]
 
-# The degrees whose product is the world, outermost first; and those that experts may be spread over.
+# The degrees whose product is the world size, outermost first: tp is innermost, since its ranks talk most, and
+# neighbours share a host. Experts may be spread over those of `_REGION`.
 _WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 _REGION = ("dp_shard", "cp", "tp")
 _EXPERT = ("ep", "etp")
 
-# The axes of each mesh, row-major over all ranks; and those of the data mesh that make up the loss mesh.
+# The axes of each mesh, row-major over all ranks. `LOSS` are those of the data mesh that are joined to the loss mesh.
 MESHES = {
     "world": ("world",),
     "dense": ("pp", "dp_replicate", "fsdp", "tp"),
@@ -93,9 +94,9 @@ class ParallelDims:
             device_type: as ``init_device_mesh`` takes it, such as ``"cuda"``.
             world_group: whether the meshes are views of a world mesh, whose axis has a group of all ranks (the default
                 group, where it serves the device). With a device-bound NCCL world each axis is then one split of that
-                group. False makes each mesh by itself, and nothing but the groups of its axes: no communicator of all
-                ranks is asked for, unless an axis spans them. `ParallelMeshes.world` is None then.
-            backend: of the axes' groups, where it isn't the default group's.
+                group. With False each mesh is made by itself: the groups are those of its axes, none spans all ranks
+                unless an axis does, and `ParallelMeshes.world` is None.
+            backend: the backend of the axes' groups. By default that of the default group.
 
         Raises:
             RuntimeError: the job has no default group yet.
@@ -109,6 +110,7 @@ class ParallelDims:
             raise RuntimeError("build() needs the ranks of the job: call torch.distributed.init_process_group first")
         fitted = self.fit(dist.get_world_size())
         builder = Builder(device_type, fitted.sizes(), world_group, backend)
+        # The order is the same on all ranks: it decides which groups are made when.
         data = builder.mesh(MESHES["data"])
         loss = builder.joined(data[LOSS], "loss")
         dense, sparse = builder.mesh(MESHES["dense"]), builder.mesh(MESHES["sparse"])
@@ -221,12 +223,12 @@ class ParallelMeshes:
         raise KeyError(f"no mesh has the axes {', '.join(names)} together: {axes}")
 
     def of(self, *meshes: DeviceMesh) -> DeviceMesh:
-        """The mesh of this run of which all these are views. FSDP needs it where it is used with tensor or expert
+        """The mesh of this run that has all these views. FSDP needs it if it is combined with tensor or expert
         parallelism.
 
-        A view is a slice of one of the meshes, or axes joined by flattening. ``pp``, ``dp_replicate`` and ``tp`` are in
-        several meshes with the same ranks, and so may be joined axes. Of the meshes that have all the views, this
-        returns the first of dense, sparse, data and world.
+        A view is a slice of one of the meshes, or some of its axes flattened. Several meshes may have the same view:
+        ``pp``, ``dp_replicate`` and ``tp`` have equal ranks in more than one. Then the first of dense, sparse, data and
+        world that has all of them is returned.
 
         Raises:
             ValueError: no mesh of this run has them all.
@@ -235,6 +237,7 @@ class ParallelMeshes:
         True
         """
         homes = [mesh for mesh in (self.dense, self.sparse, self.data, self.world) if mesh is not None]
+        # By name first: with ep=1, efsdp has the ranks of fsdp * tp, and by ranks alone it would be found in dense.
         for came_from in (self._has_by_name, self._has_joined):
             for home in homes:
                 if meshes and all(came_from(home, axis) for mesh in meshes for axis in _each_axis(mesh)):

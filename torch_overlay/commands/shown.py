@@ -45,7 +45,7 @@ SHORT = {
     "i64": "int64",
     "u8": "uint8",
 }
-# Torch's dtypes, so a mistyped one is reported before torch is imported, which takes seconds.
+# Torch's dtypes, of all releases: a mistyped one is reported before torch is imported, which takes seconds.
 DTYPES = (
     "bcomplex32 bfloat16 bit bits16 bits1x8 bits2x4 bits4x2 bits8 bool cdouble cfloat chalf complex128 complex32 "
     "complex64 double float float16 float32 float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "

@@ -36,6 +36,7 @@ def weights(screen: Screen, device: str = "cpu") -> dict[str, Any]:
         sent: dict[str, list[int | None]] = {way: [] for way in ways}
         right = dict.fromkeys(ways, 1 << 30)
         for number in range(ROUNDS):
+            # In turns, forth and back: what else the machine does should hit both ways alike.
             for way in ways if number % 2 == 0 else ways[::-1]:
                 screen.now(f"bringing them over by {way}, {number + 1} of {ROUNDS}", line=number == 0)
                 world.ask("train")
@@ -150,7 +151,7 @@ def meshes(screen: Screen, device: str = "cpu") -> dict[str, Any]:
         while "has waited" not in overlay.log(0) and time.perf_counter() < start + PATIENCE:
             time.sleep(0.1)
         waited = time.perf_counter() - start
-        time.sleep(1)
+        time.sleep(1)  # so that stock has waited longer than the overlay, and still says nothing
         figures = {
             "waited": time.perf_counter() - start,
             "stock_waits": not stock.answered(0),
@@ -218,6 +219,7 @@ def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
     if not bad["stock"]:
         text = f"This torch gets all lengths from 1 to {LONGEST} right: what was wrong has been mended."
         return [*lines, *wrapped(text, "  ", width), *_wrong_lengths(bad, width)]
+    # Above 4, so that each rank has elements; the shortest of these is easiest to read.
     shown = next((length for length in bad["stock"] if length > 4), bad["stock"][0])
     for side, gathered in figures.items():
         values = gathered[shown]

@@ -39,7 +39,7 @@ class Processes:
         self._logs = tempfile.TemporaryDirectory(prefix="torch_overlay_demo_")
         self.processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
-        with _worker_environment():
+        with _worker_environment():  # which processes get when they start
             for rank in range(ranks):
                 self._start(rank)
 
@@ -112,7 +112,7 @@ class Processes:
             target=_serve, args=(self._make, rank, self._arguments, theirs, self._log(rank)), daemon=True
         )
         process.start()
-        theirs.close()
+        theirs.close()  # else this process would hold the pipe open, and never notice that the rank ended
         self.processes.append(process)
         self._pipes.append(ours)
 

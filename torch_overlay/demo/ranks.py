@@ -123,6 +123,7 @@ class WeightsRank(Rank):
         cuts = ([Shard(0), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)])
         names = [f"w{number}" for number in range(WEIGHTS)]
         mesh = trainer if self.trains else server
+        # The trainer cuts every third weight in another way, and servers cut rows and columns in turns.
         self.dims = {name: number % 2 for number, name in enumerate(names)}  # the dim along which servers cut
         self.state = {
             name: distribute_tensor(
@@ -243,7 +244,7 @@ class GatherRank(Rank):
     def gather(self, longest: int) -> dict[int, list[int] | str]:
         """For each length, the vector that this rank gathered, or the error."""
         mesh = init_device_mesh(self.device, (2, 2), mesh_dim_names=("dp", "tp"))
-        mesh._flatten("dp_tp")
+        mesh._flatten("dp_tp")  # with this view stock merges two gathers to one, and that is wrong for uneven shards
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
 
     def _gathered(self, mesh: Any, length: int) -> list[int] | str:

@@ -114,7 +114,11 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 def raw(owner: Any, name: str) -> Any:
     """The attribute as `owner` itself stores it, without calling descriptors or looking at base classes. ABSENT if it
-    stores none."""
+    stores none.
+
+    getattr would give a bound method for a class method, and a base class's attribute as the class's own; setting these
+    back would change the class.
+    """
     return vars(owner).get(name, ABSENT)
 
 

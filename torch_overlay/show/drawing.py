@@ -85,6 +85,7 @@ class MeshMap:
 
 
 def _groups(axis: int, sizes: Sequence[int], ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    # Along an axis, ranks of one group are `step` positions apart; a group starts where the axis's coordinate is 0.
     step, size = row_major(sizes)[axis], sizes[axis]
     starts = [at for at in range(len(ranks)) if at // step % size == 0]
     return tuple(tuple(ranks[start + step * i] for i in range(size)) for start in starts)
@@ -104,6 +105,7 @@ def of_degrees(dims: ParallelDims) -> MeshMap:
     """
     sizes = dims.sizes()
     ranks = tuple(range(sizes["world"]))
+    # A run has eleven axes on five meshes, and many of them have the same groups: tp of dense and of data, say.
     names_by_groups: dict[tuple[tuple[int, ...], ...], dict[str, None]] = {}
     for names in (*MESHES.values(), ("pp", "loss", "tp")):  # loss is axes of the data mesh, joined to one
         for axis in MeshMap.of(names, [sizes[name] for name in names], ranks).axes:
@@ -228,6 +230,7 @@ def _grid(mesh: MeshMap, hosts: list[list[int]], width: int) -> list[str]:
     lines: list[str] = []
     while axes:
         count, used = 0, margin
+        # At least one, however narrow the terminal is: else this would never end.
         while count < len(axes) and (count == 0 or used + 2 + max(cell, len(axes[count].name)) <= width):
             used += 2 + max(cell, len(axes[count].name))
             count += 1

@@ -44,7 +44,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise ImportError("a picture needs matplotlib: pip install 'torch-overlay[plot]'") from None
-    matplotlib.use("Agg")
+    matplotlib.use("Agg")  # before pyplot is imported, which would look for a display
     from matplotlib import pyplot as plots
 
     return plots
@@ -52,7 +52,7 @@ def pyplot() -> Any:
 
 def group_color(number: int) -> tuple[float, float, float]:
     """The colour of a group. Successive numbers get unlike colours, all light enough for dark text."""
-    hue = number * 0.61803398875 % 1
+    hue = number * 0.61803398875 % 1  # steps of the golden ratio: neighbours in number are far apart in hue
     light = (0.80, 0.70, 0.87)[number % 3]
     return colorsys.hls_to_rgb(hue, light, 0.65)
 
@@ -206,7 +206,7 @@ def _holds(figure: Any, explanation: Explanation) -> None:
     mesh = sized(ask.names, ask.sizes)
     figure.suptitle(f"{ask.tensor} on {mesh}: from {ask.words[0]} to {ask.words[1]}", fontweight="bold")
     left, right = figure.subplots(1, 2)
-    dims = _shown(ask.source, ask.target)
+    dims = _shown(ask.source, ask.target)  # the same two for both sides, so that they can be compared
     for axes, regions, when in ((left, ask.source, "before"), (right, ask.target, "after")):
         _boxes(axes, regions, dims, ask.ranks)
         pending = [ask.names[axis] for axis in sorted(regions.pending)]
@@ -299,6 +299,7 @@ def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> Non
 
 def _matrix(axes: Axes, matrix: list[list[int]], ranks: tuple[int, ...]) -> None:
     """Draw the bytes that each rank (a row) sends to each other one (a column), and the sums beside the matrix."""
+    # The darkest cell is at four fifths of the scale, so that its dark text can be read.
     axes.imshow(matrix, cmap=shades(COLOR), vmin=0, vmax=1.25 * max(1, *map(max, matrix)))
     sent, got = [sum(row) for row in matrix], [sum(column) for column in zip(*matrix)]
     numbered = len(ranks) <= _NUMBERED

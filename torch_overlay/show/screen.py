@@ -73,6 +73,7 @@ class Shown:
 
 def width() -> int:
     """How many columns to print in: those of the terminal, within limits; in a pipe the fewest or COLUMNS."""
+    # In a pipe the width must not depend on the terminal behind it: logs are compared, and pages quote them.
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return NARROW
     return min(WIDE, max(NARROW, shutil.get_terminal_size((NARROW, 24)).columns))
@@ -142,7 +143,7 @@ class Screen:
             try:
                 yield
             finally:
-                self._bar = None
+                self._bar = None  # else a later `now` would update a bar that rich has taken away
 
     def now(self, what: str, line: bool = True) -> None:
         """Show what is being done, beside the bar. Without a bar, print it with the seconds since the start.

@@ -1,6 +1,6 @@
-"""Reads what people type on a command line: placements, meshes, shapes, names of axes.
+"""Parses what people type on a command line: placements, meshes, shapes, names of axes.
 
-It imports no torch, so mistakes are reported at once.
+It imports no torch, so that mistakes are reported at once. Its placements stand for those of torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Mesh(NamedTuple):
 
 _WORD = re.compile(r"(R)|S(\d+)|_S(\d+)\((\d+)\)|P(?:\((\w+)\))?")
 _KNOWN = f"R, S0, S1, ..., P (a sum), P({'), P('.join(list(OPS)[1:])}), or _S0(2), strided with a split factor of 2"
-# Between sizes: a comma, or an x after a number.
+# Between sizes: a comma, or an x after a number, so that an axis may be called x: dp=2 x x=4.
 _TIMES = re.compile(r"(?<=\d)\s*[x×*]\s*(?=\S)")
 
 
@@ -189,6 +189,7 @@ def axis_numbers(text: str, known: Sequence[str], what: str) -> tuple[int, ...]:
     axes = []
     for word in text.split(","):
         word = word.strip()
+        # A name first: somebody may have called an axis "0".
         axis = known.index(word) if word in known else int(word) if word.isdigit() else -1
         if not 0 <= axis < len(known):
             raise ValueError(f"{what}: the mesh has no axis {word!r}; its axes are {', '.join(known)}")
