@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if refused:
         print(f"torch_overlay {arguments.command}: {refused}", file=sys.stderr)
         return 2
-    return _act(arguments)
+    return _run_command(arguments)
 
 
 def _refused(arguments: argparse.Namespace) -> str:
@@ -92,7 +92,8 @@ def _refused(arguments: argparse.Namespace) -> str:
     return refused if not refused or lenient is None else f"{refused} (--no-strict goes on)"
 
 
-def _act(arguments: argparse.Namespace) -> int:
+def _run_command(arguments: argparse.Namespace) -> int:
+    """Run a command whose arguments were read. Returns its exit code."""
     try:
         with warnings.catch_warnings():
             # Torch warns when it is imported without numpy. Nothing here needs numpy.

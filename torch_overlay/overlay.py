@@ -43,6 +43,7 @@ class Session:
         self.sources: dict[str, recognise.Source] = {}
 
     def source(self, module: str) -> recognise.Source:
+        """The file of a module, read at most once."""
         # A file is read once for all of its rows: device_mesh.py alone has some forty.
         if module not in self.sources:
             self.sources[module] = recognise.find(module)
@@ -295,6 +296,7 @@ def _status() -> report.Status:
 
 
 def _release_text() -> str:
+    """The release of torch as text; "none" if torch isn't installed."""
     try:
         return versions.running().said
     except UnknownRelease:

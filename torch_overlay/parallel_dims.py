@@ -209,6 +209,7 @@ class ParallelMeshes:
         return self._views[names]
 
     def _view(self, names: tuple[str, ...]) -> DeviceMesh:
+        """Make a view for `__getitem__`, of the first mesh that has all of these names."""
         unknown = [name for name in names if name not in self.axes]
         if unknown or not names:
             what = ", ".join(map(repr, unknown)) or "asked for"
@@ -246,12 +247,14 @@ class ParallelMeshes:
         raise ValueError(f"of() needs views of one mesh of these dims ({', '.join(self._meshes())}), got {asked}")
 
     def _has_by_name(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
+        """True if `axis` is the axis of this mesh that has its name."""
         (name,) = _names(axis)
         if home is self.data and name == "loss":
             return axis == self.loss
         return name in _names(home) and home[name] == axis
 
     def _has_joined(self, home: DeviceMesh, axis: DeviceMesh) -> bool:
+        """True if `axis` has the ranks of one or several axes of this mesh, joined."""
         if self._has_by_name(home, axis):
             return True
         ranks = axis.mesh.tolist()

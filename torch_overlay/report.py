@@ -134,6 +134,7 @@ _MADE, _SHARED = "process groups made for meshes", "requests served by a shared 
 
 
 def _redistributions(counts: Mapping[str, object]) -> str:
+    """How many redistributions were planned, and how many were left to torch, with the most frequent reason."""
     planned, reasons = counts.get("redistributions by plan", 0), counts.get("redistributions by torch's own code")
     if not isinstance(reasons, Mapping) or not reasons:
         return f"redistributions: {planned} by plan, none by torch's own code"

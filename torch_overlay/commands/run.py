@@ -138,6 +138,7 @@ def parse(argv: Sequence[str]) -> Asked:
 
 
 def _read_long(asked: Asked, word: str, rest: list[str]) -> None:
+    """Read a flag with two dashes, and its argument from `rest`. Raises ValueError for one that isn't right."""
     if word in ("--help", "--version"):
         asked.help, asked.version = word == "--help", word == "--version"
     elif word == "--no-strict":

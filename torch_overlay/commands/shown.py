@@ -110,6 +110,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_to_another_mesh(arguments: argparse.Namespace) -> FlowExplanation:
+    """The explanation for `--to-mesh`: who sends how much to whom. Raises ValueError for a wrong argument."""
     shape = typed.integers(arguments.shape, "--shape", least=0)
     meshes = typed.mesh(arguments.mesh, arguments.axes, arguments.permute), typed.mesh(arguments.to_mesh, None, None)
     source = _end(meshes[0], arguments.ranks, "--ranks", arguments.source, shape)
@@ -133,6 +134,7 @@ def _end(mesh: typed.Mesh, ranks: str | None, option: str, placements: str, shap
 
 
 def _explain_on_one_mesh(arguments: argparse.Namespace) -> Explanation:
+    """The explanation of a redistribution on one mesh. Raises ValueError for a wrong argument."""
     for option in ("ranks", "to_ranks", "tensors", "budget"):
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option.replace('_', '-')} is for --to-mesh")
@@ -196,6 +198,7 @@ def draw(arguments: argparse.Namespace) -> int:
 
 
 def _drawing(arguments: argparse.Namespace) -> Drawing:
+    """What `draw` prints, for `--mesh` or `--degrees`. Raises ValueError for a wrong argument."""
     if arguments.degrees is not None:
         if arguments.axes or arguments.permute:
             raise ValueError("--axes and --permute are for --mesh; the meshes of --degrees have theirs")

@@ -40,6 +40,7 @@ class _OrderedRank(int):
 
 
 def _in_order(ranks: Iterable[int]) -> list[_OrderedRank]:
+    """Ranks that compare by their places in this list, so that new_group, which sorts them, keeps the order."""
     ordered = list(map(_OrderedRank, ranks))
     for position, rank in enumerate(ordered):
         rank.position = position

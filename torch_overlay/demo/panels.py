@@ -229,6 +229,7 @@ def show_gathers(figures: dict[str, Any], width: int) -> list[str]:
 
 
 def _wrong_lengths(bad: dict[str, list[int]], width: int) -> list[str]:
+    """Lines that say, for each side, for which lengths it is wrong."""
     sentences = []
     for side, lengths in bad.items():
         if lengths:

@@ -106,6 +106,7 @@ class Processes:
         self._logs.cleanup()
 
     def _start(self, rank: int) -> None:
+        """Start the process of a rank, with a pipe for orders and answers."""
         context: Any = multiprocessing.get_context(_METHOD)
         ours, theirs = context.Pipe()
         process = context.Process(
@@ -117,6 +118,7 @@ class Processes:
         self._pipes.append(ours)
 
     def _collect(self, ranks: set[int], order: str, answers: dict[int, Any]) -> None:
+        """Read the answers of ranks that have one. Raises WorkerError for a rank that failed or ended."""
         for rank in sorted(ranks):
             try:
                 succeeded, answer = self._pipes[rank].recv()

@@ -149,6 +149,7 @@ class WeightsRank(Rank):
         self._set()
 
     def _set(self) -> None:
+        """Write the values of this step into the trainer's weights."""
         if self.trains:
             for number, (name, weight) in enumerate(self.state.items()):
                 new = distribute_tensor(self._whole(number), weight.device_mesh, weight.placements, src_data_rank=None)
@@ -248,6 +249,7 @@ class GatherRank(Rank):
         return {length: self._gathered(mesh, length) for length in range(1, longest + 1)}
 
     def _gathered(self, mesh: Any, length: int) -> list[int] | str:
+        """A vector of this length after it was cut and gathered, or the first line of the error."""
         cut = distribute_tensor(torch.arange(length), mesh, [Shard(0), Shard(0)], src_data_rank=None)
         try:
             return cut.full_tensor().tolist()

@@ -65,6 +65,7 @@ class AfterImport:
         self._running.add(name)
 
     def finished(self, name: str) -> None:
+        """Note that a module was executed, and call back for those that are ready now."""
         self._running.discard(name)
         if name in self.wanted:
             self._done.append(name)

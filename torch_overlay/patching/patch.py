@@ -62,6 +62,7 @@ class Patch:
             raise PatchError(f"The row for {self.target!r} {problem}")
 
     def _problem(self) -> str | None:
+        """What contradicts itself in this row, as the end of a sentence; None if nothing does."""
         if not self.name and self.kind is not Kind.HOOK:
             return "names no attribute: a target is 'module:name' or 'module:Class.name'"
         for path in (self.body, self.undo):

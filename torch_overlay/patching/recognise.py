@@ -45,6 +45,7 @@ class Source:
 
     @functools.cached_property
     def tree(self) -> ast.Module | None:
+        """The syntax tree; None if there is no source, or if this Python can't parse it."""
         try:
             return None if self.text is None else ast.parse(self.text)
         except SyntaxError:

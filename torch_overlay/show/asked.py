@@ -114,6 +114,7 @@ def _redistribution(
     cost: Cost,
     named: bool = True,
 ) -> Redistribution:
+    """The value that `explained` plans: its fields from what was typed, or from a DTensor."""
     before, after, refused = regions
     return Redistribution(
         words=("·".join(map(word_of, ends[0])), "·".join(map(word_of, ends[1]))),
@@ -213,6 +214,7 @@ def of_tree(tensors: Any, placements: Any, mesh: DeviceMesh | None, budget: int)
 
 
 def _flow_across(tensors: Sequence[DTensor], targets: Sequence[Target], budget: int) -> Flow:
+    """What ranks send when these tensors move to other meshes."""
     if not tensors:
         return NOTHING
     # Pending tensors are reduced before they move, so count them with the placements that they have then.

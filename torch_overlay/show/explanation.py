@@ -211,6 +211,7 @@ class Explanation(screen.Shown):
         ]
 
     def _held(self, regions: Regions | None) -> str:
+        """How many bytes a rank holds at most, as text; empty if that isn't known."""
         if regions is None:
             return ""
         size = amount(regions.most * self.question.itemsize)

@@ -96,6 +96,7 @@ class FlowExplanation(screen.Shown):
         return out, into
 
     def _matrix(self) -> list[str]:
+        """A row for each sender and a column for each receiver, with the sums."""
         out, into = self.sums()
         rows = [("from\\to", *map(str, self.ranks), "sends")]
         for rank in self.ranks:
@@ -105,6 +106,7 @@ class FlowExplanation(screen.Shown):
         return aligned(rows, right=range(1, len(rows[0])))
 
     def _table(self, width: int) -> list[str]:
+        """A row for each of the first ranks: how much it sends and gets, and with whom."""
         out, into = self.sums()
         rows: list[tuple[str, ...]] = [("rank", "sends", "gets", "to", "from")]
         for rank in self.ranks[:SHOWN]:

@@ -88,6 +88,7 @@ def listing() -> Listing | None:
 
 
 def _universe_row(universe: Universe) -> UniverseRow:
+    """The groups of a universe, and which names share_groups="ranks" would give one group."""
     joint = {name for name in universe.joint.values() if name}
     title = f"{'private ' if universe.private else ''}mesh {universe.number} over {of_ranks(universe.rank_map.ranks())}"
     groups = tuple(_rows(universe.table, joint))
@@ -101,6 +102,7 @@ def _universe_row(universe: Universe) -> UniverseRow:
 
 
 def _rows(table: GroupTable, joint: set[str]) -> Iterator[GroupRow]:
+    """The groups in a universe's table that were made."""
     # A copy, since another thread may make a group meanwhile.
     for key, entry in list(table.entries.items()):
         if entry.group_name:

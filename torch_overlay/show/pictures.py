@@ -188,6 +188,7 @@ def draw_flow(explained: FlowExplanation, path: str) -> None:
 
 
 def _check_count(ranks: int) -> None:
+    """Raise ValueError if there are more ranks than a picture can show."""
     if ranks > MOST_RANKS:
         raise ValueError(
             f"a picture shows at most {MOST_RANKS} ranks, got {ranks}: draw a smaller mesh of the same kind"
@@ -230,6 +231,7 @@ def _shown(*ends: Regions) -> list[int]:
 
 
 def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]) -> None:
+    """Draw the tensor as a rectangle, cut into the boxes that ranks hold, with their numbers."""
     rows, columns = [*(regions.shape[dim] for dim in dims), 1, 1][:2]
     parts: dict[tuple[int, int, int, int], list[int]] = {}
     for (start, length), positions in holders(regions).items():
@@ -250,6 +252,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
 
 
 def _headline(plan: ShownPlan) -> str:
+    """The title of a drawn plan: how many collectives, and what the busiest rank sends and gets."""
     if not plan.lines:
         return f"torch_overlay: {plan.note or 'nothing to do, nothing is sent'}"
     drawn = _collectives(plan)

@@ -59,6 +59,7 @@ def _missing_groups(question: Redistribution, steps: tuple[Step, ...], best: tup
 
 
 def _lines(question: Redistribution, steps: tuple[Step, ...]) -> tuple[ShownStep, ...]:
+    """Each step of a plan with its reason."""
     # A division may stand for two things. An average that is reduced as a sum is divided after that sum, so the first
     # one ends it. A value that is split into the terms of a new sum is divided last.
     assert question.source is not None, "a plan has a source"
@@ -71,6 +72,7 @@ def _lines(question: Redistribution, steps: tuple[Step, ...]) -> tuple[ShownStep
 
 
 def _line(question: Redistribution, step: Step, why: str) -> ShownStep:
+    """One step as it is printed: its bytes and time are 0 if it is local."""
     op = getattr(step, "op", None)
     name = NAMES[type(step)] + (f"({op})" if op else "")
     holds = "" if isinstance(step, Divide) else str(step.after)

@@ -106,6 +106,7 @@ def console(file: TextIO) -> Any:
 
 
 def _text(line: str) -> Any:
+    """A line as rich's text, with the styles of its parts."""
     from rich.text import Text
 
     text = Text(str(line), style=getattr(line, "style", ""))

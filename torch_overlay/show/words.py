@@ -122,6 +122,7 @@ def _parts(cell: str, separator: str) -> list[str]:
 
 
 def _folded(cell: str, limit: int, separator: str | None) -> list[str]:
+    """The lines of a cell, cut after separators so that each is at most `limit` long, if its parts are."""
     if separator is None or len(cell) <= limit:
         return [cell]
     blank = separator[len(separator.rstrip()) :]

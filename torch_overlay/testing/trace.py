@@ -64,6 +64,7 @@ def _targets(patch: Patch) -> Iterator[tuple[str, object]]:
 
 
 def _same(before: object, now: object) -> bool:
+    """True if two recorded values are the same objects."""
     # A swapped function is recorded with its code, defaults and keyword defaults. Each must be the former object.
     if isinstance(before, tuple) and isinstance(now, tuple):
         return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))

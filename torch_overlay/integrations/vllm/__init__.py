@@ -59,6 +59,7 @@ def base_class(name: str) -> type:
 
 
 def _need() -> str:
+    """Which vLLM a worker needs, and which is installed, as a part of a sentence."""
     need = f"a worker needs vLLM {OLDEST} or newer"
     try:
         return f"{need}, and {importlib.metadata.version('vllm')} is installed"

@@ -107,8 +107,8 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
 
         try:
             # The call returns when the workers have met us, and they wait for us to meet: so both at once.
-            failed, told = engine._beside(lambda: client.init_weight_transfer_engine(said), join)
-            engine._raise(failed, told)
+            failed, told = engine._work_during(lambda: client.init_weight_transfer_engine(said), join)
+            engine._raise_first(failed, told)
         except BaseException:
             engine.shutdown()
             raise
@@ -130,16 +130,23 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         """
         if self._transfer is None:
             raise RuntimeError("The engine 'torch_overlay' was shut down.")
-        started = self._attempt(self.client.start_weight_update) if self.is_sender else None
-        self._tell(started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again.")
-        failed, told = self._beside(lambda: self.client.update_weights({}), self._send)
+        started = self._error_of(self.client.start_weight_update) if self.is_sender else None
+        self._share_outcome(
+            started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again."
+        )
+        failed, told = self._work_during(lambda: self.client.update_weights({}), self._send)
         if failed is not None:
-            self._raise(failed, told)  # the transfer failed on all trainers, so none waits in `_tell` below
+            self._raise_first(
+                failed, told
+            )  # the transfer failed on all trainers, so none waits in `_share_outcome` below
         if told is None and self.is_sender:
-            told = self._attempt(self.client.finish_weight_update)
-        self._tell(told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all.")
+            told = self._error_of(self.client.finish_weight_update)
+        self._share_outcome(
+            told, "finish it at vLLM's servers", "The weights were sent; some servers may not have them all."
+        )
 
     def _send(self) -> None:
+        """Run the transfer with the present weights. If they can't be had, tell all ranks why in its place."""
         transfer: Any = self._transfer
         try:
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
@@ -162,14 +169,15 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             self._transfer.run()
 
     @staticmethod
-    def _attempt(call: Callable[[], object]) -> Exception | None:
+    def _error_of(call: Callable[[], object]) -> Exception | None:
+        """Call a function. Returns its exception, or None; interrupts pass."""
         try:
             call()
         except Exception as error:
             return error
         return None
 
-    def _tell(self, failed: Exception | None, what: str, then: str) -> None:
+    def _share_outcome(self, failed: Exception | None, what: str, then: str) -> None:
         """Tell all trainers whether the sender's call to the servers failed, and raise on all of them if it did.
 
         Without that, the other trainers would wait in the transfer, or in the next round, for workers that nobody
@@ -201,7 +209,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             if each is not None:
                 each.close()
 
-    def _beside(
+    def _work_during(
         self, call: Callable[[], object], work: Callable[[], None]
     ) -> tuple[Exception | None, Exception | None]:
         """Do `work` while the sender's `call` to the servers is under way. Returns the errors of `work` and of `call`.
@@ -209,17 +217,17 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         The call is made on a thread, and the work here: the transfer's collectives belong to the trainer's main thread.
         """
         if not self.is_sender:
-            return self._attempt(work), None
+            return self._error_of(work), None
         with ThreadPoolExecutor(1, "torch_overlay vllm") as pool:
             called: Future[object] = pool.submit(call)
-            failed = self._attempt(work)
+            failed = self._error_of(work)
             told = called.exception()
         if told is not None and not isinstance(told, Exception):
             raise told
         return failed, told
 
     @staticmethod
-    def _raise(failed: Exception | None, told: Exception | None) -> None:
+    def _raise_first(failed: Exception | None, told: Exception | None) -> None:
         """Raise the workers' error, if there is one, as it is the reason for ours."""
         if told is not None:
             raise told from failed

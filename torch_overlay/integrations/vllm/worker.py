@@ -108,10 +108,11 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
 
     def _join(self, init_info: InitInfo) -> None:
+        """Ask the loader, meet the trainers and the other workers, and plan. A problem here is told to all of them."""
         problem: Exception | None = None
         try:
             self._metas, self._budget = init_info.metas, init_info.budget
-            self._record()
+            self._ask_loader()
         except Exception as error:
             problem = error
         size = init_info.trainers + init_info.workers
@@ -127,15 +128,16 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 raise problem
         self._plan()
 
-    def _record(self) -> None:
+    def _ask_loader(self) -> None:
         """Ask the model's loader where it puts the trainer's tensors."""
         self._check_experts_stay()
         self._check_scales()
         with torch.device(self.device):
             self._found = self._landings()
-        self._say()
+        self._log_landings()
 
     def _plan(self) -> None:
+        """Make the transfer into the present landings. Collective over all trainers and workers."""
         target = self._found.target()  # type: ignore[union-attr]
         self._transfer = torch_overlay.Transfer(None, target, group=self._place, budget=self._budget, strict=False)
         unknown = self._transfer.left_out["source"]
@@ -173,6 +175,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
 
     def _landings(self) -> Landings:
+        """Where the loader puts the tensors, with what vLLM may lay out anew marked as unreliable."""
         if getattr(self.model_config, "quantization", None) is not None:
             return all_whole(self._load, self.model, self._metas, "the model is quantized")
         anew = {key for module in self.model.modules() if lays_out_anew(module) for key in storages(module)}
@@ -211,7 +214,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         with _all_may_not_come():
             return self.model.load_weights(weights)
 
-    def _say(self) -> None:
+    def _log_landings(self) -> None:
+        """Log how much is direct, why the rest isn't, and which parameters nothing reaches."""
         found: Any = self._found
         direct, whole = found.nbytes("direct"), found.nbytes("whole")
         logger.log(
@@ -281,7 +285,7 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             logger.info("asking the loader again: %s", why)
             before = _boxes(self._found)
             try:
-                self._record()
+                self._ask_loader()
             except Exception as error:
                 transfer.refuse(f"{type(error).__name__}: {error}")
                 raise
