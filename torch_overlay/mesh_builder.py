@@ -46,11 +46,13 @@ class Builder:
 
     def joined(self, mesh: DeviceMesh, name: str) -> DeviceMesh:
         """All axes of a mesh, flattened to one."""
+        # On stock, flatten would make a group for each rank of the world, on all of them.
         if self.single is not None and mesh.size() == 1:
             return DeviceMesh.from_group(self.single, self.device_type, mesh_dim_names=(name,))
         return _call(mesh, "flatten")(name, **({} if self.backend is None else {"backend_override": self.backend}))
 
     def _make(self, names: tuple[str, ...]) -> DeviceMesh:
+        # As views of the world, equal axes of different meshes share their groups under the overlay.
         if self.world is None:
             return init_device_mesh(self.device_type, self._shape(names), mesh_dim_names=names, **self._on(*names))
         return _call(self.world, "unflatten")(0, self._shape(names), names, **self._on(*names))

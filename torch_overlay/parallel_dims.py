@@ -70,6 +70,7 @@ class ParallelDims:
     def __post_init__(self) -> None:
         degrees = {degree.name: getattr(self, degree.name) for degree in fields(self)}
         for name, degree in degrees.items():
+            # A bool is an int for Python, but tp=True is no number of ranks.
             if not isinstance(degree, int) or isinstance(degree, bool) or (degree < 1 and degree != -1):
                 raise ValueError(f"{name} must be a number of ranks from 1 on, or -1 for what is left; got {degree!r}")
         open_degrees = [name for name, degree in degrees.items() if degree == -1]
@@ -126,6 +127,7 @@ class ParallelDims:
             "dp_replicate": self.dp_replicate,
             "fsdp": self.dp_shard * self.cp,
             "tp": self.tp,
+            # What ep and etp leave of the region. `fit` has refused those that don't divide it.
             "efsdp": _quotient(math.prod(self._degrees(_REGION).values()), [self.ep, self.etp]) or 0,
             "ep": self.ep,
             "etp": self.etp,
@@ -148,6 +150,7 @@ class ParallelDims:
         open_degree = next((name for name, degree in degrees.items() if degree == -1), None)
         known = {name: degree for name, degree in degrees.items() if degree != -1}
         quotient = _quotient(total, known.values())
+        # With a degree of -1 the others need only divide the total; without, their product is the total if `exact`.
         if open_degree and quotient:
             return replace(self, **{open_degree: quotient})
         if not open_degree and (quotient == 1 if exact else quotient):
@@ -215,6 +218,7 @@ class ParallelMeshes:
             what = ", ".join(map(repr, unknown)) or "asked for"
             raise KeyError(f"no axis {what}; the axes are {', '.join(self.axes)}")
         for mesh in self._meshes().values():
+            # The first mesh that has them all: pp and tp are in several, with the same ranks.
             if set(names) <= set(_names(mesh)):
                 ordered = tuple(name for name in _names(mesh) if name in names)
                 if ordered != names:

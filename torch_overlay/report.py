@@ -69,6 +69,7 @@ class Status:
         """The six lines for a terminal of this many columns. A long line is continued on the next."""
         title, *others = self.summary()
         lines = [screen.Styled(title, "title"), *_all_fitted(others, width)]
+        # Said in the short form, too: after enable(strict=False) nobody would look for it elsewhere.
         left_out = [row for row in self.rows if row.state == "left out"]
         if left_out:
             more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""

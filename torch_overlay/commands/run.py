@@ -122,6 +122,7 @@ def parse(argv: Sequence[str]) -> Asked:
     # By hand: argparse would take the program's flags for its own, and can't read joined ones such as -uB.
     while rest and rest[0].startswith("-") and rest[0] != "-" and not asked.program:
         word = rest.pop(0)
+        # As Python: it ends the flags, and a file whose name begins with a dash may follow.
         if word == "--":
             asked.program = ["--"] if rest and rest[0].startswith("-") and rest[0] != "-" else []
             break
@@ -173,6 +174,7 @@ def _read_short(asked: Asked, word: str, rest: list[str]) -> None:
                 what = {"m": "a module", "c": "code", "W": "a filter", "X": "an option"}[letter]
                 raise ValueError(f"-{letter} is followed by {what}")
             words = [f"-{letter}", word[place + 1 :] or rest.pop(0)]
+            # -m and -c end Python's flags: all words after them are the program's.
             if letter in "WX":
                 asked.flags += words
             else:
@@ -230,4 +232,5 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str]) -> dict
     # Ours is taken out before it is put first: `run` inside of `run` must not let the folder stand twice.
     former = environ.get("PYTHONPATH", "")
     path = [folder for folder in former.split(os.pathsep) if folder != STARTUP] if former else []
+    # `settings` come after the switch, which --report sets to another value.
     return {**environ, SWITCH: "1", **settings, "PYTHONPATH": os.pathsep.join([STARTUP, *path])}

@@ -281,6 +281,7 @@ def _release(text: str) -> int:
 
 def _branches(number: tuple[int, int, int]) -> Iterator[tuple[str, str]]:
     """The functions of `distributed/_torch.py` with a branch that this release takes, and its condition."""
+    # Read and not imported: the release that is asked about needn't be installed.
     seam = ast.parse((pathlib.Path(__file__).parents[1] / "distributed" / "_torch.py").read_text(encoding="utf-8"))
     for function in [node for node in seam.body if isinstance(node, ast.FunctionDef)]:
         for node in ast.walk(function):

@@ -57,6 +57,7 @@ class Processes:
         deadline = time.monotonic() + self.timeout
         while len(answers) < len(ranks):
             waiting = {self._pipes[rank]: rank for rank in ranks if rank not in answers}
+            # All at once, so that a rank that dies is noticed while another one is still at work.
             ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 who = self._who(sorted(waiting.values()))
@@ -98,6 +99,7 @@ class Processes:
                 pipe.send(None)
             except OSError:
                 pass
+        # A rank that waits in a collective never reads the order to end.
         for process in self.processes:
             process.join(0 if force else 5)
             if process.is_alive():
@@ -150,6 +152,7 @@ def _serve(make: str, *arguments: Any) -> None:
 def _worker_environment() -> Iterator[None]:
     """Set the environment in which the ranks start: one thread each, loopback only. The parent's is restored after."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    # One thread each: up to twelve ranks share the cores. Loopback: gloo else resolves the host's name, which may fail.
     wanted = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback}
     # Torch warns once where numpy isn't installed, and the demo needs none.
     wanted["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _NUMPY]))

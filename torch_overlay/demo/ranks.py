@@ -80,6 +80,7 @@ class Rank:
             raise RuntimeError(NO_GPU)
         torch.cuda.set_device(self.rank % count)
         torch.set_default_device(f"cuda:{self.rank % count}")
+        # NCCL refuses two ranks on one GPU.
         return "nccl" if count >= self.ranks else "gloo"
 
     def ready(self) -> str:
@@ -107,6 +108,7 @@ def timed(call: Any) -> float:
     dist.barrier()
     start = time.perf_counter()
     call()
+    # A call returns when its kernels are launched, before they are done.
     if torch.get_default_device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -179,6 +181,7 @@ class WeightsRank(Rank):
 
     def time(self, way: str) -> tuple[float, int | None]:
         """The seconds, and the bytes that this rank wrote to sockets; None if the kernel doesn't count them."""
+        # What the kernel counts, and not what either way says of itself.
         before = written()
         seconds = timed(getattr(self, way))
         after = written()
@@ -192,6 +195,7 @@ class WeightsRank(Rank):
         """How many of a server's weights equal the trainer's of this step, to the bit."""
         if self.trains:
             return WEIGHTS
+        # Made anew here, and not sent: nothing that is compared came over the way that is tested.
         wholes = (self._whole(number).chunk(2, dim=number % 2)[self.rank - 4] for number in range(WEIGHTS))
         return sum(torch.equal(weight.to_local(), part) for weight, part in zip(self.state.values(), wholes))
 

@@ -64,6 +64,7 @@ class FlowExplanation(screen.Shown):
         head += screen.styled(fitted(f"overlay: {self.steps()}", width), "side")
         if not self.flow.sent:
             return head
+        # A matrix of more ranks is wider than a terminal; then each rank has a row.
         fits = len(self.ranks) <= MATRIX
         table = self._matrix() if fits else self._table(width)
         notes = ["bytes that the rank of a row sends to the rank of a column"] if fits else []

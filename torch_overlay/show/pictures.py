@@ -158,6 +158,7 @@ _PLAN, _EMPTY = 5.3, 3.1  # the height of a plan in inches, and of one that send
 def draw_plan(explanation: Explanation, path: str) -> None:
     """Draw a plan. Raises ValueError if there are too many ranks for a picture, or a shard isn't one box."""
     ask, plan = explanation.question, explanation.plan
+    # A strided shard that is cut unevenly is several boxes, for which there is no rectangle to draw.
     if ask.source is None or ask.target is None:
         raise ValueError(f"a picture needs shards that are boxes, but here {ask.refused}")
     _check_count(math.prod(ask.sizes))
@@ -238,6 +239,7 @@ def _boxes(axes: Axes, regions: Regions, dims: list[int], ranks: tuple[int, ...]
         top, left = [*(start[dim] for dim in dims), 0, 0][:2]
         height, width = [*(length[dim] for dim in dims), 1, 1][:2]
         parts.setdefault((left, top, width, height), []).extend(ranks[position] for position in positions)
+    # Replicas hold one box, which has the colour of the first of them.
     colors = [group_color(min(owners)) for owners in parts.values()]  # a rank has one colour, before and after
     boxes = [((x / columns, y / rows), width / columns, height / rows) for x, y, width, height in parts]
     fill(axes, boxes, colors)
@@ -291,6 +293,7 @@ def _nothing_sent(figure: Any, plan: ShownPlan, explanation: Explanation) -> Non
     places = [(position % across, position // across) for position in range(len(ask.ranks))]
     axes = figure.subplots()
     fill(axes, [(place, 1, 1) for place in places], [color.get(position, "white") for position in range(len(places))])
+    # With more ranks their numbers would be too small to read.
     for rank, (column, row) in zip(ask.ranks, places) if len(places) <= 64 else ():
         axes.text(column + 0.5, row + 0.5, str(rank), ha="center", va="center", fontsize=9)
     frame(axes, across, len(ask.ranks) // across)

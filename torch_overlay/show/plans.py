@@ -76,6 +76,7 @@ def _line(question: Redistribution, step: Step, why: str) -> ShownStep:
     op = getattr(step, "op", None)
     name = NAMES[type(step)] + (f"({op})" if op else "")
     holds = "" if isinstance(step, Divide) else str(step.after)
+    # A local step moves nothing between ranks, and the cost model gives it no time.
     if not isinstance(step, Collective):
         return ShownStep(name, (), 1, holds, 0, 0, 0.0, why, step=step)
     incoming, outgoing = arriving(step) * question.itemsize, leaving(step) * question.itemsize

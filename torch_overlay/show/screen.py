@@ -101,6 +101,7 @@ def console(file: TextIO) -> Any:
         from rich.console import Console
     except ImportError:
         return None
+    # Without markup: axes are printed in brackets, which rich would read as styles.
     terminal = Console(file=file, highlight=False, markup=False)
     return None if terminal.is_dumb_terminal else terminal
 

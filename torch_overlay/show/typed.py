@@ -267,6 +267,7 @@ def degrees(text: str, ranks: int | None) -> ParallelDims:
             raise ValueError(f"--degrees: {name} needs a number of ranks, got {value!r}") from None
     if ranks is not None:
         return ParallelDims(**values).fit(ranks)
+    # dp_shard is -1 by default, which has no value without the size of the world.
     dims = ParallelDims(**{"dp_shard": 1, **values})
     outer = [getattr(dims, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
     if -1 in outer:
