@@ -70,6 +70,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         self._place: Place | None = None
         self._transfer: torch_overlay.Transfer | None = None
         self._trainers, self._budget = 1, BUDGET
+        self._own_error: Exception | None = None  # of our source, in the last round in which it failed
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
@@ -135,10 +136,11 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             started, "start it at vLLM's servers", "Nothing was sent; see to the servers, and send again."
         )
         failed, told = self._work_during(lambda: self.client.update_weights({}), self._send)
-        if failed is not None:
-            self._raise_first(
-                failed, told
-            )  # the transfer failed on all trainers, so none waits in `_share_outcome` below
+        if isinstance(failed, ValueError) or (failed is not None and failed is self._own_error):
+            # It says itself why nothing was sent. What the client raises is the same in the words of vLLM, or of HTTP.
+            raise failed from told
+        if failed is not None:  # on all trainers, so none waits in `_share_outcome` below
+            self._raise_first(failed, told)
         if told is None and self.is_sender:
             told = self._error_of(self.client.finish_weight_update)
         self._share_outcome(
@@ -152,6 +154,7 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
             # Anew in each round: FSDP may have replaced the local tensors since, and a source may be a function.
             transfer.bind(source=self._weights())
         except Exception as error:
+            self._own_error = error
             transfer.refuse(f"{type(error).__name__}: {error}")
             raise
         except BaseException:  # interrupted: the others hear of it when our connections close
