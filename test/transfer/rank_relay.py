@@ -153,7 +153,10 @@ class RelayCases:
         else:
             target = [torch.zeros(1000) for _ in range(24)]
         with torch_overlay.Transfer(source, target, relay=True) as transfer:
+            before = [each._version for each in target or ()]
             transfer.run()
+            # For autograd each target was written, by whichever hop.
+            self.assertTrue(all(each._version > old for each, old in zip(target or (), before)))
             out = [transfer.traffic[rank][0] for rank in range(WORLD)]
         self.assertEqual(out, [12 * 4000] * 2 + [4 * 5 * 4000] * 6)
         if target is not None:
