@@ -882,16 +882,20 @@ def _stop(problems: list[str]) -> None:
 
 
 def as_data(description: Description) -> Data:
-    """A description; each mesh once."""
+    """A description; each mesh once, and tensors that lie alike in one row: 128 experts differ in their names alone."""
     meshes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     sides = []
     for side in (description.source, description.target):
-        rows = {}
-        for name, (dtype, regions, ranks, device, pieces) in side.items():
+        names: dict[Layout, list[str]] = {}
+        for name, layout in side.items():
+            names.setdefault(layout, []).append(name)
+        rows: list[Any] = []
+        for (dtype, regions, ranks, device, pieces), alike in names.items():
             mesh = meshes.setdefault((ranks, regions.sizes), len(meshes))
-            rows[name] = [dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces]
+            rows.append([alike, dtype, device, mesh, regions.shape, regions.orders, regions.partial, pieces])
         sides.append(rows)
-    digests = description.digests or {}
+    # The boxes are those of the rows.
+    digests = {name: [seen for _, seen in found] for name, found in (description.digests or {}).items()}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
     said["checkpoint"] = description.checkpoint
     said |= {name: getattr(description, name) for name in OPTIONS}
@@ -901,13 +905,22 @@ def as_data(description: Description) -> Data:
 def from_data(data: Data) -> Description:
     """The description that was said."""
     meshes = [(tuple(ranks), tuple(sizes)) for ranks, sizes in data["meshes"]]
-    sides = [{name: _layout(row, meshes) for name, row in data[side].items()} for side in SIDES]
+    sides: list[dict[str, Layout]] = []
+    for side in SIDES:
+        sides.append({})
+        for names, *row in data[side]:
+            sides[-1].update(dict.fromkeys(names, _layout(row, meshes)))
     tied = [tuple(names) for names in data["tied"]]
+    digests = {name: [*zip(_places(sides[0][name]), found)] for name, found in data["digests"].items()}
     options = {name: data[name] for name in OPTIONS}
     checkpoint = data["checkpoint"]
-    return Description(
-        sides[0], sides[1], data["problem"], boxed(data["digests"]), tied, checkpoint=checkpoint, **options
-    )
+    return Description(sides[0], sides[1], data["problem"], digests, tied, checkpoint=checkpoint, **options)
+
+
+def _places(layout: Layout) -> Sequence[Box]:
+    """The boxes that a rank has of what is no DTensor."""
+    shape = tuple(layout.regions.shape)
+    return layout.pieces[0] if layout.pieces else [Box((0,) * len(shape), shape)]
 
 
 def boxed(digests: Data) -> dict[str, list[tuple[Box, str]]]:
