@@ -26,7 +26,9 @@ from torch_overlay.series import PATCHES  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = ROOT / "docs" / "figures.json"
-FRONT = ("wrong.random", "calls.torchtitan")  # the README's two
+# The README's two tables: weights, then meshes.
+WEIGHTS = ("weights.model", "weights.medium", "weights.collectives", "weights.time")
+MESHES = ("wrong.random", "gpu.wrong", "gpu.gather", "gpu.slowest", "calls.torchtitan")
 PART = re.compile(r"(<!-- made by tools/make_pages\.py: (?P<name>[\w-]+) -->\n).*?(<!-- made: end -->)", re.DOTALL)
 
 
@@ -62,8 +64,10 @@ class Figure:
     Attributes:
         name: unique; its first word is the subject.
         what: in words, with the conditions.
-        command: the arguments of Python that measure it, below the root of a clone.
-        stock: a count, or text with a unit.
+        command: what measures it, in a clone: the arguments of Python, or a program of the shell. "" if that program isn't
+            in this repository.
+        machine: on which ranks and processors it was measured, or that it was counted.
+        stock: a count, or text with a unit; of a `Transfer`, what a loop over the tensors takes.
         overlay: the same of the overlay.
         ratio: how many times better, where only that is quoted; two numbers are a range.
         note: what the overlay's value consists of.
@@ -72,16 +76,28 @@ class Figure:
     name: str
     what: str
     command: str
+    machine: str
     stock: int | str | None = None
     overlay: int | str | None = None
     ratio: float | list[float] | None = None
     note: str = ""
 
     @property
+    def shell(self) -> str:
+        """The line for a shell, or that there is none.
+
+        >>> Figure("x", "", "tools/bench.py plans", "").shell, Figure("y", "", "tools/one_gpu.sh", "").shell
+        ('python tools/bench.py plans', 'tools/one_gpu.sh')
+        """
+        if not self.command:
+            return "(by a program that isn't in this repository)"
+        return self.command if self.command.endswith(".sh") else f"python {self.command}"
+
+    @property
     def better(self) -> str:
         """How many times better, "" where that isn't quoted: text has no ratio, and more groups are no gain.
 
-        >>> Figure("x", "", "", stock=1020, overlay=630).better, Figure("y", "", "", ratio=[2.9, 4.8]).better
+        >>> Figure("x", "", "", "", stock=1020, overlay=630).better, Figure("y", "", "", "", ratio=[2.9, 4.8]).better
         ('1.6x', '2.9x to 4.8x')
         """
         if self.ratio is not None:
@@ -112,48 +128,30 @@ def read() -> dict[str, Figure]:
 def parts() -> dict[str, str]:
     """The tables of figures, by the names of their parts."""
     figures = read()
-    front = {name: figures[name] for name in FRONT}
     return {
-        "figures": _all({name: one for name, one in figures.items() if not name.startswith("transformers.")}),
-        "figures-front": _all(front, with_command=False),
-        "figures-pairs": _pairs(figures),
-        "figures-groups": _groups(figures),
-        "figures-transformers": _transformers(figures),
+        "figures": _all(figures),
+        "figures-weights": _front([figures[name] for name in WEIGHTS], "by hand", "`Transfer`"),
+        "figures-meshes": _front([figures[name] for name in MESHES], "stock", "overlay"),
         "retired": retired(),
     }
 
 
-def _all(figures: dict[str, Figure], with_command: bool = True) -> str:
-    rows = [[one.what, _said(one.stock), _overlay(one), one.better, f"`{one.command}`"] for one in figures.values()]
-    head = ["what", "stock", "overlay", "better", "measured by"]
-    return table(head, rows) if with_command else table(head[:3], [row[:3] for row in rows])
+def _all(figures: dict[str, Figure]) -> str:
+    rows = [
+        [one.what, _said(one.stock), _overlay(one), one.better, one.machine, f"`{one.command}`" if one.command else ""]
+        for one in figures.values()
+    ]
+    return table(["what", "stock", "overlay", "better", "machine", "measured by"], rows)
+
+
+def _front(figures: Sequence[Figure], stock: str, ours: str) -> str:
+    """A short table. A figure of which only the ratio is quoted has it in the column of ours."""
+    rows = [[one.what, _said(one.stock), _overlay(one) or f"{one.better} less", one.machine] for one in figures]
+    return table(["what", stock, ours, "measured on"], rows)
 
 
 def _overlay(figure: Figure) -> str:
     return _said(figure.overlay) + (f" ({figure.note})" if figure.note else "")
-
-
-def _pairs(figures: dict[str, Figure]) -> str:
-    rows = []
-    for kind, pairs in (("moves", 702), ("reductions", 999)):
-        both = [figures[f"{kind}.{what}"] for what in ("collectives", "elements")]
-        rows.append([kind, str(pairs), *(_said(value) for one in both for value in (one.stock, one.overlay))])
-    head = ["", "pairs", "stock: collectives", "overlay", "stock: elements", "overlay"]
-    return table(head, rows)
-
-
-def _groups(figures: dict[str, Figure]) -> str:
-    rows = []
-    for recipe in ("torchtitan", "accelerate", "loop"):
-        names, ranks = figures[f"groups.{recipe}"], figures[f"groups.{recipe}.ranks"]
-        rows.append([names.what.partition(": ")[2], _said(names.stock), _overlay(names), _overlay(ranks)])
-    return table(["meshes", "stock", '`"names"`', '`"ranks"`'], rows)
-
-
-def _transformers(figures: dict[str, Figure]) -> str:
-    chosen = [one for name, one in figures.items() if name.startswith("transformers.")]
-    rows = [[one.what, _said(one.stock), _overlay(one), one.better] for one in chosen]
-    return table(["transformers: Qwen3-MoE, fsdp 4, tp 2, ep 4", "stock", "overlay", "better"], rows)
 
 
 def _said(value: int | str | None) -> str:
@@ -224,7 +222,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="every figure with the command that measures it")
     given = parser.parse_args()
     if given.list:
-        print("\n".join(f"{one.name}: {one.what}\n    python {one.command}" for one in read().values()))
+        print("\n".join(f"{one.name}: {one.what}; {one.machine}\n    {one.shell}" for one in read().values()))
         return 0
     found = stale()
     for path, text in found.items():

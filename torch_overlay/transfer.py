@@ -63,6 +63,10 @@ class Transfer:
         changes: send only the elements whose bits differ from what was sent in the last run, as positions and values.
             Each sender keeps what it sent: as much memory as all that it sends, on the tensors' device, or in the
             host's memory with "cpu". The same on all ranks.
+        relay: send each element from the sources once, however many ranks want it: those that want the same get a
+            stripe each and pass it on among themselves. For many replicas and few sources. The same on all ranks.
+        host: with `relay`, a name for the machine on which this rank is. Ranks with the same name pass elements on
+            among themselves, and each element crosses to a machine once. Nothing is assumed of a rank without one.
 
     Raises:
         ValueError: the sides don't fit, reading them failed on some rank, pieces of a source leave something out,
@@ -84,6 +88,8 @@ class Transfer:
         keep: bool = False,
         timeout: float | timedelta | None = None,
         changes: bool | Literal["cpu"] = False,
+        relay: bool = False,
+        host: str | None = None,
     ) -> None:
         from .overlay import require_recognised
         from .transfers.exchanges import log_plan
@@ -96,7 +102,9 @@ class Transfer:
         self.budget = budget
         if changes not in (True, False, "cpu"):
             raise ValueError(f'changes= takes True, False or "cpu"; got {changes!r}.')
-        self._route = Route(source, target, budget, group, names, gone, strict, keep, limit, changes)
+        if host is not None and not (relay and isinstance(host, str)):
+            raise ValueError(f"host= takes a name, and relay=True beside it; got {host!r} with relay={relay!r}.")
+        self._route = Route(source, target, budget, group, names, gone, strict, keep, limit, changes, bool(relay), host)
         log_plan("transfer_plan", lambda: str(self))
 
     @property

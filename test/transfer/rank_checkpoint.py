@@ -20,6 +20,7 @@ from mesh_ranks import WORLD, make_root
 from on_device import from_host
 from rank_transfers import allocated
 from rank_weights import same
+from torch_overlay.transfers._planner import relay
 from vllm_stand_in import SPARSE, Model
 from width import NIGHTLY
 
@@ -196,7 +197,12 @@ class CheckpointCases:
             with self.folder() as folder:
                 self.write(folder, tensors, files)
                 source = torch_overlay.checkpoint(folder) if self.rank in readers else None
-                with torch_overlay.Transfer(source, target, budget=budget) as transfer:
+                relays = bool(seed % 2)
+                host = rng.choice((None, f"host {self.rank // 3}")) if relays else None
+                with (
+                    mock.patch.object(relay, "STRIPE", 64),
+                    torch_overlay.Transfer(source, target, budget=budget, relay=relays, host=host) as transfer,
+                ):
                     for _ in range(2):
                         with self.counted_reads() as sizes:
                             transfer.run()

@@ -31,7 +31,8 @@ class OnlyChangedCases:
     """Cases for ``EightRanks``."""
 
     def check_random_changes(self, seeds):
-        """Meshes and pieces, casts, parts of the names, refused runs, tensors bound or given up on one rank."""
+        """Meshes and pieces, casts, parts of the names, refused runs, tensors bound or given up on one rank, in the
+        background or not, passed on or not."""
         fewer = 0
         for seed in seeds:
             rng = random.Random(seed)
@@ -63,7 +64,9 @@ class OnlyChangedCases:
                 # Messages are short here, and would go whole.
                 mock.patch.object(changes, "is_longer", changes.is_longer if seed % 5 == 0 else lambda *given: False),
                 mock.patch.object(changes, "FEW", (1, 32)[seed % 2]),
-                torch_overlay.Transfer(source, target, budget=budget, changes=kinds, keep=seed % 4 == 0) as transfer,
+                torch_overlay.Transfer(
+                    source, target, budget=budget, changes=kinds, keep=seed % 4 == 0, relay=seed % 3 == 2
+                ) as transfer,
             ):
                 self._moved = set()
                 for turn in range(TURNS):
@@ -104,7 +107,10 @@ class OnlyChangedCases:
                     for local in each[3]:
                         local.data.fill_(5)
             transfer.run(check=True)
-        transfer.run(only=only)
+        if turn % 2 and one % 2:
+            transfer.run(only=only, async_op=True).wait()
+        else:
+            transfer.run(only=only)
         for name, each in given.items():
             whole, _, _, locals_, wanted, after, _, last, _ = each
             if only is None or name in only or event == 4:

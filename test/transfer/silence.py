@@ -31,6 +31,7 @@ class Job(NamedTuple):
         trainers, servers: how many ranks there are of each.
         is_met: whether they are of different worlds and meet; else of one world.
         backend: of the world.
+        relay: whether servers pass elements on; a fault in packing comes when they begin to.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     servers: int = 2
     is_met: bool = False
     backend: str = "gloo"
+    relay: bool = False
 
     @property
     def size(self):
@@ -51,7 +53,7 @@ def random_job(seed):
     draw = random.Random(seed)
     kind = draw.choice(KINDS)
     place = "packing" if kind == "raises" else draw.choice(PLACES)
-    return Job(kind, place, draw.randrange(8), 4, 4, is_met=draw.random() < 0.5)
+    return Job(kind, place, draw.randrange(8), 4, 4, is_met=draw.random() < 0.5, relay=draw.random() < 0.3)
 
 
 def fault(job):
@@ -68,11 +70,16 @@ def fault(job):
 
 def is_time(job, text, exchanges):
     """Whether the fault comes with this step, which is none of a run's if it is empty."""
+    if job.place == "packing" and job.relay:
+        return text.startswith("hop 2 of 2, exchange 1 of ") and text.endswith(", pack")
     if job.place == "packing":
         return text == f"exchange 1 of {exchanges}, pack"
     if job.place == "first exchange":
         return text == f"exchange 1 of {exchanges}, wait"
-    return job.place == "last exchange" and text == f"exchange {exchanges} of {exchanges}, wait"
+    if job.place != "last exchange" or not text.endswith(", wait"):
+        return False
+    number, _, count = text.partition("exchange ")[2].removesuffix(", wait").partition(" of ")
+    return number == count and text.startswith("hop" if job.relay else "exchange")
 
 
 def one_rank(job, rank, store_port, port, go, answers):
@@ -106,7 +113,7 @@ def one_rank(job, rank, store_port, port, go, answers):
         source, target = [distribute_tensor(given, mesh, [Shard(0)], src_data_rank=None)], None
     elif not job.is_met:
         dist.device_mesh.DeviceMesh("cpu", list(range(job.trainers)))
-    transfer = torch_overlay.Transfer(source, target, budget=BUDGET, group=group, timeout=TIMEOUT)
+    transfer = torch_overlay.Transfer(source, target, budget=BUDGET, group=group, timeout=TIMEOUT, relay=job.relay)
     assert transfer.exchanges > 2
     answers.put(("ready", rank))
     go.wait(120)

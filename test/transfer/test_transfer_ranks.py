@@ -19,6 +19,7 @@ from rank_places import PlaceCases
 from rank_recipes import RecipeCases
 from rank_reductions import ReductionCases
 from rank_refusals import RefusalCases
+from rank_relay import RelayCases
 from rank_streams import StreamCases
 from rank_transfers import TransferCases
 from rank_trees import TreeCases
@@ -48,6 +49,7 @@ class TestTransferOnEightRanks(
     PlaceCases,
     RecipeCases,
     RefusalCases,
+    RelayCases,
     VllmCases,
     StreamCases,
     WeightCases,

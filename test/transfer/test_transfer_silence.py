@@ -22,6 +22,7 @@ JOBS = [
     Job("killed", "first exchange", 0, is_met=True),
     Job("killed", "first exchange", 2, backend="stuck"),
     Job("asleep", "packing", 1, backend="stuck"),
+    Job("killed", "packing", 3, is_met=True, relay=True),
 ]
 ALL = [
     Job(kind, place, victim, 4, 4, is_met)

@@ -11,6 +11,7 @@ Start reading at `Contents.shares` for who reads what, and at `Rounds.run` for a
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,6 +138,14 @@ class Contents:
         whole = Box((0,) * len(shape), shape)
         return blocks(whole, part.first, part.last) if part.first < part.last else [whole]
 
+    def read_boxes(self, shares: Iterable[Iterable[Iterable[Part]]]) -> dict[int, dict[int, list[Box]]]:
+        """By number of the entry and by reader, the boxes that the reader reads of it, given the shares of all."""
+        found: dict[int, dict[int, list[Box]]] = {}
+        for reader, rounds in zip(self.ranks, shares):
+            for part in itertools.chain.from_iterable(rounds):
+                found.setdefault(part.entry, {}).setdefault(reader, []).extend(self.boxes(part))
+        return found
+
 
 def _whole_rows(entry: Entry, element: int, room: int) -> int:
     """The begin of the row of dim 0 that has an element; if several rows fit into a round, so that it is cut into fewer
@@ -217,6 +226,11 @@ class Rounds:
     def __init__(self, rounds: Sequence[Round], contents: Contents, files: Files | None, device: torch.device) -> None:
         self._rounds, self._contents, self._files, self._device = rounds, contents, files, device
         self.reads, self.written = frozenset[int](), frozenset[int]()
+
+    @property
+    def count(self) -> int:
+        """How many exchanges there are in all rounds."""
+        return sum([each.exchanges.count for each in self._rounds])
 
     @property
     def staging(self) -> int:

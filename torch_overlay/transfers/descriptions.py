@@ -389,7 +389,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 SIDES = "source", "target"
 CASTS = frozenset({"float64", "float32", "float16", "bfloat16"})  # each to each
-OPTIONS = "budget", "strict", "keep", "timeout", "changes"  # of a Description
+OPTIONS = "budget", "strict", "keep", "timeout", "changes", "relay", "host"  # of a Description
 SHOWN = 5  # problems in one message
 
 
@@ -427,7 +427,8 @@ class Description(NamedTuple):
         problem: why it can't take part; None if it can.
         digests: of the values of plain sources and of pieces, by box.
         tied: names of its targets that are one block of memory.
-        budget, strict, keep, timeout, changes: as it gave them; None if it takes no part, or gave no timeout.
+        budget, strict, keep, timeout, changes, relay: as it gave them; None if it takes no part, or gave no timeout.
+        host: where it says that it is; None if it doesn't.
         checkpoint: its source, as `Files.as_data` has it, if that is a checkpoint.
     """
 
@@ -441,6 +442,8 @@ class Description(NamedTuple):
     keep: bool | None = None
     timeout: float | None = None
     changes: bool | str | None = None
+    relay: bool | None = None
+    host: str | None = None
     checkpoint: Data | None = None
 
 
@@ -728,11 +731,11 @@ def _of_checkpoint(
 
 
 def _check_options(said: Mapping[int, Description]) -> None:
-    """ValueError, on all ranks, if they don't give the same `strict`, `keep`, `timeout` and `changes`.
+    """ValueError, on all ranks, if they don't give the same `strict`, `keep`, `timeout`, `changes` and `relay`.
 
     Without it ranks with strict=True would stop at a name that only one side has, and the others wait for them.
     """
-    for option in ("strict", "keep", "timeout", "changes"):
+    for option in ("strict", "keep", "timeout", "changes", "relay"):
         by_value: dict[object, list[int]] = {}
         for rank, description in sorted(said.items()):
             by_value.setdefault(getattr(description, option), []).append(rank)

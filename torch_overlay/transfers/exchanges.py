@@ -559,9 +559,11 @@ class Exchanges:
         reads: numbers of the tensors whose sources this rank sends or copies.
         written: numbers of those whose targets the last run wrote, or began to write.
         packs_all: whether large pieces are packed with others, too.
+        label: what errors and profiles say before the number of an exchange.
     """
 
     packs_all = False
+    label = ""
 
     def __init__(
         self,
@@ -642,7 +644,11 @@ class Exchanges:
             self.forget()
             self._buffers.forget()
             # What is in place is copied after the last exchange; there may be none.
-            at = f"exchange {self._landed + 1} of {self.count}" if self._landed < self.count else "copying what is here"
+            at = (
+                f"{self.label}exchange {self._landed + 1} of {self.count}"
+                if self._landed < self.count
+                else "copying what is here"
+            )
             said = f"{at} failed: {error}"
             if self._is_written:
                 raise Torn(said) from error
@@ -708,7 +714,7 @@ class Exchanges:
 
     @contextmanager
     def _step(self, number: int, what: str, waits: bool = False) -> Iterator[None]:
-        text = f"exchange {number + 1} of {self.count}, {what}"
+        text = f"{self.label}exchange {number + 1} of {self.count}, {what}"
         if self._watch is not None:
             self._watch.enter(text, waits)
         with span(text):

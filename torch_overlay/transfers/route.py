@@ -20,7 +20,7 @@ from ..distributed._mesh.text import of_ranks
 from ..distributed._torch import span
 from ..show.words import counted
 from ._planner.memory import NOTHING_SHARED, Shared
-from ._planner.pieces import Listed, OnMesh, Pieced, PieceMove
+from ._planner.pieces import Pieced, PieceMove
 from ._planner.routes import Move
 from ._planner.schedule import ALIGNED, Flow, Schedule
 from ._planner.sides import Ranks, Side
@@ -55,6 +55,7 @@ from .descriptions import (
     untied,
 )
 from .exchanges import Buffers, Exchanges, Torn, Traffic, agreed_count
+from .hops import Hop, Relayed, end_of, hops_of, relays_of
 from .meeting import Place, in_world, living
 from .team import Common, Team, is_made_by_all, new_group
 from .watch import CONNECT, Watch, end_threads
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
     from ..distributed.tensor._planner.regions import Box
     from ._planner.memory import Part
-    from ._planner.pieces import End
+    from ._planner.relay import Relay
     from ._planner.schedule import AnyMove
     from .checkpoint import Contents
     from .current import Job
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
     from .exchanges import Locals
     from .meeting import Meeting
 
-    Plan = tuple[Sequence[int], Exchanges | Rounds]  # the numbers of the legs that are moved, and how
+    Plan = tuple[Sequence[int], Exchanges | Rounds | Relayed]  # the numbers of the legs that are moved, and how
 
 
 class Leg(NamedTuple):
@@ -93,8 +94,8 @@ class Leg(NamedTuple):
     local: Local | None = None
 
 
-def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
-    """All legs, those of a tensor together; the same on every rank.
+def legs_of(tensors: Sequence[Tensor], gone: frozenset[int], relays: Mapping[str, Relay]) -> list[Leg]:
+    """All legs, those of a tensor together; the same on every rank. Of tensors that are passed on, the first hop.
 
     Raises:
         ValueError: pieces of a source, or what is left of it without the ranks that are gone, don't cover it; names
@@ -103,10 +104,11 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
     known: dict[Any, Ranks] = {}
     legs, problems = [], []
     for tensor in tensors:
-        if not (tensor.source.pieces or tensor.target.pieces):
+        relay = relays.get(tensor.name)
+        if relay is None and not (tensor.source.pieces or tensor.target.pieces):
             legs.append(Leg(tensor, (0, 0), _move(tensor, known)))
             continue
-        pieces = _in_pieces(tensor.source, tensor.target, gone)
+        pieces = _in_pieces(tensor.source, tensor.target, gone, relay)
         missing = pieces.missing() if tensor.source.pieces else None
         if missing is not None:
             problems.append(
@@ -121,13 +123,18 @@ def legs_of(tensors: Sequence[Tensor], gone: frozenset[int]) -> list[Leg]:
     return legs
 
 
-def legs_of_checkpoint(tensors: Sequence[Tensor], contents: Contents, room: int, rank: int) -> list[Leg]:
-    """All legs where a checkpoint is the source, those of a round together; the same on every rank but for `local`.
+def legs_of_checkpoint(
+    tensors: Sequence[Tensor], contents: Contents, room: int, rank: int, hosts: Mapping[int, str] | None
+) -> tuple[list[Leg], dict[str, Relay]]:
+    """All legs where a checkpoint is the source, those of a round together, the same on every rank but for `local`;
+    and how tensors are passed on.
 
     Args:
         room: the bytes that a rank reads in a round.
+        hosts: where ranks say that they are; None if nothing is passed on.
     """
     shares = contents.shares([tensor.name for tensor in tensors], room)
+    relays = {} if hosts is None else relays_of(_as_read(tensors, contents, contents.read_boxes(shares)), hosts)
     by_entry: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         by_entry.setdefault(contents.numbers[tensor.name], []).append(tensor)
@@ -149,7 +156,7 @@ def legs_of_checkpoint(tensors: Sequence[Tensor], contents: Contents, room: int,
                 source = tensor.source._replace(
                     ranks=tuple(ranks), pieces=tuple([tuple(boxes[reader]) for reader in ranks])
                 )
-                pieces = _in_pieces(source, tensor.target, frozenset())
+                pieces = _in_pieces(source, tensor.target, frozenset(), relays.get(tensor.name))
                 members = source.ranks + tensor.target.ranks
                 for piece, target in _numbers(tensor._replace(source=source), pieces):
                     move = PieceMove(pieces, (piece, target), tensor.wire.itemsize, members)
@@ -157,7 +164,19 @@ def legs_of_checkpoint(tensors: Sequence[Tensor], contents: Contents, room: int,
                     if piece < len(own):
                         local = Local(parts[entry, rank], begins[piece], own[piece].length)
                     legs.append(Leg(tensor, (piece, target), move, number, local))
-    return legs
+    return legs, relays
+
+
+def _as_read(
+    tensors: Iterable[Tensor], contents: Contents, boxes: Mapping[int, Mapping[int, Sequence[Box]]]
+) -> list[Tensor]:
+    """The tensors of a checkpoint, with the boxes that each reader reads in any round as their sources."""
+    found = []
+    for tensor in tensors:
+        by_reader = boxes.get(contents.numbers[tensor.name], {})
+        pieces = tuple([tuple(some) for some in by_reader.values()])
+        found.append(tensor._replace(source=tensor.source._replace(ranks=tuple(by_reader), pieces=pieces)))
+    return found
 
 
 def _numbers(tensor: Tensor, pieces: Pieced) -> list[tuple[int, int]]:
@@ -174,14 +193,8 @@ def _most(layout: Layout) -> int:
 
 # Equal tensors are planned once.
 @lru_cache(maxsize=256)
-def _in_pieces(source: Layout, target: Layout, gone: frozenset[int]) -> Pieced:
-    return Pieced(tuple(source.regions.shape), _end(source), _end(target), gone)
-
-
-def _end(layout: Layout) -> End:
-    if layout.pieces:
-        return Listed(zip(layout.ranks, layout.pieces))
-    return OnMesh(Side(layout.regions, Ranks.of(layout.ranks, layout.regions.sizes)))
+def _in_pieces(source: Layout, target: Layout, gone: frozenset[int], relay: Relay | None) -> Pieced:
+    return Pieced(tuple(source.regions.shape), end_of(source), relay.first if relay else end_of(target), gone)
 
 
 def _move(tensor: Tensor, known: dict[Any, Ranks]) -> Move:
@@ -224,6 +237,8 @@ class Route:
         keep: bool = False,
         timeout: timedelta | None = None,
         changes: bool | str = False,
+        relay: bool = False,
+        host: str | None = None,
     ) -> None:
         self._place = place = group if isinstance(group, Place) else None
         left = frozenset(living(gone, "gone", None if place is None else place.size))
@@ -239,6 +254,8 @@ class Route:
                         keep=keep,
                         timeout=None if timeout is None else timeout.total_seconds(),
                         changes=changes,
+                        relay=relay,
+                        host=host,
                     )
                 )
             )
@@ -252,12 +269,17 @@ class Route:
         every = {rank for tensor in self.tensors for side in tensor.sides for rank in side.ranks}
         self.ranks = sorted(every - left)
         self._contents, self._files = contents_of(descriptions), own.files
+        hosts = {rank: each.host for rank, each in descriptions.items() if each.host is not None}
         if self._contents is None:
-            self.legs = legs_of(self.tensors, left)
+            relays = relays_of(self.tensors, hosts) if relay else {}
+            self.legs = legs_of(self.tensors, left, relays)
         else:
             if changes:
                 raise ValueError("changes= compares tensors of two runs, and the source is a checkpoint. Leave it out.")
-            self.legs = legs_of_checkpoint(self.tensors, self._contents, _room(budget), meeting.rank)
+            self.legs, relays = legs_of_checkpoint(
+                self.tensors, self._contents, _room(budget), meeting.rank, hosts if relay else None
+            )
+        self._hops = hops_of([(leg.tensor, leg.numbers[1]) for leg in self.legs], relays)
         self._moves, self._budget, self._gone = [leg.move for leg in self.legs], budget, left
         self._plans: dict[tuple[str, ...] | None, Plan] = {}  # by the names that are moved alone; None is all
         self.version: int | None = None
@@ -447,7 +469,10 @@ class Route:
 
     def flow(self) -> Flow:
         """Who sends what to whom, of all ranks."""
-        return Flow.of(self._moves, self._budget, self._gone)
+        found = Flow.of(self._moves, self._budget, self._gone)
+        for hop in self._hops:
+            found += Flow.of(hop.moves, self._budget)
+        return found
 
     def _planned(self, numbers: Sequence[int], sources: Locals, shared: Shared) -> Plan:
         """The exchanges of these tensors. Ranks agree on how many there are.
@@ -455,61 +480,77 @@ class Route:
         What a run copies before, since it would overwrite it, leaves less of the budget for buffers.
         """
         if self._contents is not None:
-            return numbers, self._planned_rounds(numbers, self._contents)
-        team = self._member
-        schedule = Schedule.of([self._moves[number] for number in numbers], team.rank, self._gone)
+            first, traffic = self._planned_rounds(numbers, self._contents)
+            return self._with_hops(numbers, first, traffic, self._for_buffers)
+        schedule = Schedule.of([self._moves[number] for number in numbers], self._member.rank, self._gone)
         read = {numbers[place] for place in schedule.reads}
         copied = size_of(sources, shared.overwritten.keys() & read)
+        room = self._budget - copied
         try:
-            room = self._budget - copied
-            # Messages of changes are made beside what they are made of.
-            count, traffic = agreed_count(schedule, room * 2 // 3 if self._changes else room, team)
+            return self._with_hops(numbers, *self._exchanges(schedule, self._wires(numbers), room), room)
         except ValueError as error:
             if not copied:
                 raise
             raise ValueError(
                 f"Targets of this rank lie in the memory of its sources, so that a run copies {copied} bytes before it "
-                f"writes; {self._budget - copied} of the budget of {self._budget} bytes are left for buffers. {error}"
+                f"writes; {room} of the budget of {self._budget} bytes are left for buffers. {error}"
             ) from error
+
+    def _with_hops(self, numbers: Sequence[int], first: Exchanges | Rounds, traffic: Traffic, room: int) -> Plan:
+        """A plan: its first hop, and the others, if there are any, each with so many bytes for buffers."""
+        hops, count = [], first.count
+        for every in self._hops:
+            hop = every.part(numbers)
+            schedule = Schedule.of(hop.moves, self._member.rank)
+            exchanges, more = self._exchanges(schedule, self._wires_of(hop, numbers), room)
+            hops.append((hop, exchanges))
+            count += exchanges.count
+            traffic = _sum([traffic, more])
         if None not in self._plans:  # else of a part: the whole is what is told of
             self.count, self.traffic = count, traffic
-        wires = self._wires(numbers)
+        return numbers, Relayed(first, hops) if hops else first
+
+    def _exchanges(self, schedule: Schedule, wires: list[torch.dtype | None], room: int) -> tuple[Exchanges, Traffic]:
+        """The exchanges of a schedule, with so many bytes for buffers, and what each rank sends and gets."""
+        team = self._member
+        # Messages of changes are made beside what they are made of.
+        count, traffic = agreed_count(schedule, room * 2 // 3 if self._changes else room, team)
         if self._changes:
-            return numbers, ChangesOnly(schedule, count, team, wires, self._buffers, is_on_cpu=self._changes == "cpu")
-        return numbers, Exchanges(schedule, count, team, wires, self._buffers)
+            on_cpu = self._changes == "cpu"
+            return ChangesOnly(schedule, count, team, wires, self._buffers, is_on_cpu=on_cpu), traffic
+        return Exchanges(schedule, count, team, wires, self._buffers), traffic
+
+    def _wires_of(self, hop: Hop, numbers: Sequence[int]) -> list[torch.dtype | None]:
+        """From a target to a target, values travel in the narrower type that they had in the first hop."""
+        tensors = [self.legs[numbers[place]].tensor for place in hop.targets]
+        return [tensor.wire if tensor.wire != getattr(torch, tensor.target.dtype) else None for tensor in tensors]
 
     def _wires(self, numbers: Iterable[int]) -> list[torch.dtype | None]:
         tensors = [self.legs[number].tensor for number in numbers]
         return [tensor.wire if tensor.is_cast else None for tensor in tensors]
 
-    def _planned_rounds(self, numbers: Sequence[int], contents: Contents) -> Rounds:
-        """The rounds of these tensors, each with exchanges of its own within what reading leaves of the budget."""
+    def _planned_rounds(self, numbers: Sequence[int], contents: Contents) -> tuple[Rounds, Traffic]:
+        """The rounds of these tensors, each with exchanges of its own within what reading leaves of the budget; and
+        what each rank sends and gets in all of them."""
         by_round: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
             by_round.setdefault(self.legs[number].round, []).append(place)
-        team, rest, rounds = self._member, self._for_buffers, list[Round]()
-        total, traffics = 0, list[Traffic]()
+        rest, rounds, traffics = self._for_buffers, list[Round](), list[Traffic]()
         for _, places in sorted(by_round.items()):
             some = [numbers[place] for place in places]
-            schedule = Schedule.of([self._moves[number] for number in some], team.rank, self._gone)
+            schedule = Schedule.of([self._moves[number] for number in some], self._member.rank, self._gone)
             try:
-                count, traffic = agreed_count(schedule, rest, team)
+                exchanges, traffic = self._exchanges(schedule, self._wires(some), rest)
             except ValueError as error:
                 raise ValueError(
                     f"Of the budget of {self._budget} bytes a checkpoint is read into one half, and {rest} are left "
                     f"for buffers. {error}"
                 ) from error
             locals_ = {n: local for n, number in enumerate(some) if (local := self.legs[number].local) is not None}
-            rounds.append(Round(places, locals_, Exchanges(schedule, count, team, self._wires(some), self._buffers)))
-            total += count
+            rounds.append(Round(places, locals_, exchanges))
             traffics.append(traffic)
-        if None not in self._plans:
-            self.count = total
-            self.traffic = {
-                rank: tuple(map(sum, zip(*[traffic[rank] for traffic in traffics])))  # type: ignore[misc]
-                for rank in team.ranks
-            }
-        return Rounds(rounds, contents, self._files, self._device)
+        empty: Traffic = dict.fromkeys(self._member.ranks, (0, 0, 0))
+        return Rounds(rounds, contents, self._files, self._device), _sum([empty, *traffics])
 
     def run(
         self, only: Iterable[str] | None, version: int | None, check: bool, async_op: bool, snapshot: bool
@@ -663,10 +704,10 @@ class Route:
                     # Views of copies would keep the copies.
                     keeps = self._keeps and not has_copies
                     own = [sources[n] for n in places], [targets[n] for n in places]
-                    if isinstance(exchanges, ChangesOnly):
+                    if isinstance(exchanges, (ChangesOnly, Relayed)) and self._changes:
                         self._lose(word, exchanges, lost)
                     exchanges.run(*own, sent, keeps, self._watch, state)
-                    if isinstance(exchanges, ChangesOnly):
+                    if isinstance(exchanges, (ChangesOnly, Relayed)) and self._changes:
                         self._note_sent(exchanges)
                 except Torn:
                     self._count_writes(plan, state)
@@ -700,19 +741,19 @@ class Route:
                 found[number] = storage, local.data_ptr(), local.shape, local.stride(), current.versions
         return found
 
-    def _lose(self, word: Word, exchanges: ChangesOnly, lost: frozenset[int]) -> None:
+    def _lose(self, word: Word, exchanges: ChangesOnly | Relayed, lost: frozenset[int]) -> None:
         """Send whole what a rank may not have: one that says so, all where they ask for a check, and tensors that
         another plan moved since."""
         moved = None if word.only is None else {*word.only}
         for only, (_, other) in self._plans.items():
-            if isinstance(other, ChangesOnly):
+            if isinstance(other, (ChangesOnly, Relayed)):
                 other.lose(self._member.ranks if word.checks else lost)
                 if other is not exchanges and (moved is None or only is None or not moved.isdisjoint(only)):
                     other.lose()
         if self._is_lost and self._member.rank in lost:
             self._is_lost = False
 
-    def _note_sent(self, exchanges: ChangesOnly) -> None:
+    def _note_sent(self, exchanges: ChangesOnly | Relayed) -> None:
         self.sent_bytes, self.changed = exchanges.sent_bytes, exchanges.changed
         logger.debug(
             "A Transfer over %s: this rank sent %s bytes, %s of %s elements changed",
@@ -881,6 +922,11 @@ def _close_all() -> None:
         if route.process == os.getpid():  # a forked child has no threads to join
             route.end()
     end_threads()
+
+
+def _sum(traffics: Sequence[Traffic]) -> Traffic:
+    """Of exchanges that run one after the other, over the same ranks."""
+    return {rank: tuple(map(sum, zip(*[each[rank] for each in traffics]))) for rank in traffics[0]}  # type: ignore[misc]
 
 
 def _room(budget: int) -> int:

@@ -17,6 +17,7 @@ from .routes import Routes, Share, grain_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from .relay import WithinHosts
     from .routes import Weights
     from .sides import Side
 
@@ -49,8 +50,11 @@ class Want(NamedTuple):
 class End(Protocol):
     """Which rank has which boxes of one tensor, in its source or in its target."""
 
-    def held(self, rank: int) -> tuple[Box, ...]:
-        """The boxes of a rank, by the number of the piece."""
+    def memory(self, rank: int, number: int) -> Box | None:
+        """The box that a rank's piece of this number has memory for; None if it has no such piece."""
+
+    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
+        """The boxes of a rank, each with the number of the piece in which it lies."""
 
     def cells(self, box: Box) -> Iterator[Cell]:
         """The cells that meet a box, always in the same order."""
@@ -123,9 +127,18 @@ class Listed:
         self._index = Boxes([box for _, box in self._slots])
         self._cells: list[Cell] | None = None
 
-    def held(self, rank: int) -> tuple[Box, ...]:
+    def among(self, ranks: frozenset[int]) -> Listed:
+        """The same without the ranks that aren't in a set."""
+        return Listed([(rank, boxes) for rank, boxes in self._held.items() if rank in ranks])
+
+    def memory(self, rank: int, number: int) -> Box | None:
         """See `End`."""
-        return self._held.get(rank, ())
+        boxes = self._held.get(rank, ())
+        return boxes[number] if number < len(boxes) else None
+
+    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
+        """See `End`."""
+        return enumerate(self._held.get(rank, ()))
 
     def _disjoint(self) -> list[Cell]:
         """Boxes that overlap are cut: what several have belongs to the first."""
@@ -157,6 +170,17 @@ class Listed:
             if any(rank == holder for holder, _ in cell.holders):
                 yield cell
 
+    def crowd(self) -> tuple[int, int]:
+        """How many ranks hold the box that most ranks hold, 1 if no two boxes have an element in common; and its
+        elements."""
+        cells = self._disjoint()
+        several = [cell for cell in cells if len(cell.holders) > 1]
+        if several:
+            most = max(several, key=lambda cell: (len(cell.holders), cell.box.elements))
+            return len(most.holders), most.box.elements
+        apart = sum([cell.box.elements for cell in cells]) == sum([box.elements for _, box in self._slots])
+        return (1 if apart else 2), max([cell.box.elements for cell in cells], default=0)
+
     def parts(self, box: Box) -> Iterator[tuple[Slot, Box]]:
         """See `End`."""
         for number in self._index.meeting(box):
@@ -169,14 +193,26 @@ class OnMesh:
 
     def __init__(self, side: Side) -> None:
         self._side = side
+        self._cells: dict[tuple[int, ...], Cell] = {}
 
-    def held(self, rank: int) -> tuple[Box, ...]:
+    def memory(self, rank: int, number: int) -> Box | None:
         """See `End`."""
         coordinate = self._side.ranks.coordinate(rank)
-        return () if coordinate is None else (self._side.box(coordinate),)
+        return None if coordinate is None or number else self._side.box(coordinate)
+
+    def held(self, rank: int) -> Iterable[tuple[int, Box]]:
+        """See `End`."""
+        coordinate = self._side.ranks.coordinate(rank)
+        return () if coordinate is None else ((0, self._side.box(coordinate)),)
+
+    def crowd(self) -> tuple[int, int]:
+        """How many ranks hold each box, and the elements of the first one."""
+        return self._side.replicas, self._side.box(next(iter(self._side.cells()))).elements
 
     def _cell(self, cell: tuple[int, ...]) -> Cell:
-        return Cell(self._side.box(cell), tuple([(rank, 0) for rank in self._side.holders(cell)]))
+        if cell not in self._cells:
+            self._cells[cell] = Cell(self._side.box(cell), tuple([(rank, 0) for rank in self._side.holders(cell)]))
+        return self._cells[cell]
 
     def cells(self, box: Box) -> Iterator[Cell]:
         """See `End`."""
@@ -225,7 +261,7 @@ class Pieced:
         """The numbers of pieces of the source and of the target that meet, some of them more than once."""
         for rank, boxes in wanted:
             for number, box in enumerate(boxes):
-                for own, held in enumerate(self.source.held(rank)):
+                for own, held in self.source.held(rank):
                     if held.meet(box).elements:
                         yield own, number
                 for cell in self.source.cells(box):
@@ -244,9 +280,10 @@ class Pieced:
         def at(source: int, target: int) -> Routes:
             return found.setdefault((source, target), Routes([], [], []))
 
-        for number, box in enumerate(self.target.held(rank)):
+        shared: dict[int, dict[Cell, None]] = {}  # cells of several holders, once for each piece of this rank
+        for number, box in self.target.held(rank):
             left = [box]
-            for own, held in enumerate(self.source.held(rank)):
+            for own, held in self.source.held(rank):
                 here = [meets for meets in (each.meet(held) for each in left) if meets.elements]
                 if here:
                     at(own, number).kept.extend(here)
@@ -254,27 +291,41 @@ class Pieced:
             if not any(each.elements for each in left):
                 continue
             for cell in self.source.cells(box):
-                for part, (peer, own), first, last in self._shares(cell):
-                    if part.slot == (rank, number):
-                        at(own, number).receives.append(Share(peer, part.box, first, last))
+                if len(cell.holders) > 1:
+                    shared.setdefault(number, {})[cell] = None
+                    continue
+                peer, own = cell.holders[0]  # it sends all of the cell, whoever else wants some of it
+                for part in self._lacks(rank, box.meet(cell.box)):
+                    at(own, number).receives.append(Share(peer, part, 0, part.elements))
+        for number, cells in shared.items():
+            for cell in cells:
+                for want, (peer, own), first, last in self._shares(cell):
+                    if want.slot == (rank, number):
+                        at(own, number).receives.append(Share(peer, want.box, first, last))
         for cell in self.source.cells_of(rank):
-            for part, (sender, own), first, last in self._shares(cell):
+            for want, (sender, own), first, last in self._shares(cell):
                 if sender == rank:
-                    at(own, part.slot[1]).sends.append(Share(part.slot[0], part.box, first, last))
+                    at(own, want.slot[1]).sends.append(Share(want.slot[0], want.box, first, last))
+        for sends, receives, _ in found.values():  # both ends lay out a message in the order of the tensor
+            sends.sort(key=_order)
+            receives.sort(key=_order)
         return found
+
+    def _lacks(self, rank: int, part: Box) -> list[Box]:
+        """What of a box a rank hasn't in its pieces of the source."""
+        left = [part]
+        for _, held in self.source.held(rank):
+            left = without(left, held)
+        return [box for box in left if box.elements]
 
     def _line(self, cell: Cell) -> tuple[tuple[Slot, ...], list[Want], int]:
         """Who sends of a cell, what is wanted of it, and how much that is."""
         if cell not in self._lines:
             parts, begin = [], 0
             for slot, part in self.target.parts(cell.box):
-                left = [part]
-                for held in self.source.held(slot[0]):
-                    left = without(left, held)
-                for box in left:
-                    if box.elements:
-                        parts.append(Want(slot, box, begin))
-                        begin += box.elements
+                for box in self._lacks(slot[0], part):
+                    parts.append(Want(slot, box, begin))
+                    begin += box.elements
             holders = tuple([holder for holder in cell.holders if holder[0] not in self._gone])
             self._lines[cell] = holders, parts, begin
         return self._lines[cell]
@@ -299,27 +350,27 @@ class PieceMove(NamedTuple):
     """The way from one piece of a rank to one of another rank, by their numbers; the pieces of a tensor need one for
     each two numbers. See `Move`."""
 
-    pieces: Pieced
+    pieces: Pieced | WithinHosts
     numbers: tuple[int, int]
     itemsize: int
     members: tuple[int, ...]
 
     def held(self, rank: int) -> Box | None:
-        """What a rank has of the source."""
-        return _at(self.pieces.source.held(rank), self.numbers[0])
+        """What a rank has memory for of the source."""
+        return self.pieces.source.memory(rank, self.numbers[0])
 
     def wanted(self, rank: int) -> Box | None:
-        """What a rank wants."""
-        return _at(self.pieces.target.held(rank), self.numbers[1])
+        """What a rank has memory for of the target."""
+        return self.pieces.target.memory(rank, self.numbers[1])
 
     def lost(self, gone: frozenset[int]) -> bool:
         """Whether some element is on ranks only that are gone."""
-        return self.pieces.missing() is not None
+        return isinstance(self.pieces, Pieced) and self.pieces.missing() is not None
 
     def routes(self, rank: int, weights: Weights) -> Routes:
         """What a rank sends, gets and has already. Shares don't depend on other tensors."""
         return self.pieces.of(rank).get(self.numbers, Routes([], [], []))
 
 
-def _at(boxes: tuple[Box, ...], number: int) -> Box | None:
-    return boxes[number] if number < len(boxes) else None
+def _order(share: Share) -> tuple[tuple[int, ...], int]:
+    return share.box.start, share.first
