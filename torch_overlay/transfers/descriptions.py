@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     Names = Callable[[str], Called] | Mapping[str, Called] | None  # from a path of the source to the target's
     Given: TypeAlias = "DTensor | Plain | Pieces"
 
+    from ._planner.pieces import Pieced
+
     Data = dict[str, Any]  # of text, numbers, lists and dicts, as JSON has them
     from collections.abc import Callable
 
@@ -430,6 +432,7 @@ class Description(NamedTuple):
         budget, strict, keep, timeout, changes, relay: as it gave them; None if it takes no part, or gave no timeout.
         host: where it says that it is; None if it doesn't.
         checkpoint: its source, as `Files.as_data` has it, if that is a checkpoint.
+        unlisted: how many pieces it has, if it tells them to those who plan them and not to all.
     """
 
     source: dict[str, Layout]
@@ -445,6 +448,7 @@ class Description(NamedTuple):
     relay: bool | None = None
     host: str | None = None
     checkpoint: Data | None = None
+    unlisted: int = 0
 
 
 class Described(NamedTuple):
@@ -485,9 +489,28 @@ class Tensor(NamedTuple):
         return self.source.dtype != self.target.dtype
 
 
-def describe(source: Any, target: Any, names: Names, place: Place | None = None) -> Described:
+class Problem(NamedTuple):
+    """What is wrong with a tensor. Those of the first stage that has some are raised, in this order.
+
+    Attributes:
+        stage: 0: a side by itself; 1: its two sides; 2: what its source leaves out.
+        side: its number; the number of sides, of what replicas hold.
+    """
+
+    stage: int
+    side: int
+    name: str
+    text: str
+
+
+def describe(source: Any, target: Any, names: Names, place: Place | None = None, most: int | None = None) -> Described:
     """Both sides of a transfer on this rank. Any error becomes the rank's problem, so that all ranks hear of it at
-    once: the others would wait in the store until the timeout for a rank that raised."""
+    once: the others would wait in the store until the timeout for a rank that raised.
+
+    Args:
+        most: how many pieces it tells all ranks, at most. If it has more, it reads their values later, and only where
+            another rank has the same box.
+    """
     try:
         files = checkpoint = None
         if isinstance(source, Checkpoint):
@@ -513,8 +536,13 @@ def describe(source: Any, target: Any, names: Names, place: Place | None = None)
         targets = [part for name, own in sides[1].items() for part in _parts(name, own, layouts[1][name], meshes)]
         shared = Shared.of({}, dict(enumerate(targets)))
         problem = "; ".join(shared_targets(shared))
-        digests = {name: digests_of(own) for name, own in sides[0].items() if not isinstance(own, DTensor)}
-        said = Description(layouts[0], layouts[1], problem or None, digests, shared.tied, checkpoint=checkpoint)
+        many = sum([len(own.pieces) for side in sides for own in side.values() if isinstance(own, Pieces)])
+        unlisted = many if most is not None and many > most else 0
+        read = (Plain,) if unlisted else (Plain, Pieces)
+        digests = {name: digests_of(own) for name, own in sides[0].items() if isinstance(own, read)}
+        said = Description(
+            *(layouts[0], layouts[1], problem or None, digests, shared.tied), checkpoint=checkpoint, unlisted=unlisted
+        )
         return Described(said, sides, files=files)
     except (TypeError, ValueError, RuntimeError, NotPlanned) as error:  # torch's own, of what has no values, too
         return Described(Description({}, {}, str(error)), ({}, {}), error)
@@ -555,13 +583,14 @@ def _of_plain(own: Plain | Pieces) -> Layout:
     """Over no ranks: those who give it become known when all have said what they have."""
     first = own.pieces[0] if isinstance(own, Pieces) else own
     local = first._local_tensor
-    layout = _whole(str(local.dtype).removeprefix("torch."), first.place[0], (), local.device.type)
+    layout = whole_layout(str(local.dtype).removeprefix("torch."), first.place[0], (), local.device.type)
     if isinstance(own, Pieces):
         return layout._replace(pieces=(tuple([piece.place[1] for piece in own.pieces]),))
     return layout
 
 
-def _whole(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
+def whole_layout(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
+    """How a tensor lies that each of these ranks has as a whole; of no ranks, until all have said that they have it."""
     sizes = (len(ranks),) if ranks else ()
     regions = regions_on((Replicate(),) * len(sizes), None, shape, sizes)
     return Layout(dtype, regions, tuple(ranks), device)
@@ -683,13 +712,12 @@ def agreed(
     Raises:
         ValueError: something doesn't fit; names the tensors.
     """
-    _stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
-    _check_options(said)
+    check_ranks(said)
+    found: list[Problem] = []
+    every = alike(said)
+    sides = [one_side(every, side, found, gone) for side in SIDES]
+    stop([problem.text for problem in found + unlike(every, found)])
     problems: list[str] = []
-    alike = _alike(said)
-    sides = [_one_side(alike, side, problems, gone) for side in SIDES]
-    problems += unlike(alike)
-    _stop(problems)
     contents = contents_of(said)
     if contents is not None:
         sides[0] = _of_checkpoint(contents, sides, said)
@@ -698,9 +726,15 @@ def agreed(
     if not strict and not both:
         problems.append("they have no name in common")
     for name in both if not strict and both else sorted({*sides[0], *sides[1]}):
-        problems += _differences(name, *[side.get(name) for side in sides])
-    _stop(problems)
+        problems += differences(name, *[side.get(name) for side in sides])
+    stop(problems)
     return [Tensor(name, sides[0][name], sides[1][name]) for name in both], alone
+
+
+def check_ranks(said: Mapping[int, Description]) -> None:
+    """ValueError, on all ranks, if some rank can't take part, or they don't give the same options."""
+    stop(by_sentence({rank: [each.problem] for rank, each in sorted(said.items()) if each.problem is not None}))
+    _check_options(said)
 
 
 def contents_of(said: Mapping[int, Description]) -> Contents | None:
@@ -726,7 +760,7 @@ def _of_checkpoint(
     for name, number in contents.numbers.items():
         entry, target = contents.entries[number], sides[1].get(name)
         device = "cpu" if target is None else target.device
-        found[name] = _whole(entry.dtype, entry.shape, contents.ranks, device)
+        found[name] = whole_layout(entry.dtype, entry.shape, contents.ranks, device)
     return found
 
 
@@ -744,7 +778,7 @@ def _check_options(said: Mapping[int, Description]) -> None:
             raise ValueError(f"All ranks of a Transfer give the same {option}=; got {given}.")
 
 
-def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
+def alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]]]:
     """Each description with the ranks that said it: on a mesh all say the same, and it is looked at once."""
     found: dict[int, tuple[Description, list[int]]] = {}
     for rank, description in sorted(said.items()):
@@ -752,26 +786,27 @@ def _alike(said: Mapping[int, Description]) -> list[tuple[Description, list[int]
     return [*found.values()]
 
 
-def unlike(alike: Sequence[tuple[Description, list[int]]]) -> list[str]:
-    """Plain sources, or pieces with one place, that differ."""
+def unlike(alike: Sequence[tuple[Description, list[int]]], known: Sequence[Problem] = ()) -> list[Problem]:
+    """Plain sources, or pieces with one place, that differ, but for tensors whose problems are known."""
     by_place: dict[tuple[str, Box], dict[str, list[int]]] = {}
     for description, ranks in alike:
         for name, found in (description.digests or {}).items():
             for box, seen in found:
                 by_place.setdefault((name, box), {}).setdefault(seen, []).extend(ranks)
-    problems = []
+    problems, wrong = [], {problem.name for problem in known}
     for (name, box), values in sorted(by_place.items()):
-        if len(values) == 1:
+        if len(values) == 1 or name in wrong:
             continue
         on = f"on {', another on '.join([of_ranks(sorted(ranks)) for ranks in values.values()])}"
         if any(description.source[name].pieces for description, _ in alike if name in description.source):
             at = f"has pieces of shape {box.length} that start at {box.start}"
-            problems.append(f"the source {name!r} {at}, with one value {on}")
+            text = f"the source {name!r} {at}, with one value {on}"
         else:
-            problems.append(
+            text = (
                 f"the source {name!r} is a plain tensor, and so a replica, and has one value {on}: give shards as "
                 "DTensors, or say with piece() what each one holds"
             )
+        problems.append(Problem(0, len(SIDES), name, text))
     return problems
 
 
@@ -805,31 +840,32 @@ def untied(
     return problems
 
 
-def _one_side(
-    alike: Sequence[tuple[Description, list[int]]], side: str, problems: list[str], gone: frozenset[int]
+def one_side(
+    alike: Sequence[tuple[Description, list[int]]], side: str, problems: list[Problem], gone: frozenset[int]
 ) -> dict[str, Layout]:
     """The layouts of one side; every rank of a mesh must have the tensor, and all must say the same of it."""
     found: dict[str, dict[Layout, list[int]]] = {}
     for description, ranks in alike:
         for name, layout in getattr(description, side).items():
             found.setdefault(name, {}).setdefault(layout, []).extend(ranks)
-    for name, by_layout in found.items():
+    for name, by_layout in sorted(found.items()):
         _join_pieces(by_layout)
         if len(by_layout) == 1 and not (plain := next(iter(by_layout))).ranks:
             ranks = sorted(by_layout.pop(plain))
-            by_layout[_whole(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
+            by_layout[whole_layout(plain.dtype, tuple(plain.regions.shape), ranks, plain.device)] = ranks
         if len(by_layout) > 1:
             views: dict[str, list[int]] = {}
             for layout, ranks in by_layout.items():
                 views.setdefault(str(layout), []).extend(ranks)
             said = ", and ".join(f"{view} on {of_ranks(sorted(ranks))}" for view, ranks in views.items())
-            problems.append(f"the {side} {name!r} is {said}")
+            problems.append(Problem(0, SIDES.index(side), name, f"the {side} {name!r} is {said}"))
         known = {rank for ranks in by_layout.values() for rank in ranks}
         (layout, (rank, *_)), *_ = by_layout.items()
         missing = [other for other in layout.ranks if other not in known and other not in gone]
         if missing:
             lack = f"{of_ranks(missing)} {_do(missing)}n't have it"
-            problems.append(f"the {side} {name!r} of rank {rank} is {layout}, and {lack}")
+            text = f"the {side} {name!r} of rank {rank} is {layout}, and {lack}"
+            problems.append(Problem(0, SIDES.index(side), name, text))
     return {name: next(iter(by_layout)) for name, by_layout in found.items()}
 
 
@@ -860,7 +896,8 @@ def _do(ranks: Sequence[int]) -> str:
     return "does" if len(ranks) == 1 else "do"
 
 
-def _differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:
+def differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:
+    """Why the two sides of a tensor don't fit."""
     if source is None or target is None:
         has, lacks = SIDES if target is None else SIDES[::-1]
         return [f"the {has} has {name!r}, and the {lacks} doesn't"]
@@ -878,10 +915,33 @@ def _differences(name: str, source: Layout | None, target: Layout | None) -> Ite
     return []
 
 
-def _stop(problems: list[str]) -> None:
+def stop(
+    problems: Sequence[str], count: int = 0, why: str = "The source and the target of a transfer don't fit"
+) -> None:
+    """ValueError if something is wrong.
+
+    Args:
+        problems: the first few at least.
+        count: how many there are, if these aren't all.
+    """
     if problems:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise ValueError(f"The source and the target of a transfer don't fit: {'; '.join(problems[:SHOWN])}{more}.")
+        count = max(count, len(problems))
+        more = f"; and {count - SHOWN} more" if count > SHOWN else ""
+        raise ValueError(f"{why}: {'; '.join(problems[:SHOWN])}{more}.")
+
+
+def torn(tensor: Tensor, pieces: Pieced) -> str | None:
+    """What the pieces of a source leave out, in words."""
+    missing = pieces.missing() if tensor.source.pieces else None
+    if missing is None:
+        return None
+    return (
+        f"the pieces of {tensor.name!r}, of shape {tuple(tensor.source.regions.shape)}, leave out what starts at "
+        f"{missing.start} and has shape {missing.length}"
+    )
+
+
+TORN = "The source of a transfer isn't whole"
 
 
 def as_data(description: Description) -> Data:
@@ -891,7 +951,8 @@ def as_data(description: Description) -> Data:
     for side in (description.source, description.target):
         names: dict[Layout, list[str]] = {}
         for name, layout in side.items():
-            names.setdefault(layout, []).append(name)
+            if not (layout.pieces and description.unlisted):
+                names.setdefault(layout, []).append(name)
         rows: list[Any] = []
         for (dtype, regions, ranks, device, pieces), alike in names.items():
             mesh = meshes.setdefault((ranks, regions.sizes), len(meshes))
@@ -900,7 +961,7 @@ def as_data(description: Description) -> Data:
     # The boxes are those of the rows.
     digests = {name: [seen for _, seen in found] for name, found in (description.digests or {}).items()}
     said: Data = {"meshes": [*meshes], "problem": description.problem, "digests": digests, "tied": description.tied}
-    said["checkpoint"] = description.checkpoint
+    said |= {"checkpoint": description.checkpoint, "unlisted": description.unlisted}
     said |= {name: getattr(description, name) for name in OPTIONS}
     return {**said, **dict(zip(SIDES, sides))}
 
@@ -916,8 +977,8 @@ def from_data(data: Data) -> Description:
     tied = [tuple(names) for names in data["tied"]]
     digests = {name: [*zip(_places(sides[0][name]), found)] for name, found in data["digests"].items()}
     options = {name: data[name] for name in OPTIONS}
-    checkpoint = data["checkpoint"]
-    return Description(sides[0], sides[1], data["problem"], digests, tied, checkpoint=checkpoint, **options)
+    options |= {name: data[name] for name in ("checkpoint", "unlisted")}
+    return Description(sides[0], sides[1], data["problem"], digests, tied, **options)
 
 
 def _places(layout: Layout) -> Sequence[Box]:
