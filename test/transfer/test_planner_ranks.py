@@ -1,7 +1,5 @@
 """Ranks that ask planners, in one process: each has the plan, and all have the error, of ranks that know all pieces."""
 
-import contextlib
-import itertools
 import json
 import random
 
@@ -18,7 +16,6 @@ from torch_overlay.transfers.descriptions import (
     as_data,
     check_ranks,
     regions_on,
-    stop,
     whole_layout,
 )
 from torch_overlay.transfers.planner_ranks import (
@@ -48,7 +45,9 @@ def cut(rng, shape, many):
         at = rng.randint(0, length[dim])
         for low, high in ((0, at), (at, length[dim])):
             boxes.append(
-                Box((*start[:dim], start[dim] + low, *start[dim + 1 :]), (*length[:dim], high - low, *length[dim + 1 :]))
+                Box(
+                    (*start[:dim], start[dim] + low, *start[dim + 1 :]), (*length[:dim], high - low, *length[dim + 1 :])
+                )
             )
     return boxes
 
@@ -64,7 +63,9 @@ def draw_side(rng, shape, dtype, is_source):
     ranks = rng.sample(range(RANKS), rng.randint(1, RANKS))
     if kind == "mesh":
         sizes = rng.choice([(len(ranks),), (1, len(ranks))] + ([(2, len(ranks) // 2)] if len(ranks) % 2 == 0 else []))
-        which = [Replicate(), *map(Shard, range(len(shape)))] + ([] if is_source or rng.random() < 0.95 else [Partial()])
+        which = [Replicate(), *map(Shard, range(len(shape)))] + (
+            [] if is_source or rng.random() < 0.95 else [Partial()]
+        )
         regions = regions_on(tuple(rng.choice(which) for _ in sizes), None, shape, sizes)
         return dict.fromkeys(ranks, Layout(dtype, regions, tuple(ranks), "cpu"))
     if kind == "plain":
@@ -132,7 +133,8 @@ def draw(seed):
                 shape = tuple(layout.regions.shape)
                 boxes = layout.pieces[0] if layout.pieces else [Box((0,) * len(shape), shape)]
                 digests[name] = [
-                    (box, f"{name} {rng.random() if odd and box.elements and rng.random() < 0.2 else 0}") for box in boxes
+                    (box, f"{name} {rng.random() if odd and box.elements and rng.random() < 0.2 else 0}")
+                    for box in boxes
                 ]
         if rank not in gone:
             descriptions[rank] = Description(source, target, None, digests, budget=1 << 20, strict=True)
@@ -151,9 +153,7 @@ def in_names(schedule, legs):
 
     def items(streams):
         return {
-            peer: [
-                ([(legs[n].tensor.name, legs[n].numbers) for n in item.tensors], *item[1:]) for item in stream.items
-            ]
+            peer: [([(legs[n].tensor.name, legs[n].numbers) for n in item.tensors], *item[1:]) for item in stream.items]
             for peer, stream in streams.items()
         }
 

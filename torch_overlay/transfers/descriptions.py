@@ -158,7 +158,12 @@ class Piece(Plain):
         return self.shape, Box(self.start, tuple(self._local_tensor.shape))
 
     def __repr__(self) -> str:
-        return f"piece({tuple(self._local_tensor.shape)}, {self.shape}, {self.start})"
+        return piece_text(*self.place)
+
+
+def piece_text(shape: tuple[int, ...], box: Box) -> str:
+    """A box of a whole of this shape, as a call that makes it."""
+    return f"piece({box.length}, {shape}, {box.start})"
 
 
 class Chunk(Piece):
@@ -573,20 +578,24 @@ def shared_targets(shared: Shared) -> list[str]:
 
 
 def _layouts(tensors: Mapping[str, Given], meshes: Meshes) -> dict[str, Layout]:
+    known: dict[Any, Layout] = {}
     return {
-        name: layout_of(name, own, meshes) if isinstance(own, DTensor) else _of_plain(own)
+        name: layout_of(name, own, meshes) if isinstance(own, DTensor) else _of_plain(own, known)
         for name, own in tensors.items()
     }
 
 
-def _of_plain(own: Plain | Pieces) -> Layout:
-    """Over no ranks: those who give it become known when all have said what they have."""
-    first = own.pieces[0] if isinstance(own, Pieces) else own
-    local = first._local_tensor
-    layout = whole_layout(str(local.dtype).removeprefix("torch."), first.place[0], (), local.device.type)
-    if isinstance(own, Pieces):
-        return layout._replace(pieces=(tuple([piece.place[1] for piece in own.pieces]),))
-    return layout
+def _of_plain(own: Plain | Pieces, known: dict[Any, Layout]) -> Layout:
+    """Over no ranks: those who give it become known when all have said what they have. Tensors that lie alike, as many
+    thousand experts do, have one object."""
+    places = [each.place for each in (own.pieces if isinstance(own, Pieces) else (own,))]
+    local = (own.pieces[0] if isinstance(own, Pieces) else own)._local_tensor
+    boxes = tuple([box for _, box in places]) if isinstance(own, Pieces) else ()
+    key = places[0][0], boxes, local.dtype, local.device.type
+    if key not in known:
+        layout = whole_layout(str(local.dtype).removeprefix("torch."), places[0][0], (), local.device.type)
+        known[key] = layout._replace(pieces=(boxes,)) if boxes else layout
+    return known[key]
 
 
 def whole_layout(dtype: str, shape: tuple[int, ...], ranks: Sequence[int], device: str) -> Layout:
@@ -896,11 +905,16 @@ def _do(ranks: Sequence[int]) -> str:
     return "does" if len(ranks) == 1 else "do"
 
 
+def lacking(name: str, sides: Sequence[str]) -> str:
+    """That the first of these sides has a name alone."""
+    has, lacks = sides
+    return f"the {has} has {name!r}, and the {lacks} doesn't"
+
+
 def differences(name: str, source: Layout | None, target: Layout | None) -> Iterable[str]:
     """Why the two sides of a tensor don't fit."""
     if source is None or target is None:
-        has, lacks = SIDES if target is None else SIDES[::-1]
-        return [f"the {has} has {name!r}, and the {lacks} doesn't"]
+        return [lacking(name, SIDES if target is None else SIDES[::-1])]
     if source.regions.shape != target.regions.shape:
         return [f"{name!r} has shape {source.regions.shape} in the source and {target.regions.shape} in the target"]
     if source.dtype != target.dtype and not CASTS.issuperset((source.dtype, target.dtype)):
